@@ -1,0 +1,133 @@
+//! The CRDs that Krypton needs on a cluster: made when missing, brought up to date, never downgraded.
+
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use thiserror::Error;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const ESTABLISHED_WITHIN: Duration = Duration::from_secs(20);
+/// The name under which Krypton owns fields.
+pub const FIELD_MANAGER: &str = "krypton";
+
+#[derive(Debug, Error)]
+pub enum CrdError {
+    #[error("reading CRD {0} failed")]
+    Read(String, #[source] kube::Error),
+    #[error("writing CRD {0} failed; an administrator can apply it from the folder crds/ instead")]
+    Write(String, #[source] kube::Error),
+    #[error("CRD {0} is being deleted")]
+    Terminating(String),
+    #[error("CRD {0} is there, but the apiserver does not serve it yet")]
+    NotEstablished(String),
+    #[error("CRD {0}: no answer within {} s", DEADLINE.as_secs())]
+    Deadline(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Apply,
+    Replace,
+    Leave,
+}
+
+/// An equal or newer schema is left alone, whoever wrote it.
+fn step(found: Option<u32>, exists: bool, ours: u32) -> Step {
+    match (exists, found) {
+        (false, _) => Step::Apply,
+        (true, Some(found)) if found >= ours => Step::Leave,
+        (true, _) => Step::Replace,
+    }
+}
+
+/// Makes sure that `wanted` is served.
+pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Result<(), CrdError> {
+    let name = wanted.metadata.name.clone().unwrap_or_default();
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let found = deadline(&name, api.get_opt(&name))
+        .await?
+        .map_err(|error| CrdError::Read(name.clone(), error))?;
+    if found.as_ref().is_some_and(|crd| crd.metadata.deletion_timestamp.is_some()) {
+        return Err(CrdError::Terminating(name));
+    }
+    let version = found.as_ref().and_then(krypton_crds::schema_version);
+    let written = match step(version, found.is_some(), krypton_crds::SCHEMA_VERSION) {
+        Step::Leave => found,
+        Step::Apply => {
+            let params = PatchParams::apply(FIELD_MANAGER).force();
+            let written = deadline(&name, api.patch(&name, &params, &Patch::Apply(wanted))).await?;
+            Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
+        }
+        // Applying over an older schema would keep what we no longer mention: the original's pattern
+        // on condition types, for one. Its version is the precondition.
+        Step::Replace => {
+            let mut next = wanted.clone();
+            if let Some(found) = found {
+                next.metadata.resource_version = found.metadata.resource_version;
+                next.metadata.finalizers = found.metadata.finalizers;
+                let keep = |ours: &mut Option<std::collections::BTreeMap<String, String>>, theirs| {
+                    let mut merged: std::collections::BTreeMap<_, _> =
+                        Option::unwrap_or_default(theirs);
+                    merged.extend(ours.take().unwrap_or_default());
+                    *ours = Some(merged);
+                };
+                keep(&mut next.metadata.labels, found.metadata.labels);
+                keep(&mut next.metadata.annotations, found.metadata.annotations);
+            }
+            let params = PostParams::default();
+            let written = deadline(&name, api.replace(&name, &params, &next)).await?;
+            Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
+        }
+    };
+    if written.as_ref().is_some_and(established) {
+        return Ok(());
+    }
+    wait_established(&api, &name).await
+}
+
+fn established(crd: &CustomResourceDefinition) -> bool {
+    let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_deref());
+    conditions
+        .unwrap_or_default()
+        .iter()
+        .any(|condition| condition.type_ == "Established" && condition.status == "True")
+}
+
+async fn wait_established(
+    api: &Api<CustomResourceDefinition>,
+    name: &str,
+) -> Result<(), CrdError> {
+    let wait = async {
+        loop {
+            if let Ok(Some(crd)) = api.get_opt(name).await
+                && established(&crd)
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    tokio::time::timeout(ESTABLISHED_WITHIN, wait)
+        .await
+        .map_err(|_| CrdError::NotEstablished(name.to_owned()))
+}
+
+async fn deadline<T>(name: &str, call: impl Future<Output = T>) -> Result<T, CrdError> {
+    tokio::time::timeout(DEADLINE, call).await.map_err(|_| CrdError::Deadline(name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_newer_schema_is_never_downgraded_and_an_unmarked_one_is_brought_up_to_date() {
+        assert_eq!(step(None, false, 1), Step::Apply);
+        assert_eq!(step(None, true, 1), Step::Replace);
+        assert_eq!(step(Some(1), true, 2), Step::Replace);
+        assert_eq!(step(Some(2), true, 2), Step::Leave);
+        assert_eq!(step(Some(3), true, 2), Step::Leave);
+    }
+}

@@ -1,0 +1,75 @@
+//! Kubernetes events on Tenants, told in passing: a full queue drops the newest, nothing waits for it.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, EventSource};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
+use krypton_crds::tenant::Tenant;
+use kube::api::{Api, PostParams};
+use kube::{Client, Resource, ResourceExt};
+use tokio::sync::mpsc;
+
+use crate::clock;
+use crate::status::Told;
+
+/// Who tells (reference 1.3).
+const COMPONENT: &str = "multicluster-tenants";
+/// A burst of 250 Tenants with four events each; beyond it events are lost, and said so in the log.
+const QUEUE: usize = 1024;
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The near end of the queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Events {
+    queue: mpsc::Sender<Event>,
+    instance: String,
+}
+
+impl Events {
+    /// Starts the one task that writes events to the member.
+    pub(crate) fn start(client: Client, instance: String) -> Self {
+        let (queue, mut told) = mpsc::channel::<Event>(QUEUE);
+        tokio::spawn(async move {
+            while let Some(event) = told.recv().await {
+                let namespace = event.metadata.namespace.clone().unwrap_or_default();
+                let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
+                let params = PostParams::default();
+                let written = tokio::time::timeout(DEADLINE, api.create(&params, &event)).await;
+                match written {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "event lost"),
+                    Err(_) => tracing::debug!("event lost: no answer in time"),
+                }
+            }
+        });
+        Self { queue, instance }
+    }
+
+    pub(crate) fn tell(&self, tenant: &Tenant, told: Told) {
+        let now = clock::wall();
+        let object = tenant.object_ref(&());
+        let event = Event {
+            metadata: ObjectMeta {
+                name: Some(format!("{}.{:x}", tenant.name_any(), now.as_nanosecond())),
+                namespace: tenant.namespace(),
+                ..ObjectMeta::default()
+            },
+            involved_object: object,
+            action: Some(told.reason.to_owned()),
+            reason: Some(told.reason.to_owned()),
+            message: Some(told.message),
+            type_: Some(if told.warning { "Warning" } else { "Normal" }.to_owned()),
+            count: Some(1),
+            event_time: Some(MicroTime(now)),
+            first_timestamp: Some(Time(now)),
+            last_timestamp: Some(Time(now)),
+            reporting_component: Some(format!("mesh.openkcm.io/{COMPONENT}")),
+            reporting_instance: Some(self.instance.clone()),
+            source: Some(EventSource { component: Some(COMPONENT.to_owned()), host: None }),
+            ..Event::default()
+        };
+        if self.queue.try_send(event).is_err() {
+            tracing::warn!(tenant = %tenant.name_any(), reason = told.reason, "event dropped: queue full");
+        }
+    }
+}

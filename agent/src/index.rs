@@ -1,0 +1,474 @@
+//! What the watches of one member have shown: plain values, fed by `apply`, `delete` and the relists.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_common::names;
+use krypton_common::tenant::TenantKey;
+use krypton_crds::tenant::Tenant;
+use kube::runtime::watcher::Event;
+
+use crate::release::{self, Status, WorkloadKind};
+use crate::workload::{WorkloadKey, WorkloadState};
+
+/// Label on a release Secret: the full fingerprint of what was installed.
+pub const FINGERPRINT_LABEL: &str = "mesh.openkcm.io/fingerprint";
+/// Label on a release Secret: the UID of the Tenant that owns the release.
+pub const OWNER_UID_LABEL: &str = "mesh.openkcm.io/tenant-uid";
+/// Label on a release Secret: the namespace of the Tenant that owns the release.
+pub const OWNER_NAMESPACE_LABEL: &str = "mesh.openkcm.io/tenant-namespace";
+/// Label on a release Secret: the one helm run that wrote it. A revision that inherits it from the
+/// one before was written by somebody else.
+pub const RUN_LABEL: &str = "mesh.openkcm.io/run";
+/// Label on a namespace that Krypton made: the UID of the Tenant it was made for.
+pub const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
+
+/// Names a release on a member.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReleaseKey {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// One revision of a release, as its Secret's metadata shows it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Revision {
+    pub revision: u32,
+    pub status: Status,
+    pub fingerprint: Option<String>,
+    pub owner_uid: Option<String>,
+    pub owner_namespace: Option<String>,
+    pub run: Option<String>,
+    pub uid: String,
+    pub resource_version: String,
+    pub created: Option<Timestamp>,
+}
+
+impl Revision {
+    /// Reads helm's labels (helm.md §10); `None` when this is no release Secret.
+    pub fn of(meta: &ObjectMeta) -> Option<(ReleaseKey, Self)> {
+        let labels = meta.labels.as_ref()?;
+        let label = |name: &str| labels.get(name).cloned();
+        let key = ReleaseKey { namespace: meta.namespace.clone()?, name: label("name")? };
+        let revision = label("version")?.parse().ok()?;
+        if meta.name.as_deref() != Some(&release::secret_name(&key.name, revision)) {
+            return None;
+        }
+        Some((
+            key,
+            Self {
+                revision,
+                status: label("status").and_then(|status| status.parse().ok())?,
+                fingerprint: label(FINGERPRINT_LABEL),
+                owner_uid: label(OWNER_UID_LABEL),
+                owner_namespace: label(OWNER_NAMESPACE_LABEL),
+                run: label(RUN_LABEL),
+                uid: meta.uid.clone().unwrap_or_default(),
+                resource_version: meta.resource_version.clone().unwrap_or_default(),
+                created: meta.creation_timestamp.as_ref().map(|time| time.0),
+            },
+        ))
+    }
+}
+
+/// What matters of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workspace {
+    pub terminating: bool,
+    /// The UID of the Tenant that we made it for; `None` when it is not ours.
+    pub creator: Option<String>,
+    pub uid: String,
+}
+
+impl Workspace {
+    fn of(meta: &ObjectMeta) -> Self {
+        Self {
+            terminating: meta.deletion_timestamp.is_some(),
+            creator: meta.labels.as_ref().and_then(|labels| labels.get(CREATOR_LABEL)).cloned(),
+            uid: meta.uid.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// The Tenant CRD, as its watch shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrdState {
+    Missing,
+    Terminating,
+    Present,
+}
+
+/// A map that a watch feeds: a single event never takes it back in time, a relist replaces it whole.
+#[derive(Debug)]
+pub struct Watched<K, V> {
+    items: BTreeMap<K, (u64, V)>,
+    listing: Option<BTreeMap<K, (u64, V)>>,
+    synced: bool,
+}
+
+impl<K, V> Default for Watched<K, V> {
+    fn default() -> Self {
+        Self { items: BTreeMap::new(), listing: None, synced: false }
+    }
+}
+
+impl<K: Ord + Clone, V: PartialEq> Watched<K, V> {
+    pub fn get(&self, key: &K) -> Option<&V> {
+        self.items.get(key).map(|(_, value)| value)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.items.iter().map(|(key, (_, value))| (key, value))
+    }
+
+    /// The entries from `from` on, in the order of their keys.
+    pub fn from(&self, from: K) -> impl Iterator<Item = (&K, &V)> {
+        self.items.range(from..).map(|(key, (_, value))| (key, value))
+    }
+
+    /// Whether the first list is complete.
+    pub fn synced(&self) -> bool {
+        self.synced
+    }
+
+    /// Takes in one object. An older version than the one known is left out: our own writes come
+    /// back through the watch later than their answers.
+    fn apply(&mut self, key: K, resource_version: u64, value: V) -> Option<K> {
+        if let Some((known, old)) = self.items.get(&key) {
+            if *known > resource_version {
+                return None;
+            }
+            if *old == value {
+                self.items.insert(key, (resource_version, value));
+                return None;
+            }
+        }
+        self.items.insert(key.clone(), (resource_version, value));
+        Some(key)
+    }
+
+    fn delete(&mut self, key: &K, resource_version: u64) -> Option<K> {
+        match self.items.get(key) {
+            Some((known, _)) if *known > resource_version => None,
+            Some(_) => self.items.remove(key).map(|_| key.clone()),
+            None => None,
+        }
+    }
+
+    /// Takes in one event of kube's watcher; `read` turns an object into its key, version and value.
+    /// Returns the keys that changed.
+    fn event<O>(
+        &mut self,
+        event: Event<O>,
+        read: impl Fn(O) -> Option<(K, u64, V)>,
+    ) -> BTreeSet<K> {
+        match event {
+            Event::Apply(object) => read(object)
+                .and_then(|(key, version, value)| self.apply(key, version, value))
+                .into_iter()
+                .collect(),
+            Event::Delete(object) => read(object)
+                .and_then(|(key, version, _)| self.delete(&key, version))
+                .into_iter()
+                .collect(),
+            Event::Init => {
+                self.listing = Some(BTreeMap::new());
+                BTreeSet::new()
+            }
+            Event::InitApply(object) => {
+                if let (Some((key, version, value)), Some(listing)) =
+                    (read(object), self.listing.as_mut())
+                {
+                    listing.insert(key, (version, value));
+                }
+                BTreeSet::new()
+            }
+            Event::InitDone => self.replace(),
+        }
+    }
+
+    fn replace(&mut self) -> BTreeSet<K> {
+        let listing = self.listing.take().unwrap_or_default();
+        let mut changed: BTreeSet<K> =
+            self.items.keys().filter(|key| !listing.contains_key(key)).cloned().collect();
+        for key in &changed {
+            self.items.remove(key);
+        }
+        // A list is read from a quorum, so it is the truth even where it is older than what we knew:
+        // that is what a restored etcd looks like.
+        for (key, (version, value)) in listing {
+            let old = self.items.insert(key.clone(), (version, value));
+            if old.as_ref().map(|(_, value)| value) != self.get(&key) {
+                changed.insert(key);
+            }
+        }
+        self.synced = true;
+        changed
+    }
+}
+
+/// Everything known of one member.
+#[derive(Debug)]
+pub struct Index {
+    cluster: String,
+    pub tenants: Watched<TenantKey, Arc<Tenant>>,
+    pub revisions: Watched<(ReleaseKey, u32), Revision>,
+    pub workspaces: Watched<String, Workspace>,
+    workloads: BTreeMap<WorkloadKind, Watched<(ReleaseKey, WorkloadKey), WorkloadState>>,
+    crd: Watched<String, CrdState>,
+    claims: BTreeMap<ReleaseKey, BTreeSet<TenantKey>>,
+}
+
+impl Index {
+    pub fn new(cluster: &str) -> Self {
+        Self {
+            cluster: cluster.to_owned(),
+            tenants: Watched::default(),
+            revisions: Watched::default(),
+            workspaces: Watched::default(),
+            workloads: WORKLOAD_KINDS.map(|kind| (kind, Watched::default())).into(),
+            crd: Watched::default(),
+            claims: BTreeMap::new(),
+        }
+    }
+
+    /// Whether every watch has listed once. Before that, absence means nothing.
+    pub fn synced(&self) -> bool {
+        self.crd.synced()
+            && self.tenants.synced()
+            && self.revisions.synced()
+            && self.workspaces.synced()
+            && self.workloads.values().all(Watched::synced)
+    }
+
+    /// What of the lists is still outstanding, for people.
+    pub fn waiting_for(&self) -> Vec<&'static str> {
+        let mut waiting = Vec::new();
+        let mut check = |synced: bool, what: &'static str| {
+            if !synced {
+                waiting.push(what);
+            }
+        };
+        check(self.crd.synced(), "the Tenant CRD");
+        check(self.tenants.synced(), "Tenants");
+        check(self.revisions.synced(), "release Secrets");
+        check(self.workspaces.synced(), "namespaces");
+        for (kind, watched) in &self.workloads {
+            check(watched.synced(), kind.as_str());
+        }
+        waiting
+    }
+
+    pub fn release_key(&self, tenant: &Tenant) -> ReleaseKey {
+        ReleaseKey {
+            namespace: tenant.workspace().to_owned(),
+            name: names::tenant_release(
+                tenant.metadata.name.as_deref().unwrap_or_default(),
+                &self.cluster,
+            ),
+        }
+    }
+
+    /// The revisions of a release, oldest first.
+    pub fn release(&self, key: &ReleaseKey) -> Vec<&Revision> {
+        self.revisions
+            .from((key.clone(), 0))
+            .take_while(|((found, _), _)| found == key)
+            .map(|(_, revision)| revision)
+            .collect()
+    }
+
+    /// Whether any release at all is in the namespace.
+    pub fn has_releases(&self, namespace: &str) -> bool {
+        let first = ReleaseKey { namespace: namespace.to_owned(), name: String::new() };
+        self.revisions
+            .from((first, 0))
+            .next()
+            .is_some_and(|((found, _), _)| found.namespace == namespace)
+    }
+
+    /// The workloads that carry the release's annotation.
+    pub fn release_workloads(&self, key: &ReleaseKey) -> BTreeMap<WorkloadKey, WorkloadState> {
+        let mut found = BTreeMap::new();
+        for (kind, watched) in &self.workloads {
+            let first =
+                WorkloadKey { kind: *kind, namespace: String::new(), name: String::new() };
+            found.extend(
+                watched
+                    .from((key.clone(), first))
+                    .take_while(|((release, _), _)| release == key)
+                    .map(|((_, workload), state)| (workload.clone(), state.clone())),
+            );
+        }
+        found
+    }
+
+    /// The Tenants of this member that ask for the same release, the oldest first.
+    pub fn claimants(&self, key: &ReleaseKey) -> Vec<&Arc<Tenant>> {
+        let mut claimants: Vec<_> = self
+            .claims
+            .get(key)
+            .into_iter()
+            .flatten()
+            .filter_map(|tenant| self.tenants.get(tenant))
+            .filter(|tenant| tenant.names_member().is_none_or(|member| member == self.cluster))
+            .collect();
+        claimants.sort_by_key(|tenant| {
+            let meta = &tenant.metadata;
+            (meta.creation_timestamp.as_ref().map(|time| time.0), meta.uid.clone())
+        });
+        claimants
+    }
+
+    /// The Tenants that use the namespace, whatever their release.
+    pub fn users(&self, namespace: &str) -> BTreeSet<TenantKey> {
+        let first = ReleaseKey { namespace: namespace.to_owned(), name: String::new() };
+        self.claims
+            .range(first..)
+            .take_while(|(key, _)| key.namespace == namespace)
+            .flat_map(|(_, tenants)| tenants.iter().cloned())
+            .collect()
+    }
+
+    /// Takes in a Tenant out of an answer of the apiserver.
+    pub fn apply_tenant(&mut self, tenant: Tenant) -> BTreeSet<TenantKey> {
+        self.tenant_event(Event::Apply(tenant))
+    }
+
+    pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<TenantKey> {
+        let changed = self.tenants.event(event, |tenant| {
+            let key = tenant_key(&tenant.metadata)?;
+            Some((key, version(&tenant.metadata), Arc::new(tenant)))
+        });
+        let mut dirty = changed.clone();
+        for key in changed {
+            // The other claimants of a release must hear that one of them came, went or moved.
+            for tenants in self.claims.values_mut() {
+                if tenants.remove(&key) {
+                    dirty.extend(tenants.iter().cloned());
+                }
+            }
+            if let Some(tenant) = self.tenants.get(&key) {
+                let release = self.release_key(&Arc::clone(tenant));
+                let claims = self.claims.entry(release).or_default();
+                dirty.extend(claims.iter().cloned());
+                claims.insert(key);
+            }
+        }
+        self.claims.retain(|_, tenants| !tenants.is_empty());
+        dirty
+    }
+
+    pub fn release_event<O: Into<ObjectMetaOf>>(&mut self, event: Event<O>) -> BTreeSet<TenantKey> {
+        let changed = self.revisions.event(event, |object| {
+            let meta = object.into().0;
+            let (key, revision) = Revision::of(&meta)?;
+            Some(((key, revision.revision), version(&meta), revision))
+        });
+        let keys: BTreeSet<ReleaseKey> = changed.into_iter().map(|(key, _)| key).collect();
+        keys.iter().flat_map(|key| self.claims.get(key).cloned().unwrap_or_default()).collect()
+    }
+
+    /// Replaces what is known of one release by a fresh list of its Secrets.
+    pub fn replace_release(&mut self, key: &ReleaseKey, fresh: Vec<ObjectMeta>) {
+        let known: Vec<u32> = self.release(key).iter().map(|revision| revision.revision).collect();
+        let mut found = BTreeSet::new();
+        for meta in fresh {
+            if let Some((of, revision)) = Revision::of(&meta) {
+                found.insert(revision.revision);
+                self.revisions.apply((of, revision.revision), version(&meta), revision);
+            }
+        }
+        for revision in known {
+            if !found.contains(&revision) {
+                self.revisions.items.remove(&(key.clone(), revision));
+            }
+        }
+    }
+
+    pub fn workspace_event<O: Into<ObjectMetaOf>>(
+        &mut self,
+        event: Event<O>,
+    ) -> BTreeSet<TenantKey> {
+        let changed = self.workspaces.event(event, |object| {
+            let meta = object.into().0;
+            Some((meta.name.clone()?, version(&meta), Workspace::of(&meta)))
+        });
+        changed.iter().flat_map(|namespace| self.users(namespace)).collect()
+    }
+
+    pub fn workload_event<O: kube::Resource>(
+        &mut self,
+        kind: WorkloadKind,
+        event: Event<O>,
+        read: impl Fn(&O) -> WorkloadState,
+    ) -> BTreeSet<TenantKey> {
+        let read = |object: O| {
+            let meta = object.meta();
+            let annotations = meta.annotations.as_ref()?;
+            let release = ReleaseKey {
+                namespace: annotations.get("meta.helm.sh/release-namespace")?.clone(),
+                name: annotations.get("meta.helm.sh/release-name")?.clone(),
+            };
+            let workload = WorkloadKey {
+                kind,
+                namespace: meta.namespace.clone()?,
+                name: meta.name.clone()?,
+            };
+            Some(((release, workload), version(meta), read(&object)))
+        };
+        let changed = self.workloads.entry(kind).or_default().event(event, read);
+        let keys: BTreeSet<ReleaseKey> = changed.into_iter().map(|(key, _)| key).collect();
+        keys.iter().flat_map(|key| self.claims.get(key).cloned().unwrap_or_default()).collect()
+    }
+
+    /// The state of the one CRD that is watched; `None` before the first list.
+    pub fn crd(&self) -> Option<CrdState> {
+        let state = self.crd.iter().next().map_or(CrdState::Missing, |(_, state)| *state);
+        self.crd.synced().then_some(state)
+    }
+
+    pub fn crd_event<O: Into<ObjectMetaOf>>(&mut self, event: Event<O>) {
+        self.crd.event(event, |object| {
+            let meta = object.into().0;
+            let state = match meta.deletion_timestamp {
+                Some(_) => CrdState::Terminating,
+                None => CrdState::Present,
+            };
+            Some((meta.name.clone()?, version(&meta), state))
+        });
+    }
+}
+
+/// The kinds whose readiness is watched.
+const WORKLOAD_KINDS: [WorkloadKind; 3] =
+    [WorkloadKind::Deployment, WorkloadKind::StatefulSet, WorkloadKind::DaemonSet];
+
+/// The metadata of an object, whatever its type.
+#[derive(Debug)]
+pub struct ObjectMetaOf(pub ObjectMeta);
+
+impl<K> From<kube::core::PartialObjectMeta<K>> for ObjectMetaOf {
+    fn from(object: kube::core::PartialObjectMeta<K>) -> Self {
+        Self(object.metadata)
+    }
+}
+
+impl From<ObjectMeta> for ObjectMetaOf {
+    fn from(meta: ObjectMeta) -> Self {
+        Self(meta)
+    }
+}
+
+pub fn tenant_key(meta: &ObjectMeta) -> Option<TenantKey> {
+    Some(TenantKey { namespace: meta.namespace.clone()?, name: meta.name.clone()? })
+}
+
+/// The apiserver's resourceVersion as a number: comparable by the API's contract since Kubernetes
+/// 1.35 (KEP-5504), and in fact before. Anything else counts as newest.
+fn version(meta: &ObjectMeta) -> u64 {
+    meta.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(u64::MAX)
+}

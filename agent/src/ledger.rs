@@ -1,0 +1,131 @@
+//! The record on the member of the desired state that is acted on, written before acting (design §3,
+//! rule 3): nobody acts on an older one, whichever hub it comes from.
+
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_common::desired::{DesiredState, Version};
+use kube::Client;
+use kube::api::{Api, PostParams};
+use thiserror::Error;
+
+use crate::fence::SYSTEM_NAMESPACE;
+
+/// The Secret that holds the record. A Secret, since values may be secret.
+pub const LEDGER_NAME: &str = "krypton-desired-state";
+const KEY: &str = "desired.json";
+const DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+pub enum LedgerError {
+    #[error("reading Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME} failed")]
+    Read(#[source] kube::Error),
+    #[error("writing Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME} failed")]
+    Write(#[source] kube::Error),
+    #[error("Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME}: no answer within {} s", DEADLINE.as_secs())]
+    Deadline,
+    #[error("the desired state cannot be written as JSON")]
+    Encode(#[source] serde_json::Error),
+}
+
+/// What is to be done with a desired state that came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Advance {
+    /// It is on record already.
+    Recorded,
+    Record,
+    /// The member has seen a later one.
+    Refuse(Version),
+}
+
+/// Compares by version first; the same version with another content counts as older, since two hubs
+/// that disagree must not take turns.
+pub fn advance(record: Option<&DesiredState>, incoming: &DesiredState) -> Advance {
+    match record {
+        None => Advance::Record,
+        Some(record) if record.version > incoming.version => Advance::Refuse(record.version),
+        Some(record) if record.version < incoming.version => Advance::Record,
+        Some(record) if record.digest() == incoming.digest() => Advance::Recorded,
+        Some(record) => Advance::Refuse(record.version),
+    }
+}
+
+/// Records `incoming` when it is newer, and says how that ended.
+pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Advance, LedgerError> {
+    tokio::time::timeout(DEADLINE, record_now(client, incoming))
+        .await
+        .unwrap_or(Err(LedgerError::Deadline))
+}
+
+async fn record_now(client: &Client, incoming: &DesiredState) -> Result<Advance, LedgerError> {
+    let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let secret = api.get_opt(LEDGER_NAME).await.map_err(LedgerError::Read)?;
+    let record = secret.as_ref().and_then(read);
+    let verdict = advance(record.as_ref(), incoming);
+    if verdict != Advance::Record {
+        return Ok(verdict);
+    }
+    let content = serde_json::to_vec(incoming).map_err(LedgerError::Encode)?;
+    let data = [(KEY.to_owned(), ByteString(content))].into();
+    // With the resourceVersion of what was read, a concurrent writer wins once and we read again.
+    let written = match secret {
+        Some(secret) => {
+            let next = Secret { data: Some(data), ..secret };
+            api.replace(LEDGER_NAME, &PostParams::default(), &next).await
+        }
+        None => {
+            let next = Secret {
+                metadata: ObjectMeta {
+                    name: Some(LEDGER_NAME.to_owned()),
+                    ..ObjectMeta::default()
+                },
+                data: Some(data),
+                ..Secret::default()
+            };
+            api.create(&PostParams::default(), &next).await
+        }
+    };
+    written.map_err(LedgerError::Write)?;
+    Ok(Advance::Record)
+}
+
+/// A record that cannot be read counts as none: it is overwritten by the next desired state.
+fn read(secret: &Secret) -> Option<DesiredState> {
+    serde_json::from_slice(&secret.data.as_ref()?.get(KEY)?.0).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_common::desired::ChartState;
+
+    use super::*;
+
+    fn desired(epoch: u64, generation: u64, chart: &str) -> DesiredState {
+        DesiredState {
+            version: Version { epoch, generation },
+            chart: ChartState {
+                repo: "https://example.org".to_owned(),
+                name: chart.to_owned(),
+                version: "1.0.0".to_owned(),
+                install_crds: false,
+                values: serde_json::Map::new(),
+            },
+            paused: false,
+        }
+    }
+
+    #[test]
+    fn an_older_desired_state_is_never_acted_on() {
+        let record = desired(2, 5, "a");
+        assert_eq!(advance(None, &record), Advance::Record);
+        assert_eq!(advance(Some(&record), &desired(2, 5, "a")), Advance::Recorded);
+        assert_eq!(advance(Some(&record), &desired(2, 6, "b")), Advance::Record);
+        assert_eq!(advance(Some(&record), &desired(3, 1, "b")), Advance::Record);
+        let refused = Advance::Refuse(record.version);
+        assert_eq!(advance(Some(&record), &desired(2, 4, "b")), refused);
+        assert_eq!(advance(Some(&record), &desired(1, 9, "b")), refused);
+        assert_eq!(advance(Some(&record), &desired(2, 5, "b")), refused);
+    }
+}

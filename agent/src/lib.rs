@@ -1,0 +1,20 @@
+//! The reconciler of one member, as a library. It knows nothing of where it runs and nothing of the hub.
+//!
+//! Modules depend one way: `reconciler` → `plan`, `index`, `fence`, `ledger`, `rescue` → `release`,
+//! `chart`, `helm`, `workload`.
+
+pub mod chart;
+pub mod clock;
+pub mod crd;
+pub mod events;
+pub mod fence;
+pub mod helm;
+pub mod index;
+pub mod ledger;
+pub mod plan;
+pub mod reconciler;
+pub mod release;
+pub mod report;
+pub mod rescue;
+pub mod status;
+pub mod workload;

@@ -1,0 +1,293 @@
+//! The decision: what is known of one Tenant in, the one next action and its conditions out. No I/O.
+
+mod deletion;
+mod presence;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use krypton_common::conditions::{ClusterState, State, Truth, reason};
+use krypton_common::desired::DesiredState;
+use krypton_common::names;
+use krypton_crds::tenant::Tenant;
+
+use crate::clock::Boot;
+use crate::index::{ReleaseKey, Revision, Workspace};
+use crate::release::Release;
+
+/// Annotation by which a person hands a release to a Tenant that did not make it.
+pub const ADOPT_ANNOTATION: &str = "mesh.openkcm.io/adopt";
+/// Annotation on a Tenant that was put back after its CRD was deleted: its UID before.
+pub const PREVIOUS_UID_ANNOTATION: &str = "mesh.openkcm.io/previous-uid";
+
+/// What stays the same for all Tenants of a member.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// How long a release may take to become ready, after helm has ended.
+    pub helm_timeout: Duration,
+    /// How long a lock that somebody else left is respected.
+    pub foreign_lock_grace: Duration,
+    /// Namespaces that are never a workspace, beside `kube-*` and `krypton-system`.
+    pub protected_namespaces: Vec<String>,
+}
+
+/// Whether the member may be written to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Permit {
+    Granted,
+    /// Why not, for people.
+    Withheld(String),
+}
+
+/// Everything the decision rests on.
+#[derive(Clone, Debug)]
+pub struct View<'a> {
+    pub cluster: &'a str,
+    pub now: Boot,
+    pub policy: &'a Policy,
+    pub permit: Permit,
+    pub desired: &'a DesiredState,
+    pub tenant: &'a Tenant,
+    pub release_key: &'a ReleaseKey,
+    /// The release's revisions, oldest first.
+    pub revisions: &'a [&'a Revision],
+    /// The Tenants that ask for this release, oldest first, this one among them.
+    pub claimants: &'a [&'a Tenant],
+    pub workspace: Option<&'a Workspace>,
+    /// Other Tenants or other releases are in the workspace.
+    pub workspace_shared: bool,
+    /// The newest revision, decoded; where that was needed.
+    pub facts: Option<&'a Release>,
+    /// The first workload that is not ready, in words.
+    pub unready: Option<&'a str>,
+    pub memory: &'a Memory,
+}
+
+/// What this process remembers of a Tenant. Losing it costs a retry, never a release.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// What was last said of the Tenant.
+    pub said: Option<ClusterState>,
+    pub failure: Option<Failure>,
+    /// The last helm run that ended well.
+    pub applied: Option<Applied>,
+    /// Since when a lock of somebody else has been seen.
+    pub locked: Option<(u32, Boot)>,
+    /// Since when this process has known the Tenant.
+    pub known_since: Option<Boot>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    Install,
+    Upgrade,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    pub run: Run,
+    pub ended: Boot,
+}
+
+/// The last attempt, when it failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub reason: &'static str,
+    pub message: String,
+    pub attempts: u32,
+    pub retry_at: Boot,
+    /// What was attempted: anything else is tried at once.
+    pub fingerprint: String,
+    pub generation: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    Nothing,
+    AddFinalizer,
+    CreateWorkspace,
+    /// Read and decode a revision: its labels alone do not settle the matter.
+    ReadRelease(u32),
+    /// Mark a revision that a dead helm left as failed.
+    Unlock { revision: u32, was: String },
+    Helm(Run),
+    Uninstall,
+    /// Put the original's fingerprint annotation on the Tenant.
+    Annotate,
+    DeleteWorkspace,
+    RemoveFinalizer { orphaned: bool },
+}
+
+/// The next action, and what is to be said meanwhile.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub action: Action,
+    /// The Tenant's conditions on this member.
+    pub state: ClusterState,
+    /// What the release now is, when it is as desired.
+    pub applied_chart: Option<String>,
+    /// Look again at this time, though nothing has happened.
+    pub wake: Option<Boot>,
+    /// Whether the Tenant counts as one of this member's.
+    pub ours: bool,
+}
+
+/// Decides. The same view gives the same plan.
+pub fn plan(view: &View<'_>) -> Plan {
+    let deleting = view.tenant.metadata.deletion_timestamp.is_some();
+    if let Some(member) = view.tenant.names_member()
+        && member != view.cluster
+    {
+        if deleting && view.has_finalizer() {
+            return deletion::plan(view);
+        }
+        let message = format!(
+            "clusterRef names {member}; this is {}, which leaves the Tenant alone",
+            view.cluster
+        );
+        return Plan {
+            ours: false,
+            ..Plan::wait(ClusterState {
+                ready: state(Truth::False, reason::NOT_THIS_CLUSTER, message),
+                progress: None,
+                error: None,
+            })
+        };
+    }
+    if deleting { deletion::plan(view) } else { presence::plan(view) }
+}
+
+/// Whose the release is, as far as this Tenant is concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Ownership {
+    /// It does not exist, and this Tenant may make it.
+    Free,
+    Mine,
+    /// Somebody else's: who, and what to do.
+    Theirs(String),
+}
+
+impl View<'_> {
+    fn uid(&self) -> &str {
+        self.tenant.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    fn namespace(&self) -> &str {
+        self.tenant.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    fn generation(&self) -> i64 {
+        self.tenant.metadata.generation.unwrap_or_default()
+    }
+
+    fn annotation(&self, name: &str) -> Option<&str> {
+        self.tenant.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
+    fn has_finalizer(&self) -> bool {
+        let finalizers = self.tenant.metadata.finalizers.as_deref().unwrap_or_default();
+        finalizers.iter().any(|finalizer| finalizer == names::TENANT_FINALIZER)
+    }
+
+    fn newest(&self) -> Option<&Revision> {
+        self.revisions.last().copied()
+    }
+
+    /// A person has set the Tenant or the whole member aside.
+    fn paused(&self) -> Option<&'static str> {
+        if self.annotation(names::PAUSED_ANNOTATION).is_some_and(|value| value != "false") {
+            return Some("paused by annotation on the Tenant");
+        }
+        self.desired.paused.then_some("paused on the EdgeCluster")
+    }
+
+    /// The fingerprint annotation that is on the Tenant.
+    fn original_fingerprint(&self) -> Option<&str> {
+        self.annotation(&names::fingerprint_annotation(self.cluster))
+    }
+
+    /// Design §3, rule 7, and the rule that nothing of others is taken over.
+    fn ownership(&self) -> Ownership {
+        let release = &self.release_key.name;
+        let owner_uid = self.revisions.iter().rev().find_map(|revision| {
+            revision.owner_uid.as_deref().map(|uid| (uid, revision.owner_namespace.as_deref()))
+        });
+        let labelled = owner_uid.map(|(uid, _)| uid);
+        let owner = self
+            .claimants
+            .iter()
+            .find(|tenant| tenant.metadata.uid.as_deref() == labelled && labelled.is_some())
+            .or(self.claimants.first());
+        if let Some(owner) = owner
+            && owner.metadata.uid.as_deref() != Some(self.uid())
+        {
+            return Ownership::Theirs(format!(
+                "release {release} in namespace {} belongs to Tenant {}/{}; give this Tenant another workspace",
+                self.release_key.namespace,
+                owner.metadata.namespace.as_deref().unwrap_or_default(),
+                owner.metadata.name.as_deref().unwrap_or_default(),
+            ));
+        }
+        let adopted = self.annotation(ADOPT_ANNOTATION) == Some("true");
+        match (self.newest(), owner_uid) {
+            (None, _) => Ownership::Free,
+            (Some(_), Some((uid, _))) if uid == self.uid() => Ownership::Mine,
+            (Some(_), Some((uid, namespace)))
+                if adopted
+                    || namespace == Some(self.namespace())
+                    || self.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid) =>
+            {
+                Ownership::Mine
+            }
+            (Some(_), Some((_, namespace))) => Ownership::Theirs(format!(
+                "release {release} in namespace {} was made for a Tenant of namespace {} that is gone; annotate this Tenant with {ADOPT_ANNOTATION}=true to take it over",
+                self.release_key.namespace,
+                namespace.unwrap_or("unknown"),
+            )),
+            (Some(_), None) if adopted || self.original_fingerprint().is_some() => Ownership::Mine,
+            (Some(_), None) => Ownership::Theirs(format!(
+                "release {release} in namespace {} was not made by Krypton; annotate this Tenant with {ADOPT_ANNOTATION}=true to take it over",
+                self.release_key.namespace,
+            )),
+        }
+    }
+
+    /// What is said of the Tenant now: our own last word, else the status that an earlier process left.
+    fn said(&self) -> Option<ClusterState> {
+        self.memory.said.clone().or_else(|| {
+            let conditions = &self.tenant.status.as_ref()?.conditions;
+            krypton_common::conditions::clusters(conditions).remove(self.cluster)
+        })
+    }
+
+    /// The last failure, while nothing has changed since that could help.
+    fn failure(&self) -> Option<&Failure> {
+        self.memory.failure.as_ref().filter(|failure| {
+            failure.generation == self.generation()
+                && failure.fingerprint == self.desired.chart.fingerprint()
+        })
+    }
+}
+
+impl Plan {
+    fn new(action: Action, state: ClusterState) -> Self {
+        Self { action, state, applied_chart: None, wake: None, ours: true }
+    }
+
+    fn wait(state: ClusterState) -> Self {
+        Self::new(Action::Nothing, state)
+    }
+}
+
+fn state(truth: Truth, reason: &str, message: impl Into<String>) -> State {
+    State { truth, reason: reason.to_owned(), message: message.into() }
+}
+
+/// The back-off before the attempt after `attempts` failed ones: doubling from 5 s up to `cap`, with
+/// the upper half of it left to chance (`jitter` in 0..1).
+pub fn backoff(attempts: u32, cap: Duration, jitter: f64) -> Duration {
+    let doubled = Duration::from_secs(5).saturating_mul(1 << attempts.saturating_sub(1).min(20));
+    let full = doubled.min(cap);
+    full / 2 + full.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
+}

@@ -1,0 +1,388 @@
+//! The plan for a Tenant that is to be there.
+
+use krypton_common::conditions::{ClusterState, State, Truth, reason};
+use krypton_common::names;
+
+use super::{Action, Ownership, Permit, Plan, Run, View, state};
+use crate::index::Revision;
+use crate::release::Status;
+
+pub(super) fn plan(view: &View<'_>) -> Plan {
+    if let Some(refusal) = refused(view) {
+        return Plan::wait(refusal);
+    }
+    if let Ownership::Theirs(message) = view.ownership() {
+        return Plan::wait(failed(reason::RELEASE_IN_USE, &message, reason::RELEASE_IN_USE));
+    }
+    let next = next(view);
+    let held = match (&view.permit, view.paused()) {
+        (_, Some(why)) => Some((reason::PAUSED, why.to_owned())),
+        (Permit::Withheld(why), _) => Some((reason::LOCKED, why.clone())),
+        (Permit::Granted, None) => None,
+    };
+    match held {
+        // Nothing to do is the same with and without a permit.
+        Some((why, message)) if next.action != Action::Nothing => {
+            let progress = Some(state(Truth::False, why, message));
+            let said = view.said().unwrap_or_else(|| ClusterState {
+                ready: state(Truth::Unknown, why, "not looked after yet"),
+                progress: None,
+                error: None,
+            });
+            Plan { state: ClusterState { progress, ..said }, ..Plan::wait(next.state) }
+        }
+        _ => next,
+    }
+}
+
+/// What no helm run could put right.
+fn refused(view: &View<'_>) -> Option<ClusterState> {
+    let workspace = &view.release_key.namespace;
+    if !names::is_dns_label(workspace) {
+        let message = format!(
+            "{workspace:?} cannot be a namespace (a DNS label of at most 63 characters); set spec.workspace"
+        );
+        return Some(failed(reason::WORKSPACE_INVALID, &message, reason::WORKSPACE_INVALID));
+    }
+    let owner = if workspace.starts_with("kube-") {
+        "Kubernetes"
+    } else if workspace == "krypton-system"
+        || view.policy.protected_namespaces.contains(workspace)
+    {
+        "Krypton"
+    } else {
+        return None;
+    };
+    let message = format!(
+        "namespace {workspace} belongs to {owner} and is never a workspace; set another spec.workspace"
+    );
+    Some(failed(reason::NAMESPACE_NOT_OWNED, &message, reason::NAMESPACE_NOT_OWNED))
+}
+
+fn next(view: &View<'_>) -> Plan {
+    let fingerprint = view.desired.chart.fingerprint();
+    let newest = view.newest();
+    let current = newest.map(|newest| currency(view, newest, &fingerprint));
+    // Until a revision has once been deployed, it is still the installation.
+    let deployed = |revision: &&Revision| {
+        matches!(revision.status, Status::Deployed | Status::Superseded)
+    };
+    let run = if view.revisions.iter().any(|revision| deployed(revision)) {
+        Run::Upgrade
+    } else {
+        Run::Install
+    };
+
+    if !view.has_finalizer() {
+        return Plan::new(Action::AddFinalizer, announced(view, current, run));
+    }
+    match view.workspace {
+        None if newest.is_none() => {
+            return attempt(view, Action::CreateWorkspace, run);
+        }
+        // A release in a namespace that the watch has not shown yet: wait for the watch.
+        None => return Plan::wait(announced(view, current, run)),
+        Some(workspace) if workspace.terminating => {
+            let message = format!(
+                "namespace {} is being deleted; waiting until it is gone",
+                view.release_key.namespace
+            );
+            return Plan::wait(failed(
+                reason::WORKSPACE_TERMINATING,
+                &message,
+                reason::WORKSPACE_TERMINATING,
+            ));
+        }
+        Some(_) => {}
+    }
+    let Some(newest) = newest else { return attempt(view, Action::Helm(run), run) };
+    match newest.status {
+        Status::Deployed => match current {
+            Some(Currency::Current) => settled(view, newest),
+            Some(Currency::Unread) => {
+                Plan::new(Action::ReadRelease(newest.revision), announced(view, current, run))
+            }
+            _ => attempt(view, Action::Helm(run), run),
+        },
+        Status::Failed | Status::Uninstalled => attempt(view, Action::Helm(run), run),
+        Status::Superseded => attempt(view, unlock(newest), run),
+        Status::PendingInstall | Status::PendingUpgrade | Status::PendingRollback => {
+            pending(view, newest, run)
+        }
+        Status::Uninstalling => attempt(view, Action::Uninstall, run),
+        Status::Unknown => {
+            let message = format!(
+                "revision {} of release {} is in a state that helm does not name; look at it with helm history",
+                newest.revision, view.release_key.name
+            );
+            Plan::wait(failed(reason::LOCKED, &message, reason::LOCKED))
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Currency {
+    Current,
+    Outdated,
+    /// The labels do not settle it.
+    Unread,
+}
+
+/// Whether the newest revision is what is desired. Our label wins; without it, the original's
+/// annotation counts when chart name and version agree (design §2, adoption).
+fn currency(view: &View<'_>, newest: &Revision, fingerprint: &str) -> Currency {
+    if let Some(label) = &newest.fingerprint {
+        let same = label == fingerprint && !inherited(view, newest);
+        return if same { Currency::Current } else { Currency::Outdated };
+    }
+    let chart = &view.desired.chart;
+    let adoptable =
+        view.original_fingerprint().is_some_and(|value| chart.is_original_fingerprint(value));
+    if !adoptable {
+        return Currency::Outdated;
+    }
+    match view.facts.filter(|facts| facts.revision == newest.revision) {
+        None => Currency::Unread,
+        Some(facts) => {
+            let plain = |version: &str| version.trim_start_matches('v').to_owned();
+            let same = facts.chart_name == chart.name.rsplit('/').next().unwrap_or_default()
+                && (chart.version.is_empty()
+                    || plain(&facts.chart_version) == plain(&chart.version));
+            if same { Currency::Current } else { Currency::Outdated }
+        }
+    }
+}
+
+/// Helm copies labels from one revision to the next: one that carries the mark of an earlier run was
+/// written by hand.
+fn inherited(view: &View<'_>, revision: &Revision) -> bool {
+    revision.run.is_some()
+        && view
+            .revisions
+            .iter()
+            .any(|other| other.revision < revision.revision && other.run == revision.run)
+}
+
+fn unlock(newest: &Revision) -> Action {
+    Action::Unlock { revision: newest.revision, was: newest.status.to_string() }
+}
+
+/// A lock: our own dead run's is broken at once, since the permit says that no other of ours lives;
+/// anybody else's only after a grace.
+fn pending(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
+    if newest.run.is_some() && !inherited(view, newest) {
+        return attempt(view, unlock(newest), run);
+    }
+    let since = match view.memory.locked {
+        Some((revision, since)) if revision == newest.revision => since,
+        _ => view.now,
+    };
+    let grace = view.policy.foreign_lock_grace;
+    if view.now.since(since) >= grace {
+        return attempt(view, unlock(newest), run);
+    }
+    let message = format!(
+        "release {} is {}: somebody else's helm is at work; it is taken over after {} s",
+        view.release_key.name,
+        newest.status,
+        grace.as_secs()
+    );
+    let mut waiting = announced(view, None, run);
+    waiting.progress = Some(state(Truth::True, reason::LOCKED, message));
+    Plan { wake: Some(crate::clock::Boot(since.0 + grace)), ..Plan::wait(waiting) }
+}
+
+/// Something is to be done: now, or when the back-off after the last failure is over.
+fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
+    match view.failure() {
+        Some(failure) if view.now < failure.retry_at => Plan {
+            wake: Some(failure.retry_at),
+            ..Plan::wait(after_failure(view, failure.reason, &failure.message))
+        },
+        _ => Plan::new(action, announced(view, Some(Currency::Outdated), run)),
+    }
+}
+
+/// The conditions after a failed attempt. A chart that could not be fetched leaves what runs as it is.
+fn after_failure(view: &View<'_>, why: &'static str, message: &str) -> ClusterState {
+    let running = view
+        .revisions
+        .iter()
+        .rev()
+        .find(|revision| revision.status == Status::Deployed);
+    let message = match running {
+        Some(revision) => format!("{message} (revision {} keeps running)", revision.revision),
+        None => message.to_owned(),
+    };
+    let chart_fault =
+        [reason::CHART_NOT_LOADED, reason::VERSION_NOT_FOUND, reason::VERSION_INVALID]
+            .contains(&why);
+    let mut after = failed(why, &message, why);
+    if chart_fault
+        && running.is_some()
+        && let Some(said) = view.said()
+        && said.ready.truth == Truth::True
+    {
+        after.ready = said.ready;
+    }
+    after
+}
+
+/// What is said before an action of ours.
+fn announced(view: &View<'_>, current: Option<Currency>, run: Run) -> ClusterState {
+    if matches!(current, Some(Currency::Current | Currency::Unread)) {
+        // Nothing is going to change: what is said stays, or nothing is said yet.
+        return view.said().unwrap_or_else(|| ClusterState {
+            ready: state(Truth::Unknown, reason::NO_CHANGE, "looking at the release"),
+            progress: None,
+            error: None,
+        });
+    }
+    let (why, message) = match run {
+        Run::Install => (reason::INSTALLING, "installing release"),
+        Run::Upgrade => (reason::UPGRADING, "upgrading release"),
+    };
+    // An error stays until an attempt has succeeded.
+    let error = view
+        .said()
+        .and_then(|said| said.error)
+        .filter(|error| error.truth == Truth::True && is_helm_or_chart(&error.reason));
+    ClusterState {
+        ready: state(Truth::False, why, message),
+        progress: Some(state(Truth::True, why, message)),
+        error: Some(error.unwrap_or_else(no_error)),
+    }
+}
+
+fn is_helm_or_chart(why: &str) -> bool {
+    [
+        reason::INSTALL_FAILED,
+        reason::UPGRADE_FAILED,
+        reason::CHART_NOT_LOADED,
+        reason::VERSION_NOT_FOUND,
+        reason::VERSION_INVALID,
+    ]
+    .contains(&why)
+}
+
+/// The release is as desired: what remains is its readiness, and the original's annotation.
+fn settled(view: &View<'_>, newest: &Revision) -> Plan {
+    let said = view.said();
+    let (settled, wake) = match view.unready {
+        None => (ready(view, said.as_ref()), None),
+        Some(detail) => unready(view, newest, said.as_ref(), detail),
+    };
+    let wanted = krypton_common::fingerprint::original(
+        &view.desired.chart.repo,
+        &view.desired.chart.name,
+        &view.desired.chart.version,
+    );
+    let action = if view.original_fingerprint() == Some(&wanted) {
+        Action::Nothing
+    } else {
+        Action::Annotate
+    };
+    Plan {
+        wake,
+        applied_chart: Some(view.desired.chart.applied_name()),
+        ..Plan::new(action, settled)
+    }
+}
+
+fn ready(view: &View<'_>, said: Option<&ClusterState>) -> ClusterState {
+    let said_progress = said.and_then(|said| said.progress.as_ref());
+    let said_reason = |truth: Truth| {
+        said_progress.filter(|progress| progress.truth == truth).map(|found| found.reason.as_str())
+    };
+    let finished = match view.memory.applied.as_ref().map(|applied| applied.run) {
+        Some(run) => Some(run),
+        // An earlier process was in the middle of it.
+        None => match said_reason(Truth::True) {
+            Some(reason::INSTALLING) => Some(Run::Install),
+            Some(reason::UPGRADING) => Some(Run::Upgrade),
+            _ => None,
+        },
+    };
+    let was_ready = said.map(|said| &said.ready).filter(|ready| ready.truth == Truth::True);
+    let (now_ready, progress) = match (finished, was_ready) {
+        (Some(Run::Install), _) => (
+            state(Truth::True, reason::INSTALLED, "release installed"),
+            Some(state(Truth::False, reason::INSTALL_COMPLETE, "")),
+        ),
+        (Some(Run::Upgrade), _) => (
+            state(Truth::True, reason::UPGRADED, "release upgraded"),
+            Some(state(Truth::False, reason::UPGRADE_COMPLETE, "")),
+        ),
+        (None, Some(before)) => (before.clone(), said_progress.cloned()),
+        (None, None) => (state(Truth::True, reason::NO_CHANGE, "release up-to-date"), None),
+    };
+    let progress = progress
+        .or_else(|| Some(state(Truth::False, reason::NO_CHANGE, "")))
+        .map(|progress| match progress.truth {
+            Truth::False if progress.reason != reason::PAUSED && progress.reason != reason::LOCKED => {
+                progress
+            }
+            _ => state(Truth::False, reason::NO_CHANGE, ""),
+        });
+    ClusterState { ready: now_ready, progress, error: Some(no_error()) }
+}
+
+fn unready(
+    view: &View<'_>,
+    newest: &Revision,
+    said: Option<&ClusterState>,
+    detail: &str,
+) -> (ClusterState, Option<crate::clock::Boot>) {
+    let was_ready = said.is_some_and(|said| {
+        said.ready.truth == Truth::True || said.ready.reason == reason::NOT_READY
+    });
+    let run = match view.memory.applied.as_ref() {
+        Some(applied) => applied.run,
+        None if newest.revision == 1 => Run::Install,
+        None => Run::Upgrade,
+    };
+    // After a restart the clock starts anew: longer is the safe side.
+    let begun = view.memory.applied.as_ref().map(|applied| applied.ended).or(view.memory.known_since);
+    let deadline = crate::clock::Boot(begun.unwrap_or(view.now).0 + view.policy.helm_timeout);
+    let (going, failed_reason, verb) = match run {
+        Run::Install => (reason::INSTALLING, reason::INSTALL_FAILED, "install"),
+        Run::Upgrade => (reason::UPGRADING, reason::UPGRADE_FAILED, "upgrade"),
+    };
+    if was_ready {
+        let message = detail.to_owned();
+        let lost = ClusterState {
+            ready: state(Truth::False, reason::NOT_READY, message),
+            progress: said.and_then(|said| said.progress.clone()),
+            error: Some(no_error()),
+        };
+        return (lost, None);
+    }
+    if view.now < deadline {
+        let error = said.and_then(|said| said.error.clone());
+        let error = error.filter(|error| error.truth == Truth::True && is_helm_or_chart(&error.reason));
+        let message = format!("{verb} applied, waiting for its workloads");
+        let waiting = ClusterState {
+            ready: state(Truth::False, going, message.clone()),
+            progress: Some(state(Truth::True, going, message)),
+            error: Some(error.unwrap_or_else(no_error)),
+        };
+        return (waiting, Some(deadline));
+    }
+    let message = format!(
+        "not ready {} s after the {verb}: {detail}",
+        view.policy.helm_timeout.as_secs()
+    );
+    (failed(failed_reason, &message, failed_reason), None)
+}
+
+fn failed(why: &str, message: &str, progress: &str) -> ClusterState {
+    ClusterState {
+        ready: state(Truth::False, why, message),
+        progress: Some(state(Truth::False, progress, "")),
+        error: Some(state(Truth::True, why, message)),
+    }
+}
+
+fn no_error() -> State {
+    state(Truth::False, reason::NO_ERROR, "")
+}

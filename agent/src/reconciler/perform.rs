@@ -1,0 +1,561 @@
+//! One action, carried out: every write states its precondition, every call has a deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_common::conditions::{ClusterState, reason};
+use krypton_common::desired::DesiredState;
+use krypton_common::names;
+use krypton_common::tenant::{TenantKey, TenantReport};
+use krypton_crds::tenant::Tenant;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::ObjectList;
+use kube::core::PartialObjectMeta;
+use kube::{Client, CustomResourceExt, ResourceExt};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::{Member, StatusMode, Tools};
+use crate::chart::{ChartFault, ChartRef};
+use crate::clock::{self, Boot};
+use crate::events::Events;
+use crate::fence::Hold;
+use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade};
+use crate::index::{
+    CREATOR_LABEL, FINGERPRINT_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, ReleaseKey, RUN_LABEL,
+    Revision,
+};
+use crate::plan::{Action, Plan, Run};
+use crate::release::{self, Release, Status};
+use crate::report::ReportBoard;
+use crate::status::{self, Told};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Everything that one action needs, taken from the index at the time of the plan.
+pub(super) struct Job {
+    pub key: TenantKey,
+    pub tenant: Arc<Tenant>,
+    pub plan: Plan,
+    pub before: Option<ClusterState>,
+    pub release: ReleaseKey,
+    pub newest: Option<Revision>,
+    pub desired: Arc<DesiredState>,
+}
+
+/// What came of it.
+pub(super) struct Done {
+    pub key: TenantKey,
+    pub of: ReleaseKey,
+    pub generation: i64,
+    pub fingerprint: String,
+    /// What was said of the Tenant on the way.
+    pub said: Option<ClusterState>,
+    pub tenant: Option<Tenant>,
+    pub release: Option<ReleaseNews>,
+    pub facts: Option<Release>,
+    pub workspace: Option<ObjectMeta>,
+    pub applied: Option<Run>,
+    /// What failed before is over.
+    pub progressed: bool,
+    pub fault: Option<Fault>,
+}
+
+/// What was read of a release's Secrets.
+pub(super) enum ReleaseNews {
+    /// All of them, afresh.
+    All(Vec<ObjectMeta>),
+    /// One more.
+    Added(ObjectMeta),
+}
+
+/// Why an action did not succeed.
+pub(super) enum Fault {
+    /// To be shown, and tried again after a back-off; `permanent` when only a change can help.
+    Shown { reason: &'static str, message: String, permanent: bool },
+    /// Somebody wrote in between, or the permit is gone: plan anew.
+    Stale,
+    /// The apiserver did not take it; not the Tenant's fault.
+    Passing(String),
+}
+
+/// The hands of a reconciler.
+pub(super) struct Performer {
+    pub member: Arc<Member>,
+    pub tools: Tools,
+    pub events: Events,
+    pub board: Arc<ReportBoard>,
+    pub hold: watch::Receiver<Hold>,
+    pub stop: StopSignal,
+}
+
+impl Performer {
+    pub(super) async fn perform(self: Arc<Self>, job: Job) -> Done {
+        let mut done = Done {
+            key: job.key.clone(),
+            of: job.release.clone(),
+            generation: job.tenant.metadata.generation.unwrap_or_default(),
+            fingerprint: job.desired.chart.fingerprint(),
+            said: None,
+            tenant: None,
+            release: None,
+            facts: None,
+            workspace: None,
+            applied: None,
+            progressed: false,
+            fault: None,
+        };
+        let result = match &job.plan.action {
+            Action::Nothing => self.say(&job, &mut done).await,
+            Action::AddFinalizer => self.add_finalizer(&job, &mut done).await,
+            Action::CreateWorkspace => self.create_workspace(&job, &mut done).await,
+            Action::ReadRelease(revision) => self.read_release(&job, *revision, &mut done).await,
+            Action::Unlock { revision, was } => {
+                self.unlock(&job, *revision, was, &mut done).await
+            }
+            Action::Helm(run) => self.helm(&job, *run, &mut done).await,
+            Action::Uninstall => self.uninstall(&job, &mut done).await,
+            Action::Annotate => self.annotate(&job, &mut done).await,
+            Action::DeleteWorkspace => self.delete_workspace(&job, &mut done).await,
+            Action::RemoveFinalizer { orphaned } => {
+                self.remove_finalizer(&job, *orphaned, &mut done).await
+            }
+        };
+        done.fault = result.err();
+        done
+    }
+
+    fn client(&self) -> Client {
+        self.member.client.clone()
+    }
+
+    fn tenants(&self, key: &TenantKey) -> Api<Tenant> {
+        Api::namespaced(self.client(), &key.namespace)
+    }
+
+    fn secrets(&self, release: &ReleaseKey) -> Api<Secret> {
+        Api::namespaced(self.client(), &release.namespace)
+    }
+
+    /// Reports the state, writes it to the Tenant where that is ours to do, and tells what changed.
+    async fn say(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        let state = &job.plan.state;
+        let generation = job.tenant.metadata.generation.unwrap_or_default();
+        let earlier = job.tenant.status.as_ref().and_then(|status| status.last_applied_chart.clone());
+        if job.plan.ours {
+            let applied_chart = job.plan.applied_chart.clone().or(earlier).unwrap_or_default();
+            let report =
+                TenantReport { observed_generation: generation, applied_chart, state: state.clone() };
+            self.board.tenant(&job.key, Some(report));
+        } else {
+            self.board.tenant(&job.key, None);
+        }
+        if self.member.status == StatusMode::Write {
+            let next = status::status(
+                &job.tenant,
+                &self.member.name,
+                state,
+                job.plan.applied_chart.as_deref(),
+                self.member.allow_chart_skip,
+                clock::wall(),
+            );
+            if job.tenant.status.as_ref() != Some(&next) {
+                let patch = json!({
+                    "metadata": { "resourceVersion": job.tenant.metadata.resource_version },
+                    "status": next,
+                });
+                let api = self.tenants(&job.key);
+                let params = PatchParams::default();
+                let call = api.patch_status(&job.key.name, &params, &Patch::Merge(&patch));
+                done.tenant = Some(in_time("writing the status", call).await?);
+            }
+        }
+        for told in status::told(job.before.as_ref(), state) {
+            self.events.tell(&job.tenant, told);
+        }
+        done.said = Some(state.clone());
+        Ok(())
+    }
+
+    async fn patch_tenant(
+        &self,
+        job: &Job,
+        done: &mut Done,
+        mut metadata: serde_json::Value,
+    ) -> Result<(), Fault> {
+        let newest = done.tenant.as_ref().unwrap_or(&job.tenant);
+        metadata["resourceVersion"] = json!(newest.metadata.resource_version);
+        let patch = json!({ "metadata": metadata });
+        let api = self.tenants(&job.key);
+        let params = PatchParams::default();
+        let call = api.patch(&job.key.name, &params, &Patch::Merge(&patch));
+        done.tenant = Some(in_time("writing the Tenant", call).await?);
+        Ok(())
+    }
+
+    async fn add_finalizer(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        let mut finalizers = job.tenant.finalizers().to_vec();
+        finalizers.push(names::TENANT_FINALIZER.to_owned());
+        self.patch_tenant(job, done, json!({ "finalizers": finalizers })).await
+    }
+
+    async fn remove_finalizer(
+        &self,
+        job: &Job,
+        orphaned: bool,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let mut finalizers = job.tenant.finalizers().to_vec();
+        finalizers.retain(|finalizer| finalizer != names::TENANT_FINALIZER);
+        if orphaned {
+            let message = job.plan.state.ready.message.clone();
+            self.events.tell(&job.tenant, Told { warning: true, reason: "Orphaned", message });
+        }
+        self.patch_tenant(job, done, json!({ "finalizers": finalizers })).await
+    }
+
+    async fn annotate(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        self.say(job, done).await?;
+        let chart = &job.desired.chart;
+        let fingerprint =
+            krypton_common::fingerprint::original(&chart.repo, &chart.name, &chart.version);
+        let annotation = names::fingerprint_annotation(&self.member.name);
+        self.patch_tenant(job, done, json!({ "annotations": { annotation: fingerprint } })).await
+    }
+
+    async fn create_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        let uid = job.tenant.uid().unwrap_or_default();
+        let namespace = Namespace {
+            metadata: ObjectMeta {
+                name: Some(job.release.namespace.clone()),
+                labels: Some(
+                    [
+                        (CREATOR_LABEL.to_owned(), uid),
+                        (names::MANAGED_BY_LABEL.to_owned(), "krypton".to_owned()),
+                    ]
+                    .into(),
+                ),
+                ..ObjectMeta::default()
+            },
+            ..Namespace::default()
+        };
+        let api: Api<Namespace> = Api::all(self.client());
+        let params = PostParams::default();
+        match in_time("creating the workspace", api.create(&params, &namespace)).await {
+            Ok(created) => {
+                done.workspace = Some(created.metadata);
+                done.progressed = true;
+                let message = format!("created namespace {}", job.release.namespace);
+                let told = Told { warning: false, reason: "WorkspaceCreated", message };
+                self.events.tell(&job.tenant, told);
+                Ok(())
+            }
+            // It is there after all, and not ours; the watch will show it.
+            Err(Fault::Stale) => Err(Fault::Stale),
+            Err(fault) => {
+                let message =
+                    format!("creating namespace {}: {}", job.release.namespace, fault.text());
+                let told =
+                    Told { warning: true, reason: "WorkspaceCreateFailed", message: message.clone() };
+                self.events.tell(&job.tenant, told);
+                Err(Fault::Shown { reason: reason::INSTALL_FAILED, message, permanent: false })
+            }
+        }
+    }
+
+    async fn read_release(
+        &self,
+        job: &Job,
+        revision: u32,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let Some(secret) = self.revision_secret(&job.release, revision).await? else {
+            return self.relist(job, done).await;
+        };
+        match release::decode(&secret) {
+            Ok(facts) => {
+                done.facts = Some(facts);
+                Ok(())
+            }
+            Err(error) => Err(Fault::Shown {
+                reason: reason::UPGRADE_FAILED,
+                message: format!("{}", Chain(&error)),
+                permanent: true,
+            }),
+        }
+    }
+
+    async fn revision_secret(
+        &self,
+        release: &ReleaseKey,
+        revision: u32,
+    ) -> Result<Option<Secret>, Fault> {
+        let name = release::secret_name(&release.name, revision);
+        in_time("reading the release", self.secrets(release).get_opt(&name)).await
+    }
+
+    /// Reads the release's Secrets afresh, without their content.
+    async fn relist(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        let params = ListParams::default().labels(&format!("owner=helm,name={}", job.release.name));
+        let api = self.secrets(&job.release);
+        let list: ObjectList<PartialObjectMeta<Secret>> =
+            in_time("listing the release's revisions", api.list_metadata(&params)).await?;
+        let metas = list.items.into_iter().map(|item| item.metadata).collect();
+        done.release = Some(ReleaseNews::All(metas));
+        Ok(())
+    }
+
+    async fn unlock(
+        &self,
+        job: &Job,
+        revision: u32,
+        was: &str,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let Some(secret) = self.revision_secret(&job.release, revision).await? else {
+            return self.relist(job, done).await;
+        };
+        let description = format!("Unlocked by Krypton: left {was} by a helm that is gone");
+        let unlocked = release::unlocked(&secret, &description).map_err(|error| Fault::Shown {
+            reason: reason::UPGRADE_FAILED,
+            message: format!("{}", Chain(&error)),
+            permanent: true,
+        })?;
+        let name = unlocked.name_any();
+        let api = self.secrets(&job.release);
+        let params = PostParams::default();
+        in_time("unlocking the release", api.replace(&name, &params, &unlocked)).await?;
+        let message = format!("revision {revision} was left {was} by a helm that is gone");
+        self.events.tell(&job.tenant, Told { warning: true, reason: "ReleaseUnlocked", message });
+        self.relist(job, done).await
+    }
+
+    async fn helm(&self, job: &Job, run: Run, done: &mut Done) -> Result<(), Fault> {
+        let why = match run {
+            Run::Install => reason::INSTALL_FAILED,
+            Run::Upgrade => reason::UPGRADE_FAILED,
+        };
+        let chart = &job.desired.chart;
+        let wanted = ChartRef {
+            repo: chart.repo.clone(),
+            name: chart.name.clone(),
+            version: chart.version.clone(),
+        };
+        // Before anything is announced: without the chart nothing changes for what runs.
+        let fetched = self.tools.charts.fetch(&wanted).await.map_err(|error| Fault::Shown {
+            reason: match error.fault() {
+                ChartFault::NotLoaded => reason::CHART_NOT_LOADED,
+                ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,
+                ChartFault::VersionInvalid => reason::VERSION_INVALID,
+            },
+            message: format!("{}", Chain(&*error)),
+            permanent: false,
+        })?;
+        let slot = self.tools.helm.slot().await;
+        self.still_permitted()?;
+        let server_side = match &job.newest {
+            None => true,
+            Some(newest) => match self.revision_secret(&job.release, newest.revision).await? {
+                Some(secret) => release::decode(&secret).is_ok_and(|facts| facts.server_side),
+                None => return self.relist(job, done).await,
+            },
+        };
+        self.say(job, done).await?;
+        let id = format!("{:016x}", rand::random::<u64>());
+        let upgrade = Upgrade {
+            kubeconfig: self.member.kubeconfig.clone(),
+            release: job.release.name.clone(),
+            namespace: job.release.namespace.clone(),
+            chart: fetched.path.clone(),
+            values: chart.helm_values(),
+            labels: [
+                (FINGERPRINT_LABEL.to_owned(), chart.fingerprint()),
+                (OWNER_UID_LABEL.to_owned(), job.tenant.uid().unwrap_or_default()),
+                (OWNER_NAMESPACE_LABEL.to_owned(), job.key.namespace.clone()),
+                (RUN_LABEL.to_owned(), id.clone()),
+            ]
+            .into(),
+            timeout: self.member.policy.helm_timeout,
+            server_side,
+            description: format!("Krypton, desired state {}", job.desired.version),
+            cache_key: self.member.name.clone(),
+        };
+        tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
+            chart = %chart.applied_name(), ?run, "running helm");
+        let ended = self.tools.helm.upgrade(slot, &upgrade, &self.stop).await;
+        // The exit code is a hint; the release Secret is the truth (helm.md §8).
+        let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
+        let secret = self.revision_secret(&job.release, expected).await?;
+        let facts = secret.as_ref().and_then(|secret| release::decode(secret).ok());
+        let written = secret.as_ref().and_then(|secret| Revision::of(&secret.metadata));
+        let deployed = written.as_ref().is_some_and(|(_, revision)| {
+            revision.status == Status::Deployed && revision.run.as_deref() == Some(&id)
+        });
+        if deployed {
+            done.release = secret.map(|secret| ReleaseNews::Added(secret.metadata));
+            done.facts = facts;
+            done.applied = Some(run);
+            done.progressed = true;
+            tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
+                revision = expected, "deployed");
+            return Ok(());
+        }
+        self.relist(job, done).await?;
+        let error = match ended {
+            Ok(()) => {
+                let message = format!(
+                    "helm ended well, but revision {expected} of release {} is not deployed",
+                    job.release.name
+                );
+                return Err(Fault::Shown { reason: why, message, permanent: false });
+            }
+            Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(error) => error,
+        };
+        let permanent = error.is_permanent();
+        Err(Fault::Shown { reason: why, message: format!("{}", Chain(&error)), permanent })
+    }
+
+    async fn uninstall(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        let slot = self.tools.helm.slot().await;
+        self.still_permitted()?;
+        self.confirm_deletion(job).await?;
+        if job.tenant.metadata.deletion_timestamp.is_some() {
+            self.say(job, done).await?;
+        }
+        let uninstall = Uninstall {
+            kubeconfig: self.member.kubeconfig.clone(),
+            release: job.release.name.clone(),
+            namespace: job.release.namespace.clone(),
+            timeout: self.member.policy.helm_timeout,
+            cache_key: self.member.name.clone(),
+        };
+        tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
+            "running helm uninstall");
+        let ended = self.tools.helm.uninstall(slot, &uninstall, &self.stop).await;
+        self.relist(job, done).await?;
+        let gone = matches!(&done.release, Some(ReleaseNews::All(left)) if left.is_empty());
+        match ended {
+            _ if gone => {
+                done.progressed = true;
+                let message = format!("uninstalled release {}", job.release.name);
+                let told = Told { warning: false, reason: "HelmUninstalled", message };
+                self.events.tell(&job.tenant, told);
+                Ok(())
+            }
+            Err(HelmError::Stopped) => Err(Fault::Stale),
+            Ok(()) => Err(Fault::Shown {
+                reason: reason::UNINSTALL_FAILED,
+                message: format!("release {} is still there after helm uninstall", job.release.name),
+                permanent: false,
+            }),
+            Err(error) => {
+                let message = format!("{}", Chain(&error));
+                let told =
+                    Told { warning: true, reason: "HelmUninstallFailed", message: message.clone() };
+                self.events.tell(&job.tenant, told);
+                let permanent = error.is_permanent();
+                Err(Fault::Shown { reason: reason::UNINSTALL_FAILED, message, permanent })
+            }
+        }
+    }
+
+    /// Design §3, rule 2: a deletion is read twice, and one that comes with the CRD's is none.
+    async fn confirm_deletion(&self, job: &Job) -> Result<(), Fault> {
+        let crds: Api<CustomResourceDefinition> = Api::all(self.client());
+        let crd = in_time("reading the CRD", crds.get_metadata(Tenant::crd_name())).await?;
+        if crd.metadata.deletion_timestamp.is_some() {
+            return Err(Fault::Stale);
+        }
+        let api = self.tenants(&job.key);
+        let fresh = in_time("reading the Tenant again", api.get_metadata(&job.key.name)).await?;
+        let same = fresh.metadata.uid == job.tenant.metadata.uid
+            && fresh.metadata.deletion_timestamp.is_some()
+                == job.tenant.metadata.deletion_timestamp.is_some();
+        if same { Ok(()) } else { Err(Fault::Stale) }
+    }
+
+    async fn delete_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        self.say(job, done).await?;
+        // A release that somebody made a moment ago must not go with the namespace.
+        let params = ListParams::default().labels("owner=helm").limit(1);
+        let api = self.secrets(&job.release);
+        let releases = in_time("listing releases", api.list_metadata(&params)).await?;
+        if !releases.items.is_empty() {
+            return Err(Fault::Stale);
+        }
+        let api: Api<Namespace> = Api::all(self.client());
+        let name = &job.release.namespace;
+        let Some(fresh) = in_time("reading the workspace", api.get_opt(name)).await? else {
+            return Ok(());
+        };
+        let ours = fresh.labels().contains_key(CREATOR_LABEL);
+        if !ours {
+            return Err(Fault::Stale);
+        }
+        let preconditions = Preconditions {
+            uid: fresh.metadata.uid.clone(),
+            resource_version: fresh.metadata.resource_version.clone(),
+        };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        match in_time("deleting the workspace", api.delete(name, &params)).await {
+            Ok(_) => {
+                let message = format!("deleting namespace {name}");
+                let told = Told { warning: false, reason: "WorkspaceDeleted", message };
+                self.events.tell(&job.tenant, told);
+                let fresh = in_time("reading the workspace", api.get_opt(name)).await?;
+                done.workspace = fresh.map(|namespace| namespace.metadata);
+                Ok(())
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    fn still_permitted(&self) -> Result<(), Fault> {
+        let permitted = self.hold.borrow().may_start(Boot::now());
+        if permitted { Ok(()) } else { Err(Fault::Stale) }
+    }
+}
+
+impl Fault {
+    pub(super) fn text(&self) -> &str {
+        match self {
+            Self::Shown { message, .. } | Self::Passing(message) => message,
+            Self::Stale => "changed meanwhile",
+        }
+    }
+}
+
+/// Prints an error with its causes, each once.
+pub(crate) struct Chain<'a>(pub &'a dyn std::error::Error);
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+async fn in_time<T>(
+    what: &str,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<T, Fault> {
+    match tokio::time::timeout(DEADLINE, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
+            Err(Fault::Stale)
+        }
+        Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", Chain(&error)))),
+        Err(_) => {
+            Err(Fault::Passing(format!("{what}: no answer within {} s", DEADLINE.as_secs())))
+        }
+    }
+}

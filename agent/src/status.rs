@@ -1,0 +1,151 @@
+//! What a member writes on its Tenants: the status, and the events of its transitions. Pure.
+
+use jiff::Timestamp;
+use krypton_common::conditions::{self, ClusterState, Phase, Truth, reason};
+use krypton_crds::tenant::{Tenant, TenantStatus};
+
+/// An event that is worth telling (reference 1.5, event reasons).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub warning: bool,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// The status of a Tenant that only this member looks after.
+pub fn status(
+    tenant: &Tenant,
+    cluster: &str,
+    state: &ClusterState,
+    applied_chart: Option<&str>,
+    allow_chart_skip: bool,
+    now: Timestamp,
+) -> TenantStatus {
+    let generation = tenant.metadata.generation.unwrap_or_default();
+    let mut next = tenant.status.clone().unwrap_or_default();
+    conditions::set_cluster(&mut next.conditions, cluster, state, generation, now);
+    let clusters = [(cluster.to_owned(), state.clone())].into();
+    let summary = conditions::summarise(&clusters, allow_chart_skip);
+    conditions::set(&mut next.conditions, "Ready", &summary.ready, generation, now);
+    next.phase = Some(summary.phase.to_string());
+    next.last_message = Some(summary.last_message);
+    next.observed_generation = Some(generation);
+    if let Some(chart) = applied_chart {
+        next.last_applied_chart = Some(chart.to_owned());
+    }
+    next
+}
+
+/// What changed between two states of one Tenant on one member.
+pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
+    let mut told = Vec::new();
+    let mut tell = |warning, reason, message: &str| {
+        told.push(Told { warning, reason, message: message.to_owned() });
+    };
+    let was = |pick: fn(&ClusterState) -> Option<&conditions::State>| {
+        before.and_then(pick).map(|state| (state.truth, state.reason.as_str()))
+    };
+    if let Some(progress) = &after.progress
+        && progress.truth == Truth::True
+        && was(|state| state.progress.as_ref()) != Some((Truth::True, &progress.reason))
+    {
+        match progress.reason.as_str() {
+            reason::INSTALLING => tell(false, "HelmInstallStart", &progress.message),
+            reason::UPGRADING => tell(false, "HelmUpgradeStart", &progress.message),
+            reason::LOCKED => tell(true, "ReleaseLocked", &progress.message),
+            _ => {}
+        }
+    }
+    if let Some(error) = &after.error
+        && error.truth == Truth::True
+        && was(|state| state.error.as_ref()) != Some((Truth::True, &error.reason))
+    {
+        let event = match error.reason.as_str() {
+            reason::INSTALL_FAILED => "HelmInstallFailed",
+            reason::UPGRADE_FAILED => "HelmUpgradeFailed",
+            reason::CHART_NOT_LOADED => "ChartNotLoaded",
+            reason::VERSION_NOT_FOUND => "ChartVersionNotFound",
+            reason::VERSION_INVALID => "ChartVersionInvalid",
+            reason::RELEASE_IN_USE => "ReleaseInUse",
+            reason::NAMESPACE_NOT_OWNED => "NamespaceNotOwned",
+            reason::WORKSPACE_INVALID => "WorkspaceInvalid",
+            reason::WORKSPACE_TERMINATING => "WorkspaceTerminating",
+            reason::UNINSTALL_FAILED => "HelmUninstallFailed",
+            _ => "ClusterError",
+        };
+        tell(true, event, &error.message);
+    }
+    if after.ready.truth == Truth::True
+        && was(|state| Some(&state.ready)) != Some((Truth::True, &after.ready.reason))
+    {
+        match after.ready.reason.as_str() {
+            reason::INSTALLED => tell(false, "HelmInstalled", &after.ready.message),
+            reason::UPGRADED => tell(false, "HelmUpgraded", &after.ready.message),
+            reason::NO_CHANGE => tell(false, "HelmSkip", "fingerprint unchanged"),
+            _ => {}
+        }
+    }
+    let phase = |state: &ClusterState| {
+        conditions::summarise(&[(String::new(), state.clone())].into(), false).phase
+    };
+    // A new object is Pending by nature.
+    let (from, to) = (before.map_or(Phase::Pending, phase), phase(after));
+    if from != to {
+        tell(false, "PhaseSet", &to.to_string());
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_common::conditions::State;
+
+    use super::*;
+
+    fn state(ready: (Truth, &str), progress: (Truth, &str), error: (Truth, &str)) -> ClusterState {
+        let state = |(truth, reason): (Truth, &str)| State {
+            truth,
+            reason: reason.to_owned(),
+            message: String::new(),
+        };
+        ClusterState { ready: state(ready), progress: Some(state(progress)), error: Some(state(error)) }
+    }
+
+    fn reasons(told: &[Told]) -> Vec<&'static str> {
+        told.iter().map(|told| told.reason).collect()
+    }
+
+    #[test]
+    fn events_are_told_on_transitions_only() {
+        use Truth::{False, True};
+        let installing =
+            state((False, "Installing"), (True, "Installing"), (False, "NoError"));
+        let installed =
+            state((True, "Installed"), (False, "InstallComplete"), (False, "NoError"));
+        let failed =
+            state((False, "UpgradeFailed"), (False, "UpgradeFailed"), (True, "UpgradeFailed"));
+        assert_eq!(reasons(&told(None, &installing)), ["HelmInstallStart"]);
+        assert_eq!(reasons(&told(Some(&installing), &installed)), ["HelmInstalled", "PhaseSet"]);
+        assert_eq!(reasons(&told(Some(&installed), &installed)), [""; 0]);
+        assert_eq!(reasons(&told(Some(&installed), &failed)), ["HelmUpgradeFailed", "PhaseSet"]);
+        assert_eq!(reasons(&told(Some(&failed), &failed)), [""; 0]);
+    }
+
+    #[test]
+    fn a_status_that_is_already_so_is_not_changed_by_time() {
+        let mut tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
+        tenant.metadata.generation = Some(3);
+        let ready = state(
+            (Truth::True, "Installed"),
+            (Truth::False, "InstallComplete"),
+            (Truth::False, "NoError"),
+        );
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let first = status(&tenant, "edge-1", &ready, Some("r/c:1"), false, at(1));
+        tenant.status = Some(first.clone());
+        let second = status(&tenant, "edge-1", &ready, Some("r/c:1"), false, at(2));
+        assert_eq!(first, second);
+        assert_eq!(first.observed_generation, Some(3));
+        assert_eq!(first.phase.as_deref(), Some("Ready"));
+    }
+}

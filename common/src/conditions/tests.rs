@@ -1,0 +1,420 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn state(truth: Truth, reason: &str, message: &str) -> State {
+    State::new(truth, reason, message)
+}
+
+fn ready(truth: Truth) -> ClusterState {
+    let reason = if truth == Truth::True {
+        reason::INSTALLED
+    } else {
+        reason::NOT_READY
+    };
+    ClusterState {
+        ready: state(truth, reason, ""),
+        progress: None,
+        error: None,
+    }
+}
+
+fn failed(reason: &str) -> ClusterState {
+    ClusterState {
+        ready: state(Truth::False, reason::NOT_READY, "release failed"),
+        progress: None,
+        error: Some(state(Truth::True, reason, "no space left")),
+    }
+}
+
+fn fleet<const N: usize>(members: [(&str, ClusterState); N]) -> BTreeMap<String, ClusterState> {
+    members
+        .into_iter()
+        .map(|(name, state)| (name.to_owned(), state))
+        .collect()
+}
+
+fn foreign() -> Condition {
+    Condition {
+        type_: "Other".to_owned(),
+        status: "True".to_owned(),
+        reason: "R".to_owned(),
+        message: "m".to_owned(),
+        observed_generation: None,
+        last_transition_time: Time(at(1)),
+    }
+}
+
+#[test]
+fn condition_types_are_the_originals_and_read_back() {
+    assert_eq!(condition_type(Kind::Ready, "edge-1"), "ClusterReady/edge-1");
+    assert_eq!(
+        condition_type(Kind::Progress, "edge-1"),
+        "ClusterProgress/edge-1"
+    );
+    assert_eq!(condition_type(Kind::Error, "a.b/c"), "ClusterError/a.b/c");
+    assert_eq!(
+        parse_condition_type("ClusterError/a.b/c"),
+        Some((Kind::Error, "a.b/c"))
+    );
+    for other in [
+        "Ready",
+        "ClusterReady",
+        "ClusterReady/",
+        "clusterReady/a",
+        "/a",
+        "",
+    ] {
+        assert_eq!(parse_condition_type(other), None, "{other}");
+    }
+}
+
+#[test]
+fn the_transition_time_moves_only_with_the_status() {
+    let mut conditions = Vec::new();
+    assert!(set(
+        &mut conditions,
+        "Ready",
+        &state(Truth::False, "A", "a"),
+        1,
+        at(10)
+    ));
+    assert!(set(
+        &mut conditions,
+        "Ready",
+        &state(Truth::False, "B", "b"),
+        2,
+        at(20)
+    ));
+    assert_eq!(conditions[0].last_transition_time, Time(at(10)));
+    assert_eq!(conditions[0].reason, "B");
+    assert_eq!(conditions[0].observed_generation, Some(2));
+    assert!(set(
+        &mut conditions,
+        "Ready",
+        &state(Truth::True, "B", "b"),
+        2,
+        at(30)
+    ));
+    assert_eq!(conditions[0].last_transition_time, Time(at(30)));
+}
+
+#[test]
+fn what_a_member_no_longer_says_is_removed_and_all_else_stays_in_place() {
+    let mut conditions = vec![foreign()];
+    let busy = ClusterState {
+        progress: Some(state(Truth::True, reason::INSTALLING, "")),
+        ..failed(reason::INSTALL_FAILED)
+    };
+    set_cluster(&mut conditions, "edge-1", &busy, 1, at(1));
+    set_cluster(&mut conditions, "edge-10", &busy, 1, at(1));
+    conditions.push(Condition {
+        type_: "Last".to_owned(),
+        ..foreign()
+    });
+    assert!(set_cluster(
+        &mut conditions,
+        "edge-1",
+        &ready(Truth::True),
+        1,
+        at(2)
+    ));
+    let types: Vec<_> = conditions
+        .iter()
+        .map(|condition| condition.type_.as_str())
+        .collect();
+    assert_eq!(
+        types,
+        [
+            "Other",
+            "ClusterReady/edge-1",
+            "ClusterReady/edge-10",
+            "ClusterProgress/edge-10",
+            "ClusterError/edge-10",
+            "Last"
+        ]
+    );
+    assert_eq!(conditions[0], foreign());
+}
+
+#[test]
+fn a_long_message_is_cut_between_characters() {
+    let mut conditions = Vec::new();
+    let long = format!("{}€€", "a".repeat(MESSAGE_MAX - 4));
+    assert!(set(
+        &mut conditions,
+        "Ready",
+        &state(Truth::True, "A", &long),
+        1,
+        at(1)
+    ));
+    assert_eq!(
+        conditions[0].message,
+        format!("{}€", "a".repeat(MESSAGE_MAX - 4))
+    );
+    assert!(!set(
+        &mut conditions,
+        "Ready",
+        &state(Truth::True, "A", &long),
+        1,
+        at(2)
+    ));
+}
+
+#[test]
+fn a_reason_that_the_apiserver_would_refuse_is_replaced() {
+    for bad in ["", "two words", "1st", "A:", "ü", &"A".repeat(1025)] {
+        let mut conditions = Vec::new();
+        set(
+            &mut conditions,
+            "Ready",
+            &state(Truth::True, bad, ""),
+            1,
+            at(1),
+        );
+        assert_eq!(conditions[0].reason, reason::UNSPECIFIED, "{bad}");
+    }
+    let mut conditions = Vec::new();
+    set(
+        &mut conditions,
+        "Ready",
+        &state(Truth::True, "A:b,c_", ""),
+        1,
+        at(1),
+    );
+    assert_eq!(conditions[0].reason, "A:b,c_");
+}
+
+#[test]
+fn a_member_known_only_by_its_error_is_not_known_to_be_ready() {
+    let condition = Condition {
+        type_: "ClusterError/edge-1".to_owned(),
+        ..foreign()
+    };
+    let read = clusters(&[foreign(), condition]);
+    assert_eq!(read.len(), 1);
+    assert_eq!(read["edge-1"].ready.truth, Truth::Unknown);
+    assert_eq!(read["edge-1"].error, Some(state(Truth::True, "R", "m")));
+}
+
+#[test]
+fn a_state_travels_as_json_under_the_apis_words() {
+    let json = serde_json::to_value(failed(reason::INSTALL_FAILED)).unwrap();
+    assert_eq!(json["error"]["truth"], "True");
+    assert!(json.get("progress").is_none());
+    assert_eq!(
+        serde_json::from_value::<ClusterState>(json).unwrap(),
+        failed(reason::INSTALL_FAILED)
+    );
+    assert_eq!(
+        serde_json::to_value(Phase::Pending).unwrap(),
+        Phase::Pending.to_string()
+    );
+}
+
+#[test]
+fn phase_ready_and_message_follow_the_members() {
+    use Phase::{Error, Pending, Ready};
+    let skipped = ClusterState {
+        ready: ready(Truth::True).ready,
+        ..failed(reason::CHART_NOT_LOADED)
+    };
+    let no = || ready(Truth::False);
+    let yes = || ready(Truth::True);
+    let unknown = || ready(Truth::Unknown);
+    for (members, skip, phase, truth, why, message) in [
+        (
+            fleet([]),
+            false,
+            Pending,
+            Truth::False,
+            reason::NO_CLUSTERS,
+            "0 of 0 clusters ready",
+        ),
+        (
+            fleet([("a", yes()), ("b", yes())]),
+            false,
+            Ready,
+            Truth::True,
+            reason::ALL_CLUSTERS_READY,
+            "2 of 2 clusters ready",
+        ),
+        (
+            fleet([("a", yes()), ("b", no()), ("c", yes())]),
+            false,
+            Ready,
+            Truth::False,
+            reason::CLUSTERS_NOT_READY,
+            "2 of 3 clusters ready; b: NotReady",
+        ),
+        (
+            fleet([("a", yes()), ("b", unknown())]),
+            false,
+            Ready,
+            Truth::Unknown,
+            reason::CLUSTERS_UNKNOWN,
+            "1 of 2 clusters ready; b: NotReady",
+        ),
+        (
+            fleet([("a", unknown()), ("b", no())]),
+            false,
+            Pending,
+            Truth::False,
+            reason::CLUSTERS_NOT_READY,
+            "0 of 2 clusters ready; b: NotReady",
+        ),
+        (
+            fleet([
+                ("a", unknown()),
+                ("b", no()),
+                ("c", yes()),
+                ("d", failed(reason::UPGRADE_FAILED)),
+                ("e", failed(reason::INSTALL_FAILED)),
+            ]),
+            true,
+            Error,
+            Truth::False,
+            reason::CLUSTERS_NOT_READY,
+            "1 of 5 clusters ready; d: UpgradeFailed: no space left",
+        ),
+        (
+            fleet([("a", skipped.clone())]),
+            false,
+            Error,
+            Truth::False,
+            reason::CLUSTERS_NOT_READY,
+            "0 of 1 clusters ready; a: ChartNotLoaded: no space left",
+        ),
+        (
+            fleet([("a", skipped)]),
+            true,
+            Ready,
+            Truth::True,
+            reason::ALL_CLUSTERS_READY,
+            "1 of 1 clusters ready",
+        ),
+        (
+            fleet([("a", failed(reason::VERSION_NOT_FOUND))]),
+            true,
+            Pending,
+            Truth::False,
+            reason::CLUSTERS_NOT_READY,
+            "0 of 1 clusters ready; a: VersionNotFound: no space left",
+        ),
+    ] {
+        let summary = summarise(&members, skip);
+        assert_eq!(summary.phase, phase, "{message}");
+        assert_eq!(summary.ready, state(truth, why, message));
+        assert_eq!(summary.last_message, message);
+    }
+}
+
+#[test]
+fn an_error_that_is_over_counts_for_nothing() {
+    let recovered = ClusterState {
+        error: Some(state(Truth::False, reason::NO_ERROR, "")),
+        ..ready(Truth::True)
+    };
+    assert_eq!(
+        summarise(&fleet([("a", recovered)]), false).phase,
+        Phase::Ready
+    );
+}
+
+fn any_state() -> impl Strategy<Value = State> {
+    let truth = prop_oneof![Just(Truth::True), Just(Truth::False), Just(Truth::Unknown)];
+    let reason = prop_oneof![
+        Just(reason::INSTALLED),
+        Just(reason::CHART_NOT_LOADED),
+        Just(reason::VERSION_INVALID),
+        Just(reason::UPGRADE_FAILED),
+        Just(reason::NO_ERROR),
+    ];
+    (truth, reason, ".{0,40}").prop_map(|(truth, reason, message)| state(truth, reason, &message))
+}
+
+fn any_cluster_state() -> impl Strategy<Value = ClusterState> {
+    let maybe = || proptest::option::of(any_state());
+    (any_state(), maybe(), maybe()).prop_map(|(ready, progress, error)| ClusterState {
+        ready,
+        progress,
+        error,
+    })
+}
+
+fn any_fleet() -> impl Strategy<Value = BTreeMap<String, ClusterState>> {
+    proptest::collection::btree_map("[a-c]([-.][a-c])?", any_cluster_state(), 0..5)
+}
+
+proptest! {
+    #[test]
+    fn what_is_set_reads_back(fleet in any_fleet()) {
+        let mut conditions = vec![foreign()];
+        for (name, state) in &fleet {
+            set_cluster(&mut conditions, name, state, 1, at(1));
+        }
+        prop_assert_eq!(clusters(&conditions), fleet);
+        prop_assert_eq!(&conditions[0], &foreign());
+    }
+
+    #[test]
+    fn a_second_time_changes_nothing(
+        before in any_fleet(), after in any_cluster_state(),
+    ) {
+        let mut conditions = vec![foreign()];
+        for (name, state) in &before {
+            set_cluster(&mut conditions, name, state, 1, at(1));
+        }
+        set_cluster(&mut conditions, "a", &after, 2, at(2));
+        let once = conditions.clone();
+        prop_assert!(!set_cluster(&mut conditions, "a", &after, 2, at(3)));
+        prop_assert_eq!(conditions, once);
+    }
+
+    #[test]
+    fn the_change_that_is_returned_is_the_change_that_was_made(
+        first in any_cluster_state(), second in any_cluster_state(),
+    ) {
+        let mut conditions = Vec::new();
+        set_cluster(&mut conditions, "a", &first, 1, at(1));
+        let before = conditions.clone();
+        let changed = set_cluster(&mut conditions, "a", &second, 1, at(2));
+        prop_assert_eq!(changed, conditions != before);
+    }
+
+    #[test]
+    fn other_members_are_never_touched(
+        fleet in any_fleet(), state in any_cluster_state(),
+    ) {
+        let mut conditions = Vec::new();
+        for (name, state) in &fleet {
+            set_cluster(&mut conditions, name, state, 1, at(1));
+        }
+        let before = conditions.clone();
+        set_cluster(&mut conditions, "z", &state, 9, at(9));
+        prop_assert_eq!(&conditions[..before.len()], &before[..]);
+    }
+
+    #[test]
+    fn ready_is_true_only_when_every_member_is(fleet in any_fleet(), skip: bool) {
+        let summary = summarise(&fleet, skip);
+        if summary.ready.truth == Truth::True {
+            prop_assert!(!fleet.is_empty());
+            prop_assert!(fleet.values().all(|state| state.ready.truth == Truth::True));
+            prop_assert_eq!(summary.phase, Phase::Ready);
+        }
+        prop_assert!(summary.last_message.len() <= MESSAGE_MAX);
+    }
+
+    #[test]
+    fn without_chart_skip_any_error_makes_the_phase_error(fleet in any_fleet()) {
+        let any_error = fleet
+            .values()
+            .any(|state| state.error.as_ref().is_some_and(|error| error.truth == Truth::True));
+        prop_assert_eq!(summarise(&fleet, false).phase == Phase::Error, any_error);
+    }
+}

@@ -1,0 +1,575 @@
+use super::*;
+
+mod input;
+
+/// `-----BEGIN CERTIFICATE-----`, the smallest DER sequence, `-----END CERTIFICATE-----`.
+const CERTIFICATE: &str =
+    "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1BTUNBUUU9Ci0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K";
+/// The same as `PRIVATE KEY`.
+const KEY: &str =
+    "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCk1BTUNBUUU9Ci0tLS0tRU5EIFBSSVZBVEUgS0VZLS0tLS0K";
+const TOKEN: &str = "canary-token-5f3a";
+
+fn good() -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "preferences": {},
+        "current-context": "admin@edge-1",
+        "clusters": [{
+            "name": "edge-1",
+            "cluster": {
+                "server": "https://edge-1.example.org:6443",
+                "certificate-authority-data": CERTIFICATE,
+            },
+        }],
+        "contexts": [{
+            "name": "admin@edge-1",
+            "context": { "cluster": "edge-1", "user": "admin", "namespace": "krypton" },
+        }],
+        "users": [{ "name": "admin", "user": { "token": TOKEN } }],
+    })
+}
+
+fn parsed(document: &Value) -> Result<Sanitized, KubeconfigError> {
+    parse(document.to_string().as_bytes(), &Policy::default())
+}
+
+/// The good kubeconfig with `value` put at the JSON pointer, parsed.
+fn with(pointer: &str, value: Value, policy: Policy) -> Result<Sanitized, KubeconfigError> {
+    let mut document = good();
+    let (parent, key) = pointer.rsplit_once('/').unwrap();
+    let parent = document.pointer_mut(parent).unwrap();
+    parent
+        .as_object_mut()
+        .unwrap()
+        .insert(key.to_owned(), value);
+    parse(document.to_string().as_bytes(), &policy)
+}
+
+fn strictly(pointer: &str, value: Value) -> Result<Sanitized, KubeconfigError> {
+    with(pointer, value, Policy::default())
+}
+
+fn refused(bytes: &[u8]) -> String {
+    parse(bytes, &Policy::default()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_good_kubeconfig_is_rebuilt_with_only_what_is_used() {
+    let mut document = good();
+    for (list, entry) in [
+        (
+            "clusters",
+            json!({ "name": "other", "cluster": { "server": "http://plain" } }),
+        ),
+        (
+            "contexts",
+            json!({ "name": "other", "context": { "cluster": "other" } }),
+        ),
+        (
+            "users",
+            json!({ "name": "other", "user": { "exec": { "command": "/bin/sh" } } }),
+        ),
+        ("users", json!("not even a map")),
+    ] {
+        document[list].as_array_mut().unwrap().insert(0, entry);
+    }
+    document["extensions"] = json!([{ "name": "x", "extension": {} }]);
+    let sanitized = parsed(&document).unwrap();
+    assert_eq!(sanitized.server, "https://edge-1.example.org:6443");
+    assert_eq!(sanitized.namespace.as_deref(), Some("krypton"));
+    assert_eq!(
+        serde_json::from_str::<Value>(&sanitized.yaml).unwrap(),
+        json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "member",
+            "clusters": [{
+                "name": "member",
+                "cluster": {
+                    "server": "https://edge-1.example.org:6443",
+                    "certificate-authority-data": CERTIFICATE,
+                },
+            }],
+            "contexts": [{
+                "name": "member",
+                "context": { "cluster": "member", "user": "member", "namespace": "krypton" },
+            }],
+            "users": [{ "name": "member", "user": { "token": TOKEN } }],
+        })
+    );
+    assert_eq!(
+        sanitized,
+        parsed(&good()).unwrap(),
+        "what is not used changes nothing"
+    );
+}
+
+#[test]
+fn the_rebuilt_kubeconfig_is_accepted_again_and_stays_the_same() {
+    let once = parsed(&good()).unwrap();
+    assert_eq!(
+        parse(once.yaml.as_bytes(), &Policy::default()).unwrap(),
+        once
+    );
+}
+
+#[test]
+fn the_digest_follows_the_content_that_is_used() {
+    let base = parsed(&good()).unwrap().digest;
+    assert_eq!(base.len(), 64);
+    for (pointer, value) in [
+        ("/users/0/user/token", json!("another")),
+        (
+            "/clusters/0/cluster/server",
+            json!("https://edge-2.example.org:6443"),
+        ),
+        ("/clusters/0/cluster/tls-server-name", json!("kubernetes")),
+        ("/contexts/0/context/namespace", Value::Null),
+    ] {
+        assert_ne!(strictly(pointer, value).unwrap().digest, base, "{pointer}");
+    }
+}
+
+#[test]
+fn debug_output_has_no_secret() {
+    let shown = format!("{:?}", parsed(&good()).unwrap());
+    assert!(shown.contains("edge-1.example.org"), "{shown}");
+    assert!(
+        !shown.contains(TOKEN) && !shown.contains(CERTIFICATE),
+        "{shown}"
+    );
+}
+
+#[test]
+fn dangerous_fields_are_refused_by_their_path_and_admitted_only_by_their_own_switch() {
+    let exec = Policy {
+        allow_exec: true,
+        ..Policy::default()
+    };
+    let provider = Policy {
+        allow_auth_provider: true,
+        ..Policy::default()
+    };
+    let token_file = Policy {
+        allow_token_file: true,
+        ..Policy::default()
+    };
+    let files = Policy {
+        allow_files: true,
+        ..Policy::default()
+    };
+    let run = json!({ "apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/canary" });
+    let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/canary" } });
+    let all_but = |admitted: Policy| Policy {
+        allow_exec: !admitted.allow_exec,
+        allow_auth_provider: !admitted.allow_auth_provider,
+        allow_token_file: !admitted.allow_token_file,
+        allow_files: !admitted.allow_files,
+        allow_insecure_tls: !admitted.allow_insecure_tls,
+    };
+    for (pointer, path, value, admitted) in [
+        ("/users/0/user/exec", "users[0].user.exec", run, exec),
+        ("/users/0/user/exec", "users[0].user.exec", json!({}), exec),
+        (
+            "/users/0/user/auth-provider",
+            "users[0].user.auth-provider",
+            gcp,
+            provider,
+        ),
+        (
+            "/users/0/user/tokenFile",
+            "users[0].user.tokenFile",
+            json!("/run/token"),
+            token_file,
+        ),
+        (
+            "/clusters/0/cluster/certificate-authority",
+            "clusters[0].cluster.certificate-authority",
+            json!("/etc/shadow"),
+            files,
+        ),
+    ] {
+        for policy in [Policy::default(), all_but(admitted)] {
+            let error = with(pointer, value.clone(), policy).unwrap_err();
+            assert!(
+                matches!(&error, KubeconfigError::Forbidden { path: p, .. } if p == path),
+                "{pointer}: {error}"
+            );
+            assert_eq!(error.reason(), "KubeconfigForbiddenField");
+            assert!(error.to_string().starts_with(path), "{error}");
+            assert!(
+                error.to_string().contains("--insecure-kubeconfig-"),
+                "{error}"
+            );
+        }
+        let kept: Value =
+            serde_json::from_str(&with(pointer, value.clone(), admitted).unwrap().yaml).unwrap();
+        assert_eq!(kept.pointer(pointer), Some(&value), "{pointer}");
+    }
+}
+
+#[test]
+fn client_certificate_files_are_refused_and_admitted_as_a_pair() {
+    let mut document = good();
+    document["users"][0]["user"] =
+        json!({ "client-certificate": "/c.pem", "client-key": "/k.pem" });
+    let error = parsed(&document).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("users[0].user.client-certificate is not"),
+        "{error}"
+    );
+    let files = Policy {
+        allow_files: true,
+        ..Policy::default()
+    };
+    let kept = parse(document.to_string().as_bytes(), &files).unwrap();
+    assert!(kept.yaml.contains("/k.pem"));
+    document["users"][0]["user"]["client-key"] = json!("k.pem");
+    let error = parse(document.to_string().as_bytes(), &files).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "users[0].user.client-key must be an absolute path"
+    );
+}
+
+#[test]
+fn no_switch_admits_proxies_impersonation_or_basic_authentication() {
+    let everything = Policy {
+        allow_exec: true,
+        allow_auth_provider: true,
+        allow_token_file: true,
+        allow_files: true,
+        allow_insecure_tls: true,
+    };
+    for (pointer, value) in [
+        ("/clusters/0/cluster/proxy-url", json!("http://proxy:3128")),
+        ("/users/0/user/as", json!("system:admin")),
+        ("/users/0/user/as-uid", json!("0")),
+        ("/users/0/user/as-groups", json!(["system:masters"])),
+        ("/users/0/user/as-user-extra", json!({ "a": ["b"] })),
+        ("/users/0/user/impersonate-anything", json!("x")),
+        ("/users/0/user/username", json!("admin")),
+        ("/users/0/user/password", json!("hunter2")),
+    ] {
+        let error = with(pointer, value, everything).unwrap_err();
+        assert!(
+            matches!(error, KubeconfigError::Forbidden { .. }),
+            "{pointer}: {error}"
+        );
+    }
+}
+
+#[test]
+fn tls_verification_is_not_switched_off_without_the_labs_switch() {
+    let pointer = "/clusters/0/cluster/insecure-skip-tls-verify";
+    assert_eq!(strictly(pointer, json!(false)), parsed(&good()));
+    let error = strictly(pointer, json!(true)).unwrap_err();
+    assert!(
+        matches!(error, KubeconfigError::Forbidden { .. }),
+        "{error}"
+    );
+    for odd in [json!("true"), json!("false"), json!(1), json!("yes")] {
+        let error = strictly(pointer, odd).unwrap_err().to_string();
+        assert!(
+            error.ends_with("must be true or false, without quotes"),
+            "{error}"
+        );
+    }
+    for yaml in ["yes", "True", "on", "y"] {
+        let text = format!(
+            "clusters: [{{name: k, cluster: {{insecure-skip-tls-verify: {yaml}, server: \"https://h\"}}}}]\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\ncurrent-context: c\n"
+        );
+        assert!(
+            refused(text.as_bytes()).contains("insecure-skip-tls-verify"),
+            "{yaml}"
+        );
+    }
+
+    let lab = Policy {
+        allow_insecure_tls: true,
+        ..Policy::default()
+    };
+    let error = with(pointer, json!(true), lab).unwrap_err().to_string();
+    assert!(
+        error.contains("contradicts the certificate authority"),
+        "{error}"
+    );
+    let mut document = good();
+    document["clusters"][0]["cluster"] =
+        json!({ "server": "https://h", "insecure-skip-tls-verify": true });
+    let kept = parse(document.to_string().as_bytes(), &lab).unwrap();
+    assert!(kept.yaml.contains("\"insecure-skip-tls-verify\":true"));
+}
+
+#[test]
+fn unknown_fields_are_refused_where_they_matter_and_extensions_are_dropped() {
+    for (pointer, path) in [
+        ("/clusterz", "clusterz"),
+        ("/clusters/0/Cluster", "clusters[0].Cluster"),
+        ("/clusters/0/cluster/Server", "clusters[0].cluster.Server"),
+        (
+            "/contexts/0/context/cluster-name",
+            "contexts[0].context.cluster-name",
+        ),
+        ("/users/0/user/Exec", "users[0].user.Exec"),
+        ("/users/0/user/token-file", "users[0].user.token-file"),
+    ] {
+        let error = strictly(pointer, json!("x")).unwrap_err();
+        assert_eq!(
+            error,
+            KubeconfigError::UnknownField {
+                path: path.to_owned()
+            }
+        );
+    }
+    let extension = json!([{ "name": "client.authentication.k8s.io/exec", "extension": {} }]);
+    for pointer in [
+        "/extensions",
+        "/clusters/0/extensions",
+        "/clusters/0/cluster/extensions",
+        "/contexts/0/context/extensions",
+        "/users/0/user/extensions",
+    ] {
+        assert_eq!(
+            strictly(pointer, extension.clone()),
+            parsed(&good()),
+            "{pointer}"
+        );
+    }
+}
+
+#[test]
+fn fields_without_effect_are_as_good_as_absent() {
+    for (pointer, value) in [
+        ("/users/0/user/exec", Value::Null),
+        ("/users/0/user/tokenFile", json!("")),
+        ("/clusters/0/cluster/proxy-url", json!("")),
+        ("/clusters/0/cluster/disable-compression", json!(true)),
+        ("/preferences", json!({ "colors": true })),
+    ] {
+        assert_eq!(strictly(pointer, value), parsed(&good()), "{pointer}");
+    }
+}
+
+#[test]
+fn a_missing_or_dangling_reference_says_what_is_missing() {
+    for (pointer, value, message) in [
+        (
+            "/current-context",
+            Value::Null,
+            "failed to determine current context",
+        ),
+        (
+            "/current-context",
+            json!(""),
+            "failed to determine current context",
+        ),
+        (
+            "/current-context",
+            json!("x"),
+            "context \"x\" not found in contexts",
+        ),
+        (
+            "/contexts",
+            Value::Null,
+            "context \"admin@edge-1\" not found in contexts",
+        ),
+        (
+            "/contexts/0/context/cluster",
+            json!("x"),
+            "cluster \"x\" not found in clusters",
+        ),
+        (
+            "/contexts/0/context/cluster",
+            Value::Null,
+            "contexts[0].context.cluster is not set",
+        ),
+        (
+            "/contexts/0/context/user",
+            json!("x\ny"),
+            "user \"x\\ny\" not found in users",
+        ),
+        (
+            "/contexts/0/context/user",
+            Value::Null,
+            "contexts[0].context.user is not set",
+        ),
+        (
+            "/contexts/0/context",
+            Value::Null,
+            "contexts[0].context.cluster is not set",
+        ),
+        (
+            "/users/0/user",
+            Value::Null,
+            "users[0].user has no credential",
+        ),
+        (
+            "/users/0/user",
+            json!({}),
+            "users[0].user has no credential",
+        ),
+        (
+            "/users/0/user",
+            json!({ "token": "" }),
+            "users[0].user has no credential",
+        ),
+        (
+            "/clusters/0/cluster",
+            Value::Null,
+            "clusters[0].cluster.server is not set",
+        ),
+        ("/clusters", json!({}), "clusters must be a list"),
+        ("/users/0/user", json!([]), "users[0].user must be a map"),
+        (
+            "/users/0/name",
+            json!(7),
+            "user \"admin\" not found in users",
+        ),
+        ("/kind", json!("Secret"), "kind must be Config"),
+        ("/apiVersion", json!("v2"), "apiVersion must be v1"),
+        (
+            "/contexts/0/context/namespace",
+            json!("A/b"),
+            "contexts[0].context.namespace is not",
+        ),
+    ] {
+        let error = strictly(pointer, value.clone()).unwrap_err();
+        assert!(
+            error.to_string().starts_with(message),
+            "{pointer} {value}: {error}"
+        );
+        assert_eq!(error.reason(), "KubeconfigInvalid");
+    }
+}
+
+#[test]
+fn a_name_that_is_there_twice_is_not_guessed_at() {
+    let mut document = good();
+    let user = document["users"][0].clone();
+    document["users"].as_array_mut().unwrap().push(user);
+    let error = parsed(&document).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "users has the name \"admin\" more than once: leave one of them"
+    );
+}
+
+#[test]
+fn the_server_must_be_https_with_a_host_and_no_credentials() {
+    for (server, message) in [
+        (json!("http://10.0.0.1"), "must start with https://"),
+        (json!("https://a:b@h"), "has a user name or password"),
+        (json!("https://h:0"), "has no valid port"),
+        (json!("https://"), "has no host"),
+        (json!(6443), "must be a string"),
+    ] {
+        let error = strictly("/clusters/0/cluster/server", server)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with(&format!("clusters[0].cluster.server {message}")),
+            "{error}"
+        );
+    }
+    for name in ["a b", "https://h", "-"] {
+        let error = strictly("/clusters/0/cluster/tls-server-name", json!(name)).unwrap_err();
+        assert!(
+            error.to_string().contains("is not a host name"),
+            "{name}: {error}"
+        );
+    }
+}
+
+#[test]
+fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() {
+    use base64::Engine as _;
+    let encode = |text: &str| Value::String(base64::engine::general_purpose::STANDARD.encode(text));
+    let ca = "/clusters/0/cluster/certificate-authority-data";
+    let cert = "/users/0/user/client-certificate-data";
+    let key = "/users/0/user/client-key-data";
+    let token = "/users/0/user/token";
+    let open = "-----BEGIN CERTIFICATE-----\nMAMCAQE=\n";
+    let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let encrypted =
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAMCAQE=\n-----END ENCRYPTED PRIVATE KEY-----\n";
+    for (pointer, value, message) in [
+        (ca, json!("%%%"), "certificate-authority-data is not base64"),
+        (
+            ca,
+            encode("hello"),
+            "certificate-authority-data holds no PEM certificate",
+        ),
+        (
+            ca,
+            json!(KEY),
+            "certificate-authority-data holds no PEM certificate",
+        ),
+        (
+            ca,
+            encode(open),
+            "certificate-authority-data holds a PEM certificate that is damaged",
+        ),
+        (
+            ca,
+            encode(garbage),
+            "holds a PEM certificate that is damaged",
+        ),
+        (
+            ca,
+            json!([1]),
+            "certificate-authority-data must be a string",
+        ),
+        (cert, json!(CERTIFICATE), "client-key-data is missing"),
+        (key, json!(KEY), "client-certificate-data is missing"),
+        (
+            cert,
+            json!(KEY),
+            "client-certificate-data holds no PEM certificate",
+        ),
+        (
+            key,
+            json!(CERTIFICATE),
+            "client-key-data holds no PEM private key",
+        ),
+        (
+            key,
+            encode(encrypted),
+            "client-key-data holds no PEM private key, or one that is enc",
+        ),
+        (
+            token,
+            json!("line\nend"),
+            "token has a character that no token has",
+        ),
+        (
+            token,
+            json!("tök"),
+            "token has a character that no token has",
+        ),
+        (token, json!(123), "token must be a string"),
+    ] {
+        let error = strictly(pointer, value).unwrap_err().to_string();
+        assert!(error.contains(message), "{pointer}: {error}");
+    }
+}
+
+#[test]
+fn a_secret_that_became_a_key_or_a_long_name_is_not_shown() {
+    let error = strictly(&format!("/users/0/user/{TOKEN}"), Value::Null)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("users[0].user.(key not shown) is not a known"),
+        "{error}"
+    );
+    let long = "n".repeat(1000);
+    let error = strictly("/contexts/0/context/user", json!(long))
+        .unwrap_err()
+        .to_string();
+    assert!(error.len() < 120, "{error}");
+}

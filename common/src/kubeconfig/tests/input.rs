@@ -1,0 +1,125 @@
+//! What bytes are read as one document.
+
+use super::*;
+
+#[test]
+fn block_style_yaml_with_comments_bom_and_crlf_is_read() {
+    let text = format!(
+        "\u{feff}# written by kubeadm\napiVersion: v1\nkind: Config\ncurrent-context: c\n{}clusters:\n- \
+         cluster:\n    server: https://h:1\n    certificate-authority-data: |\n      {}\n      {}\n  name: k\n\
+         contexts:\n- context: &x\n    cluster: k\n    user: u\n  name: c\n- context: *x\n  name: d\n\
+         users:\n- name: u\n  user:\n    token: \"{TOKEN}\"\n    client-certificate-data: {CERTIFICATE}\n    \
+         client-key-data: {KEY}\n",
+        "# many comments\n".repeat(100),
+        CERTIFICATE.split_at(40).0,
+        CERTIFICATE.split_at(40).1,
+    )
+    .replace('\n', "\r\n");
+    let sanitized = parse(text.as_bytes(), &Policy::default()).unwrap();
+    let rebuilt: Value = serde_json::from_str(&sanitized.yaml).unwrap();
+    assert_eq!(
+        rebuilt["clusters"][0]["cluster"]["certificate-authority-data"],
+        CERTIFICATE
+    );
+    assert_eq!(rebuilt["users"][0]["user"]["client-key-data"], KEY);
+    assert_eq!(sanitized.namespace, None);
+}
+
+#[test]
+fn document_markers_and_a_merge_key_are_read() {
+    let text = good().to_string();
+    assert_eq!(
+        parse(format!("---\n{text}\n").as_bytes(), &Policy::default()),
+        parsed(&good())
+    );
+    assert_eq!(
+        parse(format!("{text}\n...\n").as_bytes(), &Policy::default()),
+        parsed(&good())
+    );
+
+    let merged = "
+clusters: [{name: k, cluster: {server: 'https://h'}}]
+contexts: [{name: c, context: &x {cluster: k, user: u}}, {name: d, context: {<<: *x}}]
+users: [{name: u, user: {token: t}}]
+current-context: d
+";
+    assert!(parse(merged.as_bytes(), &Policy::default()).is_ok());
+    let hidden = merged.replace("user: u}}, {", "user: u, exec: {}}}, {");
+    assert_eq!(
+        refused(hidden.as_bytes()),
+        "contexts[1].context.exec is not a known field: remove it or correct its name"
+    );
+}
+
+#[test]
+fn input_that_is_no_single_yaml_document_is_refused_with_its_place() {
+    let two = format!("{}\n---\n{}\n", good(), good());
+    let duplicate = "current-context: a\ncurrent-context: b\n";
+    for (bytes, message) in [
+        (b"".as_slice(), "failed to determine current context"),
+        (b"null", "failed to determine current context"),
+        (b"{}", "failed to determine current context"),
+        (b"# nothing\n", "failed to determine current context"),
+        (b"- a\n", "kubeconfig is not read: its root is no map"),
+        (b"just text", "kubeconfig is not read: its root is no map"),
+        (
+            two.as_bytes(),
+            "kubeconfig is not read at line 3, column 1: there is more than one YAML",
+        ),
+        (
+            duplicate.as_bytes(),
+            "kubeconfig is not read at line 2, column 1: a key is there twice",
+        ),
+        (b"a: [b", "kubeconfig is not read at line 1, column "),
+        (b"a: b: c", "kubeconfig is not read at line 1, column "),
+        (b"ab\xff\xfe", "kubeconfig is not UTF-8 text, at byte 2"),
+        (b"\xff\xfea\x00", "kubeconfig is not UTF-8 text, at byte 0"),
+        (b"a\x00:\x00", "kubeconfig has a NUL at byte 1"),
+    ] {
+        let error = refused(bytes);
+        assert!(error.starts_with(message), "{error}");
+    }
+}
+
+#[test]
+fn yaml_bombs_are_stopped_by_a_bound() {
+    let mut laughs = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
+    for i in 1..10 {
+        let before = format!("*a{}", i - 1);
+        laughs.push_str(&format!(
+            "a{i}: &a{i} [{}]\n",
+            [before.as_str(); 9].join(",")
+        ));
+    }
+    let wide_alias = format!(
+        "a: &a \"{}\"\nb: [{}]\n",
+        "x".repeat(100_000),
+        "*a,".repeat(5000)
+    );
+    let many = format!("a: [{}]", "x,".repeat(60_000));
+    for bomb in [
+        laughs,
+        wide_alias,
+        many,
+        "[".repeat(200_000),
+        "{a: ".repeat(50_000),
+        "- ".repeat(100_000),
+        "a: &a [*a]".to_owned(),
+    ] {
+        let error = refused(bomb.as_bytes());
+        assert!(error.starts_with("kubeconfig is not read"), "{error}");
+    }
+}
+
+#[test]
+fn the_size_is_capped_before_anything_is_parsed() {
+    let padding = |size: usize| {
+        let text = good().to_string();
+        format!("{text}\n#{}", "x".repeat(size - text.len() - 2))
+    };
+    assert!(parse(padding(SIZE_MAX).as_bytes(), &Policy::default()).is_ok());
+    assert_eq!(
+        parse(padding(SIZE_MAX + 1).as_bytes(), &Policy::default()),
+        Err(KubeconfigError::TooLarge { size: SIZE_MAX + 1 })
+    );
+}

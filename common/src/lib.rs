@@ -1,0 +1,9 @@
+//! The domain's words, without I/O.
+
+pub mod conditions;
+pub mod desired;
+pub mod fingerprint;
+pub mod kubeconfig;
+pub mod names;
+pub mod telemetry;
+pub mod tenant;

@@ -1,0 +1,146 @@
+//! Logs of a process: to stderr, as text or as JSON lines, filtered by `RUST_LOG`.
+
+use std::fmt;
+use std::io::IsTerminal as _;
+use std::str::FromStr;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// What is logged when neither `RUST_LOG` nor a flag says otherwise.
+pub const DEFAULT_FILTER: &str = "info";
+
+const VARIABLE: &str = "RUST_LOG";
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = UnknownLogFormat;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(UnknownLogFormat {
+                found: text.to_owned(),
+            }),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("log format {found:?} is unknown: use text or json")]
+pub struct UnknownLogFormat {
+    found: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    #[error(
+        "{origin} is not a log filter: use a level (error, warn, info, debug, trace) or target=level pairs"
+    )]
+    Filter {
+        origin: &'static str,
+        #[source]
+        source: tracing_subscriber::filter::ParseError,
+    },
+    #[error("logging was already set up in this process")]
+    AlreadySet(#[source] tracing_subscriber::util::TryInitError),
+}
+
+/// Logs from now on, at level info unless `RUST_LOG` says otherwise. Once per process.
+pub fn init(format: LogFormat) -> Result<(), TelemetryError> {
+    init_with(format, DEFAULT_FILTER)
+}
+
+/// As [`init`], with `default_filter` in the place of info.
+pub fn init_with(format: LogFormat, default_filter: &str) -> Result<(), TelemetryError> {
+    let filter = filter(std::env::var(VARIABLE).ok().as_deref(), default_filter)?;
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => lines
+            .with_ansi(std::io::stderr().is_terminal())
+            .finish()
+            .try_init(),
+        LogFormat::Json => lines.json().flatten_event(true).finish().try_init(),
+    }
+    .map_err(TelemetryError::AlreadySet)
+}
+
+fn filter(variable: Option<&str>, default_filter: &str) -> Result<EnvFilter, TelemetryError> {
+    let (text, origin) = match variable.map(str::trim).filter(|text| !text.is_empty()) {
+        Some(text) => (text, VARIABLE),
+        None => (default_filter, "the log level"),
+    };
+    EnvFilter::builder()
+        .parse(text)
+        .map_err(|source| TelemetryError::Filter { origin, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_format_reads_back_as_it_is_shown_and_others_are_refused() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            assert_eq!(format.to_string().parse(), Ok(format));
+        }
+        let error = "xml".parse::<LogFormat>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "log format \"xml\" is unknown: use text or json"
+        );
+    }
+
+    #[test]
+    fn the_variable_wins_over_the_default_unless_it_is_empty() {
+        let shown = |variable| filter(variable, "info").unwrap().to_string();
+        assert_eq!(shown(None), "info");
+        assert_eq!(shown(Some("  ")), "info");
+        assert_eq!(shown(Some("debug")), "debug");
+        assert_eq!(shown(Some("kube=warn")), "kube=warn");
+    }
+
+    #[test]
+    fn a_bad_filter_is_named_by_its_origin() {
+        let error = filter(Some("hub=loud"), "info").unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("RUST_LOG is not a log filter"),
+            "{error}"
+        );
+        let error = filter(None, "hub=loud").unwrap_err();
+        assert!(
+            error.to_string().starts_with("the log level is not"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn setting_it_up_twice_is_an_error_and_no_panic() {
+        assert!(init(LogFormat::Json).is_ok());
+        assert!(matches!(
+            init(LogFormat::Text),
+            Err(TelemetryError::AlreadySet(_))
+        ));
+    }
+}

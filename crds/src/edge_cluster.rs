@@ -1,0 +1,228 @@
+//! `EdgeCluster`: one member of the fleet, as home sees it.
+
+#![expect(
+    clippy::duplicated_attributes,
+    reason = "every printcolumn has a type_ of its own"
+)]
+#![expect(
+    unreachable_pub,
+    reason = "KubeSchema copies a struct into a function, `pub` and all"
+)]
+
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
+use kube::{CustomResource, CustomResourceExt, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{condition_list, published::published};
+
+/// What is wanted of a member. What is as by default is not written, so that who applies this owns
+/// only what it has set.
+#[derive(
+    CustomResource, JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize,
+)]
+#[kube(
+    group = "mesh.openkcm.io",
+    version = "v1alpha1",
+    kind = "EdgeCluster",
+    plural = "edgeclusters",
+    singular = "edgecluster",
+    shortname = "ec",
+    status = "EdgeClusterStatus",
+    derive = "PartialEq",
+    doc = "A cluster of the fleet.",
+    printcolumn(name = "Mode", type_ = "string", json_path = ".status.mode"),
+    printcolumn(
+        name = "Connected",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Connected\")].status"
+    ),
+    printcolumn(
+        name = "Ready",
+        type_ = "integer",
+        json_path = ".status.tenants.ready",
+        description = "Tenants that are ready."
+    ),
+    printcolumn(
+        name = "Tenants",
+        type_ = "integer",
+        json_path = ".status.tenants.total",
+        description = "Tenants in all."
+    ),
+    printcolumn(
+        name = "Version",
+        type_ = "string",
+        json_path = ".status.kubernetesVersion"
+    ),
+    printcolumn(
+        name = "Applied",
+        type_ = "integer",
+        json_path = ".status.applied.generation",
+        description = "Generation of the desired state that the member acts on."
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    ),
+    printcolumn(
+        name = "LastSeen",
+        type_ = "date",
+        json_path = ".status.lastSeen",
+        priority = 1
+    )
+)]
+#[schemars(extend("default" = {}))]
+#[serde(rename_all = "camelCase")]
+pub struct EdgeClusterSpec {
+    /// Nothing is written on the member but status.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub paused: bool,
+    /// The member's agent is refused, and the hub does not go there either.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub banned: bool,
+    /// What the member was found by. A member that joined by its agent alone has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_ref: Option<SourceRef>,
+    /// What becomes of the member's releases when this object is deleted; by default `Retain`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub deletion_policy: DeletionPolicy,
+    /// The namespaces on home whose objects may be aimed at this member. All when not set, none when
+    /// empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub allowed_namespaces: Option<Vec<String>>,
+}
+
+/// The object on home that a member was found by.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[x_kube(
+    validation = Rule::new("self.kind == 'SelfCluster' || (has(self.namespace) && has(self.name))")
+        .message("sourceRef needs namespace and name, unless its kind is SelfCluster")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceRef {
+    /// `Secret`, or `SelfCluster` for home itself; more to come.
+    #[schemars(length(min = 1, max = 63))]
+    pub kind: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub name: Option<String>,
+}
+
+/// What becomes of a member's releases when its EdgeCluster is deleted.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeletionPolicy {
+    #[default]
+    Retain,
+    Uninstall,
+}
+
+/// What is known of a member.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EdgeClusterStatus {
+    /// Who reconciles the member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+    /// `Connected`, `TargetClusterResolved` and `Healthy`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "condition_list::schema")]
+    pub conditions: Vec<Condition>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubernetes_version: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_version: Option<String>,
+    /// UID of the member's namespace `kube-system`.
+    #[serde(
+        default,
+        rename = "clusterUID",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub cluster_uid: Option<String>,
+    /// Who holds the member's Lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenants: Option<TenantCounts>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub applied: Option<Applied>,
+    /// When the agent's certificate expires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_expiry: Option<Time>,
+    /// When the member was last heard of; written at most once a minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_seen: Option<Time>,
+}
+
+/// Who reconciles a member.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Mode {
+    /// The agent on the member.
+    Agent,
+    /// The hub, with the member's kubeconfig.
+    Proxy,
+    /// Nobody.
+    None,
+}
+
+/// A member's Tenants by phase.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TenantCounts {
+    pub total: u32,
+    pub ready: u32,
+    pub pending: u32,
+    pub error: u32,
+}
+
+/// The desired state that a member acts on.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Applied {
+    pub epoch: u64,
+    pub generation: u64,
+    pub digest: String,
+}
+
+impl EdgeCluster {
+    /// The CRD as it is applied. Shadows the derive's own, which lacks our schema version.
+    pub fn crd() -> CustomResourceDefinition {
+        published(<Self as CustomResourceExt>::crd())
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_by_default_is_written_as_nothing_and_read_as_such() {
+        let spec = EdgeClusterSpec::default();
+        assert_eq!(serde_json::to_value(&spec).unwrap(), serde_json::json!({}));
+        let read: EdgeClusterSpec = serde_json::from_value(serde_json::json!({})).unwrap();
+        assert_eq!(read, spec);
+        assert_eq!(read.deletion_policy, DeletionPolicy::Retain);
+    }
+
+    #[test]
+    fn no_namespace_and_any_namespace_are_different_things() {
+        let none: EdgeClusterSpec =
+            serde_json::from_value(serde_json::json!({"allowedNamespaces": []})).unwrap();
+        assert_eq!(none.allowed_namespaces, Some(Vec::new()));
+        assert_ne!(none, EdgeClusterSpec::default());
+        let written = serde_json::to_value(&none).unwrap();
+        assert_eq!(written, serde_json::json!({"allowedNamespaces": []}));
+    }
+}

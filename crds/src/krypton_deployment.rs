@@ -1,0 +1,132 @@
+//! `KryptonDeployment`: the fleet's chart for an account, in a region (reference 1.1).
+
+#![expect(
+    clippy::duplicated_attributes,
+    reason = "every printcolumn has a type_ of its own"
+)]
+
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::Condition,
+};
+use kube::{CustomResource, CustomResourceExt};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{condition_list, published::published};
+
+/// What is wanted: whose deployment, and where.
+#[derive(
+    CustomResource, JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize,
+)]
+#[kube(
+    group = "mesh.openkcm.io",
+    version = "v1alpha1",
+    kind = "KryptonDeployment",
+    plural = "kryptondeployments",
+    singular = "kryptondeployment",
+    shortname = "kd",
+    namespaced,
+    status = "KryptonDeploymentStatus",
+    derive = "PartialEq",
+    doc = "The fleet's Helm chart, installed for an account on a region's cluster, in a namespace of this object's name.",
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Region", type_ = "string", json_path = ".spec.region.name"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct KryptonDeploymentSpec {
+    pub account: Account,
+    pub region: Region,
+}
+
+/// Whose deployment it is.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Account {
+    /// An empty name is admitted, as it always was; a condition says that it is missing.
+    pub name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// Where it runs. Without a word on its kubeconfig: Secret `<name>-kubeconfig` in the namespace where
+/// the hub looks for kubeconfigs.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Region {
+    pub name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubeconfig: Option<RegionKubeconfig>,
+    /// Deprecated: use `kubeconfig.secret.name`, which wins over it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubeconfig_secret_name: Option<String>,
+}
+
+/// How the region's cluster is reached.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RegionKubeconfig {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<KubeconfigSecret>,
+}
+
+/// The Secret that holds the kubeconfig.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KubeconfigSecret {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// By default the namespace where the hub looks for kubeconfigs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The key in the Secret's data; by default `kubeconfig`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+/// What is known of the deployment.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KryptonDeploymentStatus {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<DeploymentPhase>,
+    /// One line for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_message: Option<String>,
+    /// `<repo>/<chart>:<version>` of what was last installed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_applied_chart: Option<String>,
+    /// The `metadata.generation` that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "condition_list::schema")]
+    pub conditions: Vec<Condition>,
+}
+
+/// The summary of the conditions.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeploymentPhase {
+    Pending,
+    Ready,
+    Error,
+}
+
+impl KryptonDeployment {
+    /// The CRD as it is applied. Shadows the derive's own, which lacks our schema version.
+    pub fn crd() -> CustomResourceDefinition {
+        published(<Self as CustomResourceExt>::crd())
+    }
+}

@@ -1,0 +1,59 @@
+//! What every CRD of ours gets on top of what the derive makes of its type.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+
+use crate::{SCHEMA_VERSION, SCHEMA_VERSION_ANNOTATION};
+
+pub(crate) fn published(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    let label = ("app.kubernetes.io/part-of".to_owned(), "krypton".to_owned());
+    crd.metadata.labels.get_or_insert_default().extend([label]);
+    let version = (
+        SCHEMA_VERSION_ANNOTATION.to_owned(),
+        SCHEMA_VERSION.to_string(),
+    );
+    crd.metadata
+        .annotations
+        .get_or_insert_default()
+        .extend([version]);
+    let schemas = crd
+        .spec
+        .versions
+        .iter_mut()
+        .filter_map(|version| version.schema.as_mut());
+    for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
+        settle(schema);
+    }
+    crd
+}
+
+/// The derive makes every `Option` nullable. Without that the apiserver drops a `null` where it
+/// comes in, so that it means "not set" to rules and to readers alike. Unsigned formats are unknown
+/// to Kubernetes, which warns of them. Descriptions come with the line breaks of our source.
+fn settle(schema: &mut JSONSchemaProps) {
+    schema.nullable = None;
+    schema.title = None;
+    schema.description = schema
+        .description
+        .take()
+        .map(|text| text.replace('\n', " "));
+    if schema
+        .format
+        .as_deref()
+        .is_some_and(|format| format.starts_with("uint"))
+    {
+        schema.format = Some("int64".to_owned());
+    }
+    schema
+        .properties
+        .iter_mut()
+        .flat_map(|properties| properties.values_mut())
+        .for_each(settle);
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        settle(items);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        settle(values);
+    }
+}

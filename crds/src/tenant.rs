@@ -1,0 +1,188 @@
+//! `Tenant`: one installation of the fleet's chart, on the cluster it is on or the one it names.
+
+#![expect(
+    clippy::duplicated_attributes,
+    reason = "every printcolumn has a type_ of its own"
+)]
+#![expect(
+    unreachable_pub,
+    reason = "KubeSchema copies a struct into a function, `pub` and all"
+)]
+
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::Condition,
+};
+use kube::{CustomResource, CustomResourceExt, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{condition_list, published::published};
+
+/// What is wanted for a tenant. An object without a spec is a Tenant with all defaults.
+#[derive(
+    CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize,
+)]
+#[kube(
+    group = "mesh.openkcm.io",
+    version = "v1alpha1",
+    kind = "Tenant",
+    plural = "tenants",
+    singular = "tenant",
+    shortname = "tn",
+    namespaced,
+    status = "TenantStatus",
+    derive = "PartialEq",
+    doc = "A tenant, for which Krypton keeps the fleet's Helm chart installed.",
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Workspace", type_ = "string", json_path = ".spec.workspace"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
+        name = "Chart",
+        type_ = "string",
+        json_path = ".status.lastAppliedChart",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.lastMessage",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    )
+)]
+#[x_kube(
+    validation = Rule::new("!has(oldSelf.workspace) || oldSelf.workspace == '' || has(self.workspace)")
+        .message("workspace cannot be removed once set; delete the Tenant and create it anew")
+)]
+#[schemars(extend("default" = {}))]
+#[serde(rename_all = "camelCase")]
+pub struct TenantSpec {
+    /// The namespace that the chart goes to, made if missing; by default the Tenant's name. It
+    /// cannot be changed once set.
+    // Every rule passes a value that was stored before: an object must stay open to updates, above
+    // all to the removal of its finalizers.
+    #[x_kube(
+        validation = Rule::new("(oldSelf.hasValue() && oldSelf.value() == self) || (size(self) <= 63 && self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))")
+            .message("workspace must be a legal namespace name: 1 to 63 of a-z, 0-9 and '-', with a letter or digit first and last")
+            .optional_old_self(true),
+        validation = Rule::new("self == oldSelf || oldSelf == ''")
+            .message("workspace cannot be changed once set; delete the Tenant and create it anew")
+    )]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<String>,
+    /// The member of the fleet that this Tenant is for; by default the cluster that it is on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_ref: Option<ClusterRef>,
+}
+
+/// A member of the fleet, named by the Secret that holds its kubeconfig.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterRef {
+    /// The Secret's name, which is the member's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_name: Option<String>,
+    /// The Secret's namespace; by default the one where the hub looks for kubeconfigs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_namespace: Option<String>,
+}
+
+/// What is known of a tenant.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TenantStatus {
+    /// `Pending`, `Ready` or `Error`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    /// One line for people: how many clusters are ready, and what is wrong with the worst.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_message: Option<String>,
+    /// `<repo>/<chart>:<version>` of what was last installed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_applied_chart: Option<String>,
+    /// The `metadata.generation` that this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// `Ready` over all clusters; per cluster `ClusterReady/<cluster>`, `ClusterProgress/<cluster>`
+    /// and `ClusterError/<cluster>`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "condition_list::schema")]
+    pub conditions: Vec<Condition>,
+}
+
+impl Tenant {
+    /// The CRD as it is applied. Shadows the derive's own, which lacks our schema version.
+    pub fn crd() -> CustomResourceDefinition {
+        published(<Self as CustomResourceExt>::crd())
+    }
+
+    /// The namespace that the chart goes to. Not always a legal one: names have more freedom, and
+    /// so had older schemas.
+    pub fn workspace(&self) -> &str {
+        let set = self
+            .spec
+            .workspace
+            .as_deref()
+            .filter(|workspace| !workspace.is_empty());
+        set.or(self.metadata.name.as_deref()).unwrap_or_default()
+    }
+
+    /// The member that `clusterRef` names, if it names one.
+    pub fn names_member(&self) -> Option<&str> {
+        let secret = self.spec.cluster_ref.as_ref()?.secret_name.as_deref()?;
+        Some(secret).filter(|name| !name.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(spec: serde_json::Value) -> Tenant {
+        Tenant::new("acme", serde_json::from_value(spec).unwrap())
+    }
+
+    #[test]
+    fn the_workspace_is_by_default_the_name() {
+        assert_eq!(tenant(serde_json::json!({})).workspace(), "acme");
+        assert_eq!(
+            tenant(serde_json::json!({"workspace": ""})).workspace(),
+            "acme"
+        );
+        assert_eq!(
+            tenant(serde_json::json!({"workspace": "acme-ws"})).workspace(),
+            "acme-ws"
+        );
+    }
+
+    #[test]
+    fn a_cluster_ref_without_a_secret_name_names_no_member() {
+        for spec in [
+            serde_json::json!({}),
+            serde_json::json!({"clusterRef": {}}),
+            serde_json::json!({"clusterRef": {"secretName": "", "secretNamespace": "krypton"}}),
+        ] {
+            assert_eq!(tenant(spec.clone()).names_member(), None, "{spec}");
+        }
+        let named = tenant(serde_json::json!({"clusterRef": {"secretName": "edge-1"}}));
+        assert_eq!(named.names_member(), Some("edge-1"));
+    }
+
+    #[test]
+    fn only_what_is_set_is_written() {
+        let mut tenant = tenant(serde_json::json!({}));
+        tenant.status = Some(TenantStatus::default());
+        let written = serde_json::to_value(&tenant).unwrap();
+        assert_eq!(written["spec"], serde_json::json!({}));
+        assert_eq!(written["status"], serde_json::json!({}));
+    }
+}

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Builds the local Kubernetes that tests and the demo run on, once, into a cache outside the checkout.
+#   tools.sh          builds what is missing, with progress; prints the folder of the binaries last
+#   tools.sh dir      prints the folder only
+#   tools.sh check    fails, naming what is missing, when a tool is not there
+# Binaries of a fitting version in $KUBEBUILDER_ASSETS or on PATH are linked instead of built.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok)
+pins=$(cat ./*/go.mod ./*/go.sum charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
+root=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools/$pins
+bin=$root/bin
+charts=$root/charts
+
+version_of() { sed -En "s#^(require)?[[:space:]]*$2 v([^ ]+).*#\2#p" "$1/go.mod" | head -n 1; }
+kubernetes=$(version_of kubernetes k8s.io/kubernetes)
+helm=$(version_of helm helm.sh/helm/v4)
+
+missing() {
+  local tool
+  for tool in "${tools[@]}"; do [ -x "$bin/$tool" ] || echo "$tool"; done
+  for chart in charts/*/; do [ -f "$charts/$(basename "$chart")/Chart.yaml" ] || echo "chart $(basename "$chart")"; done
+}
+
+case "${1:-build}" in
+  dir) echo "$root"; exit 0 ;;
+  check)
+    lacking=$(missing | paste -sd, -)
+    [ -z "$lacking" ] && exit 0
+    echo "missing in $root: $lacking; run 'make tools'" >&2
+    exit 1 ;;
+  build) ;;
+  *) echo "usage: $0 [build|dir|check]" >&2; exit 2 ;;
+esac
+
+# A binary fits when it is of the pinned minor version (helm: 4.2.4 or newer of major 4, as the hub demands).
+fits() {
+  local said
+  case "$1" in
+    etcd) said=$("$2" --version 2>/dev/null) && grep -q '^etcd Version: 3\.6\.' <<<"$said" ;;
+    kube-*) said=$("$2" --version 2>/dev/null) && grep -q "^Kubernetes v${kubernetes%.*}\." <<<"$said" ;;
+    kubectl) said=$("$2" version --client 2>/dev/null) && grep -q "^Client Version: v${kubernetes%.*}\.[0-9]*$" <<<"$said" ;;
+    helm) said=$("$2" version --template '{{.Version}}' 2>/dev/null) && grep -q "^v${helm%.*}\." <<<"$said" ;;
+    kwok) said=$("$2" --version 2>/dev/null) && grep -q 'v0\.8\.' <<<"$said" ;;
+  esac
+}
+
+mkdir -p "$bin" "$charts" "$root/log"
+exec 9>"$root/lock"
+flock 9 # two checkouts, or a test run beside make tools, build once
+
+for tool in "${tools[@]}"; do
+  [ -x "$bin/$tool" ] && continue
+  for found in "${KUBEBUILDER_ASSETS:+$KUBEBUILDER_ASSETS/$tool}" "$(command -v "$tool" || true)"; do
+    if [ -n "$found" ] && [ -x "$found" ] && fits "$tool" "$found"; then
+      echo "tools: using $found" >&2
+      ln -sf "$found" "$bin/$tool"
+      break
+    fi
+  done
+done
+
+if [ -n "$(missing)" ] && ! command -v go >/dev/null; then
+  echo "tools: no Go compiler found, and these are missing: $(missing | paste -sd, -)." >&2
+  echo "tools: install Go 1.26 or newer (https://go.dev/doc/install) and run 'make tools' again," >&2
+  echo "tools: or put binaries of Kubernetes ${kubernetes%.*} and etcd 3.6 into KUBEBUILDER_ASSETS." >&2
+  exit 1
+fi
+
+export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath"
+
+# build NAME MODULE ARGS...: go build with a line a few seconds, as the first one takes minutes.
+build() {
+  local name=$1 module=$2 start seconds
+  shift 2
+  start=$(date +%s)
+  echo "tools: building $name (the first time takes minutes, mostly downloading and compiling Go)" >&2
+  (cd "$module" && exec nice go build -mod=readonly "$@") >"$root/log/$name.log" 2>&1 &
+  local job=$!
+  while kill -0 "$job" 2>/dev/null; do
+    sleep 1
+    seconds=$(($(date +%s) - start))
+    ((seconds % 15 == 0)) && echo "tools:   $name, ${seconds} s" >&2
+  done
+  if ! wait "$job"; then
+    echo "tools: building $name failed:" >&2
+    tail -n 15 "$root/log/$name.log" >&2
+    exit 1
+  fi
+  echo "tools: $name built in $(($(date +%s) - start)) s" >&2
+}
+
+have() { local tool; for tool in "$@"; do [ -x "$bin/$tool" ] || return 1; done; }
+
+have etcd || build etcd etcd -ldflags "-s -w" -o "$bin/etcd" go.etcd.io/etcd/server/v3
+have helm || build helm helm -ldflags "-s -w -X helm.sh/helm/v4/internal/version.version=v$helm" -o "$bin/helm" helm.sh/helm/v4/cmd/helm
+if ! have kube-apiserver kube-controller-manager kube-scheduler kubectl; then
+  stamp=k8s.io/component-base/version
+  build kubernetes kubernetes \
+    -ldflags "-s -w -X $stamp.gitVersion=v$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=$(cut -d. -f2 <<<"$kubernetes") -X $stamp.gitTreeState=clean" \
+    -o "$bin/" k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl}
+fi
+have kwok || build kwok kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kwok sigs.k8s.io/kwok)" -o "$bin/kwok" sigs.k8s.io/kwok/cmd/kwok
+
+# The stages that let a fake node run pods, out of kwok's own module.
+if [ ! -f "$root/kwok/ready" ]; then
+  module=$(cd kwok && go list -m -f '{{.Dir}}' sigs.k8s.io/kwok)
+  mkdir -p "$root/kwok"
+  cat "$module"/kustomize/stage/node/fast/node-initialize.yaml \
+    <(echo ---) "$module"/kustomize/stage/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml \
+    <(for stage in "$module"/kustomize/stage/pod/fast/pod-*.yaml; do echo ---; cat "$stage"; done) \
+    >"$root/kwok/stages.yaml"
+  touch "$root/kwok/ready"
+fi
+
+# Charts nobody here wrote, as their Go modules carry them.
+for pin in charts/*/; do
+  name=$(basename "$pin")
+  [ -f "$charts/$name/Chart.yaml" ] && continue
+  echo "tools: fetching chart $name" >&2
+  source=$(cat "$pin/path")
+  module=$(cd "$pin" && go mod download -json "${source%%//*}" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
+  rm -rf "${charts:?}/$name.new"
+  cp -R "$module/${source##*//}" "$charts/$name.new"
+  chmod -R u+w "$charts/$name.new"
+  mv "$charts/$name.new" "$charts/$name"
+done
+
+echo "$root"

@@ -1,0 +1,171 @@
+//! The two HTTP servers of a process, metrics and health, and what "ready" means.
+
+mod bounded_listener;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::settings::BindAddress;
+use bounded_listener::BoundedListener;
+
+/// The flag of the metrics server, for messages.
+pub const METRICS_FLAG: &str = "--metrics-bind-address";
+/// The flag of the health server, for messages.
+pub const HEALTH_FLAG: &str = "--health-probe-bind-address";
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Why a server does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    #[error("{flag}: {address} is in use by another process; choose another port, or 0 to switch it off")]
+    InUse { flag: &'static str, address: BindAddress },
+    #[error("{flag}: listening on {address} failed; choose another address, or 0 to switch it off")]
+    Bind { flag: &'static str, address: BindAddress, #[source] source: io::Error },
+    #[error("{flag}: serving failed")]
+    Serve { flag: &'static str, #[source] source: io::Error },
+}
+
+/// Listens on `address`, for the flag that is to be named in errors. Done at start, so that a port
+/// in use ends the process before it touches a cluster.
+pub async fn bind(flag: &'static str, address: &BindAddress) -> Result<TcpListener, AdminError> {
+    let bound = match &address.host {
+        Some(host) => TcpListener::bind((host.as_str(), address.port)).await,
+        None => bind_all(address.port).await,
+    };
+    bound.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => AdminError::InUse { flag, address: address.clone() },
+        _ => AdminError::Bind { flag, address: address.clone(), source },
+    })
+}
+
+/// The IPv6 wildcard takes IPv4 too; where there is no IPv6, the IPv4 one.
+async fn bind_all(port: u16) -> io::Result<TcpListener> {
+    match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
+        Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).await
+        }
+        bound => bound,
+    }
+}
+
+/// Serves `/metrics` in the OpenMetrics text format until `stop`.
+pub async fn serve_metrics(
+    listener: TcpListener,
+    registry: Arc<Registry>,
+    stop: CancellationToken,
+) -> Result<(), AdminError> {
+    let metrics = move || async move {
+        let mut text = String::new();
+        match encode(&mut text, &registry) {
+            Ok(()) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+            Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        }
+    };
+    serve(METRICS_FLAG, listener, Router::new().route("/metrics", get(metrics)), stop).await
+}
+
+/// Serves `/healthz`, which says that the process answers, and `/readyz` until `stop`.
+pub async fn serve_health(
+    listener: TcpListener,
+    readiness: Readiness,
+    stop: CancellationToken,
+) -> Result<(), AdminError> {
+    let ready = move || async move {
+        let waiting = readiness.waiting_for();
+        if waiting.is_empty() {
+            (StatusCode::OK, "ok\n".to_owned())
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for: {}\n", waiting.join(", ")))
+        }
+    };
+    let router = Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(ready));
+    serve(HEALTH_FLAG, listener, router, stop).await
+}
+
+async fn serve(
+    flag: &'static str,
+    listener: TcpListener,
+    router: Router,
+    stop: CancellationToken,
+) -> Result<(), AdminError> {
+    axum::serve(BoundedListener::new(listener), router)
+        .with_graceful_shutdown(stop.cancelled_owned())
+        .await
+        .map_err(|source| AdminError::Serve { flag, source })
+}
+
+/// Whether the process is ready: when no guard is left. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    /// How many guards of each name are held.
+    held: Arc<Mutex<BTreeMap<String, usize>>>,
+}
+
+impl Readiness {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The process is not ready until the guard is dropped. `name` says what it waits for.
+    pub fn guard(&self, name: impl Into<String>) -> ReadinessGuard {
+        let name = name.into();
+        *self.lock().entry(name.clone()).or_default() += 1;
+        ReadinessGuard { name, readiness: self.clone() }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Names of the guards that are left, sorted.
+    pub fn waiting_for(&self) -> Vec<String> {
+        self.lock().keys().cloned().collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, usize>> {
+        // No code panics between two changes of the map, so a poisoned one is whole.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Holds readiness back while it lives.
+#[must_use = "dropping the guard completes it"]
+pub struct ReadinessGuard {
+    name: String,
+    readiness: Readiness,
+}
+
+impl fmt::Debug for ReadinessGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadinessGuard").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Drop for ReadinessGuard {
+    fn drop(&mut self) {
+        let mut held = self.readiness.lock();
+        if let Some(count) = held.get_mut(&self.name) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.name);
+                tracing::debug!(task = self.name, left = held.len(), "ready");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

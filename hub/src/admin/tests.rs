@@ -1,0 +1,124 @@
+//! The servers over real sockets on loopback.
+
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::*;
+
+async fn loopback() -> TcpListener {
+    bind(HEALTH_FLAG, &"127.0.0.1:0".parse().unwrap()).await.unwrap()
+}
+
+async fn request(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn readyz_names_what_it_waits_for_until_the_last_guard_is_gone() {
+    let listener = loopback().await;
+    let address = listener.local_addr().unwrap();
+    let readiness = Readiness::new();
+    let caches = readiness.guard("caches");
+    let fleet = readiness.guard("fleet");
+    let stop = CancellationToken::new();
+    let server = tokio::spawn(serve_health(listener, readiness.clone(), stop.clone()));
+
+    let answer = request(address, "/readyz").await;
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("waiting for: caches, fleet"), "{answer}");
+    assert!(request(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+    drop(caches);
+    assert!(request(address, "/readyz").await.contains("waiting for: fleet"));
+    drop(fleet);
+    assert!(request(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    assert!(request(address, "/other").await.starts_with("HTTP/1.1 404"));
+
+    stop.cancel();
+    server.await.unwrap().unwrap();
+}
+
+#[test]
+fn two_guards_of_one_name_are_two() {
+    let readiness = Readiness::new();
+    let (one, other) = (readiness.guard("member"), readiness.guard("member"));
+    drop(one);
+    assert!(!readiness.is_ready());
+    drop(other);
+    assert!(readiness.is_ready());
+    let _again = readiness.guard("drain");
+    assert_eq!(readiness.waiting_for(), ["drain"]);
+}
+
+#[tokio::test]
+async fn metrics_are_open_metrics_text() {
+    let mut registry = Registry::default();
+    let runs = Counter::<u64>::default();
+    registry.register("krypton_helm_runs", "Runs of helm", runs.clone());
+    runs.inc();
+    let listener = loopback().await;
+    let address = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let server = tokio::spawn(serve_metrics(listener, Arc::new(registry), stop.clone()));
+
+    let answer = request(address, "/metrics").await;
+    assert!(answer.contains("content-type: application/openmetrics-text"), "{answer}");
+    assert!(answer.contains("krypton_helm_runs_total 1") && answer.contains("# EOF"), "{answer}");
+
+    stop.cancel();
+    server.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_told_with_the_flag_and_the_address() {
+    let first = loopback().await;
+    let address: BindAddress = first.local_addr().unwrap().to_string().parse().unwrap();
+    let error = bind(METRICS_FLAG, &address).await.unwrap_err();
+    assert!(matches!(error, AdminError::InUse { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(METRICS_FLAG) && text.contains(&address.to_string()), "{text}");
+}
+
+#[tokio::test]
+async fn an_address_of_another_machine_is_told_with_its_reason() {
+    let error = bind(METRICS_FLAG, &"192.0.2.1:80".parse().unwrap()).await.unwrap_err();
+    assert!(matches!(error, AdminError::Bind { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn without_a_host_the_loopback_address_answers() {
+    let listener = bind(HEALTH_FLAG, &":0".parse().unwrap()).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let stop = CancellationToken::new();
+    let server = tokio::spawn(serve_health(listener, Readiness::new(), stop.clone()));
+    let answer = request(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), "/healthz").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    stop.cancel();
+    server.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_quiet_connection_is_closed_and_makes_room_for_the_next() {
+    let listener = loopback().await;
+    let address = listener.local_addr().unwrap();
+    let bounded = BoundedListener::with_limits(listener, 1, Duration::from_millis(50));
+    let router = Router::new().route("/healthz", get(|| async { "ok\n" }));
+    let stop = CancellationToken::new();
+    let server = axum::serve(bounded, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let server = tokio::spawn(server.into_future());
+
+    let mut quiet = TcpStream::connect(address).await.unwrap();
+    assert!(request(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+    let mut rest = Vec::new();
+    quiet.read_to_end(&mut rest).await.unwrap();
+    assert_eq!(rest, b"", "the quiet connection was closed without an answer");
+
+    stop.cancel();
+    server.await.unwrap().unwrap();
+}

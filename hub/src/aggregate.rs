@@ -1,0 +1,478 @@
+//! Reports of all members in, the status of home's Tenants out. On home nobody else writes it
+//! (design §3, rule 10).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use jiff::Timestamp;
+use krypton_agent::clock::Boot;
+use krypton_agent::index::tenant_key;
+use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
+use krypton_common::names;
+use krypton_common::tenant::{TenantKey, TenantReport};
+use krypton_crds::tenant::{Tenant, TenantStatus};
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
+use kube::core::DeserializeGuard;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{Config, Event, watcher};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::discovery::chain;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Two writes of one Tenant's status are at least so far apart.
+const PACE: Duration = Duration::from_secs(1);
+/// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
+const WRITERS: usize = 8;
+/// A member that has not been heard for this long after the hub's start is unheard.
+const START_GRACE: Duration = Duration::from_secs(45);
+
+/// How a member stands, as far as its reports go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Hearing {
+    /// Not heard since the hub started.
+    #[default]
+    NotYet,
+    /// It reports all it has.
+    Full,
+    /// It has fallen silent: why.
+    Silent(String),
+}
+
+#[derive(Debug, Default)]
+struct MemberReports {
+    hearing: Hearing,
+    tenants: BTreeMap<TenantKey, TenantReport>,
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    members: BTreeMap<String, MemberReports>,
+    dirty: BTreeSet<TenantKey>,
+    all_dirty: bool,
+}
+
+/// The newest reports of all members, a slot for each Tenant of each.
+#[derive(Debug, Default)]
+pub struct Reports {
+    state: Mutex<Board>,
+    changed: Notify,
+}
+
+impl Reports {
+    /// Takes in one member's changes.
+    pub fn report(&self, member: &str, changes: BTreeMap<TenantKey, Option<TenantReport>>) {
+        let mut state = self.lock();
+        for (key, report) in changes {
+            let reports = state.members.entry(member.to_owned()).or_default();
+            match report {
+                Some(report) => reports.tenants.insert(key.clone(), report),
+                None => reports.tenants.remove(&key),
+            };
+            state.dirty.insert(key);
+        }
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    pub fn hearing(&self, member: &str, hearing: Hearing) {
+        let mut state = self.lock();
+        let reports = state.members.entry(member.to_owned()).or_default();
+        if reports.hearing != hearing {
+            reports.hearing = hearing;
+            state.all_dirty = true;
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Forgets what a member has reported, when it begins anew.
+    pub fn begin(&self, member: &str) {
+        let mut state = self.lock();
+        let keys: Vec<TenantKey> = state
+            .members
+            .get_mut(member)
+            .map(|reports| std::mem::take(&mut reports.tenants).into_keys().collect())
+            .unwrap_or_default();
+        state.dirty.extend(keys);
+    }
+
+    /// Tenants of a member by phase: all, ready, pending, error.
+    pub fn counts(&self, member: &str) -> Counts {
+        let state = self.lock();
+        let mut counts = Counts::default();
+        for report in state.members.get(member).into_iter().flat_map(|found| found.tenants.values())
+        {
+            let one = [(String::new(), report.state.clone())].into();
+            counts.total += 1;
+            match conditions::summarise(&one, false).phase {
+                conditions::Phase::Ready => counts.ready += 1,
+                conditions::Phase::Pending => counts.pending += 1,
+                conditions::Phase::Error => counts.error += 1,
+            }
+        }
+        counts
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Board> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the members say of one Tenant.
+    fn of(&self, key: &TenantKey) -> BTreeMap<String, (Hearing, Option<TenantReport>)> {
+        self.lock()
+            .members
+            .iter()
+            .map(|(name, member)| {
+                (name.clone(), (member.hearing.clone(), member.tenants.get(key).cloned()))
+            })
+            .collect()
+    }
+}
+
+/// Tenants of a member by phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub total: u32,
+    pub ready: u32,
+    pub pending: u32,
+    pub error: u32,
+}
+
+/// What holds for all of home's Tenants.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    pub self_cluster: bool,
+    pub allow_chart_skip: bool,
+    /// Only these namespaces; `None` for all.
+    pub namespaces: Option<BTreeSet<String>>,
+}
+
+/// The status of one of home's Tenants, out of what its members say. `patient` while members may
+/// still be on their way after the hub's start.
+fn aggregated(
+    tenant: &Tenant,
+    said: &BTreeMap<String, (Hearing, Option<TenantReport>)>,
+    rules: &Rules,
+    patient: bool,
+    now: Timestamp,
+) -> TenantStatus {
+    let mut next = tenant.status.clone().unwrap_or_default();
+    let generation = tenant.metadata.generation.unwrap_or_default();
+    let own = rules.self_cluster
+        && tenant.names_member().is_none_or(|member| member == names::SELF_CLUSTER);
+    // Its members are those that have last reported it: the conditions themselves remember.
+    let before = conditions::clusters(&next.conditions);
+    let mut clusters: BTreeMap<String, ClusterState> = BTreeMap::new();
+    let mut charts = BTreeSet::new();
+    let names: BTreeSet<&String> = before.keys().chain(said.keys()).collect();
+    for name in names {
+        let (hearing, report) = match said.get(name) {
+            Some((hearing, report)) => (hearing.clone(), report.as_ref()),
+            None => (Hearing::NotYet, None),
+        };
+        if name == names::SELF_CLUSTER && !own {
+            continue;
+        }
+        let state = match (&hearing, report, before.get(name)) {
+            (Hearing::Full, Some(report), _) => {
+                charts.insert(report.applied_chart.clone());
+                Some(report.state.clone())
+            }
+            // It says all it has, and this is not among it.
+            (Hearing::Full, None, _) => None,
+            (Hearing::Silent(why), Some(report), _) => Some(unheard(&report.state, why)),
+            (Hearing::Silent(why), None, Some(before)) => Some(unheard(before, why)),
+            (Hearing::NotYet, _, Some(before)) if patient => Some(before.clone()),
+            (Hearing::NotYet, _, Some(before)) => {
+                Some(unheard(before, "not heard since the hub was started"))
+            }
+            (_, None, None) | (Hearing::NotYet, Some(_), None) => None,
+        };
+        clusters.extend(state.map(|state| (name.clone(), state)));
+    }
+    if own && !clusters.contains_key(names::SELF_CLUSTER) {
+        let message = "the home cluster has not reported this Tenant yet";
+        let ready = State::new(Truth::Unknown, reason::NOT_READY, message);
+        let waiting = ClusterState { ready, progress: None, error: None };
+        clusters.insert(names::SELF_CLUSTER.to_owned(), waiting);
+    }
+    for departed in before.keys().filter(|name| !clusters.contains_key(*name)) {
+        conditions::remove_cluster(&mut next.conditions, departed);
+    }
+    for (name, state) in &clusters {
+        conditions::set_cluster(&mut next.conditions, name, state, generation, now);
+    }
+    let mut summary = conditions::summarise(&clusters, rules.allow_chart_skip);
+    if let (true, Some(member)) = (clusters.is_empty(), tenant.names_member()) {
+        let message = format!(
+            "clusterRef names {member}, which has not reported a Tenant of this namespace and name; create it there"
+        );
+        summary.ready.message.clone_from(&message);
+        summary.last_message = message;
+    }
+    conditions::set(&mut next.conditions, conditions::READY, &summary.ready, generation, now);
+    next.phase = Some(summary.phase.to_string());
+    next.last_message = Some(summary.last_message);
+    next.observed_generation = Some(generation);
+    if let Some(chart) = charts.iter().next_back().filter(|chart| !chart.is_empty()) {
+        next.last_applied_chart = Some(chart.clone());
+    }
+    next
+}
+
+/// The last known state of a member that is silent: whether it is ready is no longer known.
+fn unheard(last: &ClusterState, why: &str) -> ClusterState {
+    ClusterState {
+        ready: State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, why),
+        ..last.clone()
+    }
+}
+
+/// Keeps the status of home's Tenants until `stop`.
+pub async fn run(client: Client, reports: Arc<Reports>, rules: Rules, stop: CancellationToken) {
+    let started = Boot::now();
+    let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
+    let mut events = watcher(api, Config::default()).default_backoff().boxed();
+    let mut tenants: BTreeMap<TenantKey, Arc<Tenant>> = BTreeMap::new();
+    let mut listed: BTreeSet<TenantKey> = BTreeSet::new();
+    let mut dirty: BTreeSet<TenantKey> = BTreeSet::new();
+    let mut next_write: BTreeMap<TenantKey, Boot> = BTreeMap::new();
+    let mut writes: JoinSet<(TenantKey, Option<Tenant>)> = JoinSet::new();
+    let mut writing: BTreeSet<TenantKey> = BTreeSet::new();
+    let mut patient = true;
+    loop {
+        let now = Boot::now();
+        if patient && now.since(started) >= START_GRACE {
+            patient = false;
+            dirty.extend(tenants.keys().cloned());
+        }
+        {
+            let mut state = reports.lock();
+            if std::mem::take(&mut state.all_dirty) {
+                dirty.extend(tenants.keys().cloned());
+            }
+            dirty.extend(std::mem::take(&mut state.dirty));
+        }
+        let mut wake: Option<Boot> = patient.then_some(Boot(started.0 + START_GRACE));
+        for key in dirty.clone() {
+            let Some(tenant) = tenants.get(&key) else {
+                dirty.remove(&key);
+                next_write.remove(&key);
+                continue;
+            };
+            if writing.contains(&key) || writes.len() >= WRITERS {
+                continue;
+            }
+            if let Some(at) = next_write.get(&key).filter(|at| **at > now) {
+                wake = Some(wake.map_or(*at, |wake| wake.min(*at)));
+                continue;
+            }
+            dirty.remove(&key);
+            let wall = krypton_agent::clock::wall();
+            let status = aggregated(tenant, &reports.of(&key), &rules, patient, wall);
+            if tenant.status.as_ref() == Some(&status) {
+                continue;
+            }
+            next_write.insert(key.clone(), Boot(now.0 + PACE));
+            writing.insert(key.clone());
+            writes.spawn(write(client.clone(), key, Arc::clone(tenant), status));
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = reports.changed.notified() => {}
+            Some(event) = events.next() => match event {
+                Ok(event) => see(event, &rules, &mut tenants, &mut listed, &mut dirty),
+                Err(error) => tracing::debug!(error = %chain(&error), "watching home's Tenants failed; it is tried again"),
+            },
+            Some(written) = writes.join_next(), if !writes.is_empty() => {
+                if let Ok((key, tenant)) = written {
+                    writing.remove(&key);
+                    match tenant {
+                        Some(tenant) => { tenants.insert(key, Arc::new(tenant)); }
+                        // Refused or lost: look again when the pace allows.
+                        None => { dirty.insert(key); }
+                    }
+                }
+            }
+            () = sleep_until(wake, now) => {}
+        }
+    }
+}
+
+fn see(
+    event: Event<DeserializeGuard<Tenant>>,
+    rules: &Rules,
+    tenants: &mut BTreeMap<TenantKey, Arc<Tenant>>,
+    listed: &mut BTreeSet<TenantKey>,
+    dirty: &mut BTreeSet<TenantKey>,
+) {
+    // One that does not decode is told of by the reconciler of the home cluster.
+    let read = |guard: DeserializeGuard<Tenant>| {
+        let tenant = guard.0.ok()?;
+        let key = tenant_key(&tenant.metadata)?;
+        let ours = rules.namespaces.as_ref().is_none_or(|found| found.contains(&key.namespace));
+        ours.then_some((key, Arc::new(tenant)))
+    };
+    match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(guard) | Event::Apply(guard) => {
+            if let Some((key, tenant)) = read(guard) {
+                listed.insert(key.clone());
+                dirty.insert(key.clone());
+                tenants.insert(key, tenant);
+            }
+        }
+        Event::InitDone => tenants.retain(|key, _| listed.contains(key)),
+        Event::Delete(guard) => {
+            if let Some((key, _)) = read(guard) {
+                tenants.remove(&key);
+            }
+        }
+    }
+}
+
+/// One write, on top of the version that the decision was made on.
+async fn write(
+    client: Client,
+    key: TenantKey,
+    tenant: Arc<Tenant>,
+    status: TenantStatus,
+) -> (TenantKey, Option<Tenant>) {
+    let api: Api<Tenant> = Api::namespaced(client, &key.namespace);
+    let patch = serde_json::json!({
+        "metadata": { "resourceVersion": tenant.metadata.resource_version },
+        "status": status,
+    });
+    let params = PatchParams::default();
+    let call = api.patch_status(&key.name, &params, &Patch::Merge(&patch));
+    match tokio::time::timeout(DEADLINE, call).await {
+        Ok(Ok(tenant)) => (key, Some(tenant)),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
+            (key, None)
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(tenant = %key, error = %chain(&error), "writing the status failed; it is tried again");
+            (key, None)
+        }
+        Err(_) => {
+            tracing::warn!(tenant = %key, "writing the status: no answer in time; it is tried again");
+            (key, None)
+        }
+    }
+}
+
+async fn sleep_until(at: Option<Boot>, now: Boot) {
+    match at {
+        Some(at) => tokio::time::sleep(at.since(now)).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_crds::tenant::TenantSpec;
+
+    use super::*;
+
+    fn report(truth: Truth, why: &str) -> TenantReport {
+        TenantReport {
+            observed_generation: 1,
+            applied_chart: "r/c:1".to_owned(),
+            state: ClusterState {
+                ready: State::new(truth, why, ""),
+                progress: None,
+                error: Some(State::new(Truth::False, reason::NO_ERROR, "")),
+            },
+        }
+    }
+
+    fn rules() -> Rules {
+        Rules { self_cluster: true, allow_chart_skip: false, namespaces: None }
+    }
+
+    fn tenant() -> Tenant {
+        let mut tenant = Tenant::new("acme", TenantSpec::default());
+        tenant.metadata.generation = Some(1);
+        tenant
+    }
+
+    fn ready(status: &TenantStatus, type_: &str) -> Option<(String, String)> {
+        let condition = status.conditions.iter().find(|condition| condition.type_ == type_)?;
+        Some((condition.status.clone(), condition.reason.clone()))
+    }
+
+    fn full(
+        members: &[(&str, Option<TenantReport>)],
+    ) -> BTreeMap<String, (Hearing, Option<TenantReport>)> {
+        members
+            .iter()
+            .map(|(name, report)| ((*name).to_owned(), (Hearing::Full, report.clone())))
+            .collect()
+    }
+
+    #[test]
+    fn home_counts_every_member_that_reports_the_tenant() {
+        let said = full(&[
+            (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
+            ("edge-1", Some(report(Truth::True, "Installed"))),
+            ("edge-2", Some(report(Truth::False, "Installing"))),
+            ("edge-3", None),
+        ]);
+        let status = aggregated(&tenant(), &said, &rules(), false, Timestamp::UNIX_EPOCH);
+        assert!(status.last_message.clone().unwrap().starts_with("2 of 3 clusters ready"));
+        assert_eq!(status.phase.as_deref(), Some("Ready"));
+        assert_eq!(ready(&status, "Ready").unwrap().0, "False");
+        assert_eq!(ready(&status, "ClusterReady/edge-3"), None);
+        assert_eq!(status.last_applied_chart.as_deref(), Some("r/c:1"));
+    }
+
+    #[test]
+    fn a_silent_member_is_unknown_and_not_dropped() {
+        let mut acme = tenant();
+        let said = full(&[
+            (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
+            ("edge-1", Some(report(Truth::True, "Installed"))),
+        ]);
+        acme.status = Some(aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH));
+        let mut said = said;
+        said.get_mut("edge-1").unwrap().0 = Hearing::Silent("no answer".to_owned());
+        let status = aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH);
+        let unknown = Some(("Unknown".to_owned(), reason::CLUSTER_UNREACHABLE.to_owned()));
+        assert_eq!(ready(&status, "ClusterReady/edge-1"), unknown);
+        assert_eq!(ready(&status, "Ready").unwrap().0, "Unknown");
+    }
+
+    #[test]
+    fn after_a_restart_members_are_kept_from_the_conditions_until_they_are_heard() {
+        let mut acme = tenant();
+        let said = full(&[
+            (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
+            ("edge-1", Some(report(Truth::True, "Installed"))),
+        ]);
+        acme.status = Some(aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH));
+        let nothing = BTreeMap::new();
+        let status = aggregated(&acme, &nothing, &rules(), true, Timestamp::UNIX_EPOCH);
+        assert_eq!(Some(status), acme.status);
+        let status = aggregated(&acme, &nothing, &rules(), false, Timestamp::UNIX_EPOCH);
+        assert_eq!(ready(&status, "ClusterReady/edge-1").unwrap().0, "Unknown");
+    }
+
+    #[test]
+    fn a_tenant_for_another_member_is_not_expected_on_home() {
+        let mut acme = tenant();
+        acme.spec = serde_json::from_value(
+            serde_json::json!({ "clusterRef": { "secretName": "edge-1" } }),
+        )
+        .unwrap();
+        let said = full(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
+        let status = aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH);
+        assert_eq!(ready(&status, "Ready").unwrap().0, "False");
+        assert!(status.last_message.unwrap().contains("edge-1"));
+    }
+}

@@ -1,0 +1,44 @@
+//! The kubectl plug-in: `kubectl krypton get clusters`.
+
+use std::error::Error;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use krypton_hub::kubectl::{self, KubectlError};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let env = |name: &str| std::env::var(name).ok();
+    match kubectl::run(std::env::args_os(), &env, jiff::Timestamp::now()).await {
+        Ok(printed) => {
+            eprint!("{}", printed.stderr);
+            match io::stdout().write_all(printed.stdout.as_bytes()) {
+                // A reader such as `head` that has seen enough is no failure.
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                    eprintln!("error: writing the output failed: {error}");
+                    ExitCode::FAILURE
+                }
+                _ => ExitCode::SUCCESS,
+            }
+        }
+        Err(KubectlError::Usage(error)) => error.exit(),
+        Err(error) => {
+            eprintln!("error: {}", one_line(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The error and its reasons, with what only repeats the line so far left out.
+fn one_line(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let text = source.to_string();
+        if !line.contains(&text) {
+            line = format!("{line}: {text}");
+        }
+        next = source.source();
+    }
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,105 @@
+//! The hub's epoch on home, and the chart state that all members are given (design §3, rule 3).
+
+use std::path::Path;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_common::desired::ChartState;
+use kube::Client;
+use kube::api::{Api, PostParams};
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use crate::settings::ChartSettings;
+
+/// The ConfigMap in the hub's namespace that holds the epoch.
+pub const EPOCH_NAME: &str = "krypton-hub-epoch";
+const KEY: &str = "epoch";
+const DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+pub enum EpochError {
+    #[error("reading ConfigMap {0}/{EPOCH_NAME} failed")]
+    Read(String, #[source] kube::Error),
+    #[error("writing ConfigMap {0}/{EPOCH_NAME} failed")]
+    Write(String, #[source] kube::Error),
+    #[error("ConfigMap {0}/{EPOCH_NAME}: no answer within {} s", DEADLINE.as_secs())]
+    Deadline(String),
+}
+
+/// Takes the next epoch, above what home has on record and above `at_least`: a member may have seen
+/// a later one when home was restored from a backup. Within an epoch the hub counts for itself.
+pub async fn next_epoch(
+    client: &Client,
+    namespace: &str,
+    at_least: u64,
+) -> Result<u64, EpochError> {
+    tokio::time::timeout(DEADLINE, next_epoch_now(client, namespace, at_least))
+        .await
+        .unwrap_or_else(|_| Err(EpochError::Deadline(namespace.to_owned())))
+}
+
+async fn next_epoch_now(
+    client: &Client,
+    namespace: &str,
+    at_least: u64,
+) -> Result<u64, EpochError> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let found = api
+        .get_opt(EPOCH_NAME)
+        .await
+        .map_err(|error| EpochError::Read(namespace.to_owned(), error))?;
+    let next = recorded(found.as_ref()).max(at_least) + 1;
+    let data = Some([(KEY.to_owned(), next.to_string())].into());
+    let params = PostParams::default();
+    let written = match found {
+        // The version that was read is the precondition: two hubs never take the same epoch.
+        Some(found) => api.replace(EPOCH_NAME, &params, &ConfigMap { data, ..found }).await,
+        None => {
+            let metadata =
+                ObjectMeta { name: Some(EPOCH_NAME.to_owned()), ..ObjectMeta::default() };
+            api.create(&params, &ConfigMap { metadata, data, ..ConfigMap::default() }).await
+        }
+    };
+    written.map_err(|error| EpochError::Write(namespace.to_owned(), error))?;
+    Ok(next)
+}
+
+fn recorded(found: Option<&ConfigMap>) -> u64 {
+    found
+        .and_then(|found| found.data.as_ref()?.get(KEY)?.parse().ok())
+        .unwrap_or_default()
+}
+
+/// The chart state out of the flags and the values file.
+pub fn chart_state(chart: &ChartSettings, values: &Map<String, Value>) -> ChartState {
+    ChartState {
+        repo: chart.repo.clone(),
+        name: chart.name.clone(),
+        version: chart.version.clone(),
+        install_crds: chart.install_crds,
+        values: values.clone(),
+    }
+}
+
+/// Where the hub keeps the kubeconfig files that helm reads.
+pub fn kubeconfig_path(scratch: &Path, member: &str) -> std::path::PathBuf {
+    scratch.join(format!("{member}.kubeconfig"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_on_record_that_is_no_number_counts_as_none() {
+        let with = |text: &str| ConfigMap {
+            data: Some([(KEY.to_owned(), text.to_owned())].into()),
+            ..ConfigMap::default()
+        };
+        assert_eq!(recorded(Some(&with("41"))), 41);
+        assert_eq!(recorded(Some(&with("rubbish"))), 0);
+        assert_eq!(recorded(None), 0);
+    }
+}

@@ -1,0 +1,196 @@
+//! What the hub knows of each member: one slot a member, the latest wins, and its EdgeCluster status.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+
+use jiff::Timestamp;
+use krypton_common::conditions::{self, State, Truth};
+use krypton_common::desired::Version;
+use krypton_crds::edge_cluster::{Applied, EdgeClusterStatus, Mode, TenantCounts};
+use tokio::sync::Notify;
+
+use crate::aggregate::Counts;
+
+/// Reasons of an EdgeCluster's conditions.
+pub mod reason {
+    pub const RESOLVED: &str = "Resolved";
+    pub const KUBECONFIG_INVALID: &str = "KubeconfigInvalid";
+    pub const SOURCE_GONE: &str = "SourceGone";
+    pub const CLIENT_FAILED: &str = "RemoteClientCreationFailed";
+    pub const CONNECTED: &str = "Connected";
+    pub const CONNECTING: &str = "Connecting";
+    pub const UNREACHABLE: &str = "Unreachable";
+    pub const BANNED: &str = "Banned";
+    pub const DUPLICATE: &str = "DuplicateCluster";
+    pub const RENAMED: &str = "ClusterRenamed";
+    pub const IDENTITY_CHANGED: &str = "ClusterIdentityChanged";
+    pub const RECONCILING: &str = "Reconciling";
+    pub const OBSERVING: &str = "Observing";
+    pub const STARTING: &str = "Starting";
+    pub const STALE: &str = "StaleDesiredState";
+}
+
+/// One member, as the hub sees it now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    pub proxied: bool,
+    pub resolved: State,
+    pub connected: State,
+    pub healthy: State,
+    pub kubernetes_version: Option<String>,
+    pub uid: Option<String>,
+    /// Who holds the member's Lease.
+    pub holder: Option<String>,
+    pub applied: Option<(Version, String)>,
+}
+
+impl Default for Facts {
+    fn default() -> Self {
+        let starting = || State::new(Truth::Unknown, reason::STARTING, "");
+        Self {
+            proxied: false,
+            resolved: starting(),
+            connected: starting(),
+            healthy: starting(),
+            kubernetes_version: None,
+            uid: None,
+            holder: None,
+            applied: None,
+        }
+    }
+}
+
+/// The slots.
+#[derive(Debug, Default)]
+pub struct FactsBoard {
+    slots: Mutex<(BTreeMap<String, Facts>, BTreeSet<String>)>,
+    pub changed: Notify,
+}
+
+impl FactsBoard {
+    /// Changes a member's facts.
+    pub fn set(&self, member: &str, change: impl FnOnce(&mut Facts)) {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let facts = slots.0.entry(member.to_owned()).or_default();
+        let before = facts.clone();
+        change(facts);
+        if *facts != before {
+            slots.1.insert(member.to_owned());
+            drop(slots);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Marks a member whose Tenant counts have changed.
+    pub fn touch(&self, member: &str) {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.1.insert(member.to_owned());
+        drop(slots);
+        self.changed.notify_one();
+    }
+
+    pub fn get(&self, member: &str) -> Option<Facts> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).0.get(member).cloned()
+    }
+
+    /// The members that changed since the last call.
+    pub fn take_changed(&self) -> BTreeSet<String> {
+        std::mem::take(&mut self.slots.lock().unwrap_or_else(PoisonError::into_inner).1)
+    }
+
+    /// How many members are connected, and how many there are.
+    pub fn connected(&self) -> (usize, usize) {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let connected = slots.0.values().filter(|facts| facts.connected.truth == Truth::True);
+        (connected.count(), slots.0.len())
+    }
+}
+
+/// How often `lastSeen` is written.
+const LAST_SEEN_EVERY: i64 = 60;
+
+/// The EdgeCluster's status out of the facts. Nothing changes when nothing has.
+pub fn status(
+    before: Option<&EdgeClusterStatus>,
+    facts: &Facts,
+    counts: Counts,
+    generation: i64,
+    now: Timestamp,
+) -> EdgeClusterStatus {
+    let mut next = before.cloned().unwrap_or_default();
+    next.mode = Some(if facts.proxied { Mode::Proxy } else { Mode::None });
+    for (type_, state) in [
+        ("Connected", &facts.connected),
+        ("TargetClusterResolved", &facts.resolved),
+        ("Healthy", &facts.healthy),
+    ] {
+        conditions::set(&mut next.conditions, type_, state, generation, now);
+    }
+    if facts.kubernetes_version.is_some() {
+        next.kubernetes_version.clone_from(&facts.kubernetes_version);
+    }
+    // The first cluster that answered under this name stays on record (design §3, rule 6).
+    if next.cluster_uid.is_none() && facts.proxied {
+        next.cluster_uid.clone_from(&facts.uid);
+    }
+    next.holder.clone_from(&facts.holder);
+    if facts.connected.truth == Truth::True {
+        next.tenants = Some(TenantCounts {
+            total: counts.total,
+            ready: counts.ready,
+            pending: counts.pending,
+            error: counts.error,
+        });
+        let due = next
+            .last_seen
+            .as_ref()
+            .is_none_or(|seen| now.as_second() - seen.0.as_second() >= LAST_SEEN_EVERY);
+        if due {
+            // Whole seconds: what is read back must equal what was written.
+            let second = Timestamp::from_second(now.as_second()).unwrap_or(now);
+            next.last_seen = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(second));
+        }
+    }
+    if let Some((version, digest)) = &facts.applied {
+        next.applied = Some(Applied {
+            epoch: version.epoch,
+            generation: version.generation,
+            digest: digest.clone(),
+        });
+    }
+    next
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_seen_is_written_once_a_minute_and_the_rest_only_when_it_changes() {
+        let facts = Facts {
+            proxied: true,
+            connected: State::new(Truth::True, reason::CONNECTED, ""),
+            uid: Some("u".to_owned()),
+            ..Facts::default()
+        };
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let first = status(None, &facts, Counts::default(), 1, at(100));
+        let again = status(Some(&first), &facts, Counts::default(), 1, at(159));
+        assert_eq!(first, again);
+        let later = status(Some(&first), &facts, Counts::default(), 1, at(160));
+        assert_ne!(first, later);
+    }
+
+    #[test]
+    fn the_cluster_uid_on_record_is_never_overwritten() {
+        let with = |uid: &str| Facts {
+            proxied: true,
+            uid: Some(uid.to_owned()),
+            ..Facts::default()
+        };
+        let at = Timestamp::UNIX_EPOCH;
+        let first = status(None, &with("u"), Counts::default(), 1, at);
+        let second = status(Some(&first), &with("v"), Counts::default(), 1, at);
+        assert_eq!(second.cluster_uid.as_deref(), Some("u"));
+    }
+}

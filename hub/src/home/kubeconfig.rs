@@ -1,0 +1,106 @@
+//! A kubeconfig for helm from a client's configuration.
+
+use std::path::PathBuf;
+
+use k8s_openapi::ByteString;
+use kube::Config;
+use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext};
+
+const NAME: &str = "self";
+const PEM_LINE: usize = 64;
+
+/// Why a configuration makes no kubeconfig.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    #[error("reading the client certificate or key {path} for the kubeconfig of helm failed", path = path.display())]
+    Read { path: PathBuf, #[source] source: std::io::Error },
+    #[error("writing the kubeconfig of helm failed")]
+    Encode(#[source] serde_json::Error),
+}
+
+/// A kubeconfig that reaches what `config` reaches, in JSON, which is YAML. It holds credentials.
+///
+/// Certificates and keys are inline. A token file stays a path, as its content is replaced every
+/// few minutes. TLS is verified unless `config` itself does not.
+pub fn kubeconfig_yaml(config: &Config) -> Result<String, RenderError> {
+    let cluster = Cluster {
+        server: Some(config.cluster_url.to_string()),
+        insecure_skip_tls_verify: config.accept_invalid_certs.then_some(true),
+        // helm refuses a CA together with insecure-skip-tls-verify.
+        certificate_authority_data: config
+            .root_cert
+            .as_ref()
+            .filter(|_| !config.accept_invalid_certs)
+            .map(|certificates| base64(pem(certificates).into_bytes())),
+        tls_server_name: config.tls_server_name.clone(),
+        ..Default::default()
+    };
+    let context = Context {
+        cluster: NAME.to_owned(),
+        user: Some(NAME.to_owned()),
+        namespace: Some(config.default_namespace.clone()),
+        ..Default::default()
+    };
+    let kubeconfig = Kubeconfig {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Config".to_owned()),
+        current_context: Some(NAME.to_owned()),
+        clusters: vec![NamedCluster {
+            name: NAME.to_owned(),
+            cluster: Some(cluster),
+            ..Default::default()
+        }],
+        auth_infos: vec![NamedAuthInfo {
+            name: NAME.to_owned(),
+            auth_info: Some(with_inline_files(config.auth_info.clone())?),
+            ..Default::default()
+        }],
+        contexts: vec![NamedContext {
+            name: NAME.to_owned(),
+            context: Some(context),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    serde_json::to_string(&kubeconfig).map_err(RenderError::Encode)
+}
+
+fn with_inline_files(mut user: AuthInfo) -> Result<AuthInfo, RenderError> {
+    if let Some(path) = user.client_certificate.take()
+        && user.client_certificate_data.is_none()
+    {
+        user.client_certificate_data = Some(base64(read(path)?));
+    }
+    if let Some(path) = user.client_key.take()
+        && user.client_key_data.is_none()
+    {
+        user.client_key_data = Some(base64(read(path)?).into());
+    }
+    Ok(user)
+}
+
+fn read(path: String) -> Result<Vec<u8>, RenderError> {
+    std::fs::read(&path).map_err(|source| RenderError::Read { path: path.into(), source })
+}
+
+fn pem(certificates: &[Vec<u8>]) -> String {
+    let mut text = String::new();
+    for certificate in certificates {
+        text.push_str("-----BEGIN CERTIFICATE-----\n");
+        let encoded: Vec<char> = base64(certificate.clone()).chars().collect();
+        for line in encoded.chunks(PEM_LINE) {
+            text.extend(line);
+            text.push('\n');
+        }
+        text.push_str("-----END CERTIFICATE-----\n");
+    }
+    text
+}
+
+/// Kubernetes' own byte strings are base64 in JSON.
+fn base64(bytes: Vec<u8>) -> String {
+    match serde_json::to_value(ByteString(bytes)) {
+        Ok(serde_json::Value::String(text)) => text,
+        _ => unreachable!("a ByteString is written as a JSON string"),
+    }
+}

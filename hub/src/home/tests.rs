@@ -1,0 +1,361 @@
+//! The choice of home with real files and a small HTTP server in the place of an apiserver.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use k8s_openapi::ByteString;
+use kube::config::AuthInfo;
+use serde_json::{Value, json};
+
+use super::*;
+
+const TOKEN: &str = "hunter2";
+
+fn kubeconfig_with(server: &str, cluster: Value, user: Value) -> Value {
+    let mut cluster = cluster;
+    cluster["server"] = server.into();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "blue",
+        "clusters": [{"name": "c", "cluster": cluster}, {"name": "d", "cluster": {"server": "https://green:6443"}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [
+            {"name": "blue", "context": {"cluster": "c", "user": "u"}},
+            {"name": "green", "context": {"cluster": "d", "user": "u", "namespace": "ns"}},
+        ],
+    })
+}
+
+fn kubeconfig(server: &str) -> Value {
+    kubeconfig_with(server, json!({}), json!({ "token": TOKEN }))
+}
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn write(&self, name: &str, content: impl ToString) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, content.to_string()).unwrap();
+        path
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+fn source(choice: HomeChoice, context: Option<&str>, local: LocalSource) -> HomeSource {
+    HomeSource { choice, context: context.map(str::to_owned), local }
+}
+
+async fn choose(source: HomeSource) -> Result<Home, HomeError> {
+    Home::choose(&source, &Policy::default()).await
+}
+
+async fn choose_local(local: LocalSource, context: Option<&str>) -> Result<Home, HomeError> {
+    choose(source(HomeChoice::Local, context, local)).await
+}
+
+/// The message and those of its sources, as a log shows them.
+fn whole_text(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        next = error.source();
+    }
+    text
+}
+
+fn url(home: &Home) -> String {
+    home.config.cluster_url.to_string()
+}
+
+#[tokio::test]
+async fn the_flag_beats_the_variable_which_beats_the_users_file() {
+    let files = Files::new();
+    let mut local = LocalSource {
+        flag: Some(files.write("flag", kubeconfig("https://flag:1"))),
+        kubeconfig_variable: vec![files.write("variable", kubeconfig("https://variable:1"))],
+        user_file: Some(files.write("user", kubeconfig("https://user:1"))),
+    };
+    let home = choose_local(local.clone(), None).await.unwrap();
+    assert_eq!((url(&home).as_str(), home.context_name.as_str()), ("https://flag:1/", "blue"));
+    assert_eq!(home.config.connect_timeout, Some(CONNECT_TIMEOUT));
+    assert_eq!(home.config.read_timeout, None);
+    local.flag = None;
+    assert_eq!(url(&choose_local(local.clone(), None).await.unwrap()), "https://variable:1/");
+    local.kubeconfig_variable.clear();
+    assert_eq!(url(&choose_local(local, None).await.unwrap()), "https://user:1/");
+}
+
+#[tokio::test]
+async fn files_of_a_list_are_merged_and_missing_ones_passed_over() {
+    let files = Files::new();
+    let mut second = kubeconfig("https://second:1");
+    second["contexts"][0]["name"] = "red".into();
+    let local = LocalSource {
+        kubeconfig_variable: vec![
+            files.path("none"),
+            files.write("first", kubeconfig("https://first:1")),
+            files.write("second", second),
+        ],
+        ..Default::default()
+    };
+    // "red" comes from the second file, its cluster "c" from the first, as with kubectl.
+    let home = choose_local(local, Some("red")).await.unwrap();
+    assert_eq!((url(&home).as_str(), home.context_name.as_str()), ("https://first:1/", "red"));
+}
+
+#[tokio::test]
+async fn a_context_may_be_chosen_and_must_exist() {
+    let files = Files::new();
+    let path = files.write("k", kubeconfig("https://blue:1"));
+    let file = |context| source(HomeChoice::File(path.clone()), context, LocalSource::default());
+    let home = choose(file(Some("green"))).await.unwrap();
+    assert_eq!((url(&home).as_str(), home.context_name.as_str()), ("https://green:6443/", "green"));
+    assert_eq!(home.config.default_namespace, "ns");
+    let text = whole_text(&choose(file(Some("pink"))).await.unwrap_err());
+    assert!(text.contains("\"pink\"") && text.contains("blue, green"), "{text}");
+}
+
+#[tokio::test]
+async fn a_bad_watch_file_is_told_with_the_originals_text_its_path_and_no_content() {
+    let files = Files::new();
+    let no_context = json!({"clusters": [], "users": [], "contexts": []});
+    let proxy = kubeconfig_with("https://a:1", json!({"proxy-url": "http://p:1"}), json!({}));
+    let cases = [
+        ("none", None, "reading it failed"),
+        ("yaml", Some(format!("users:\n- {TOKEN}\n  {TOKEN}: [")), "not a kubeconfig in YAML (line"),
+        ("scalar", Some(TOKEN.to_owned()), "not a kubeconfig in YAML (line"),
+        ("empty", Some(no_context.to_string()), "it has no current-context"),
+        ("proxy", Some(proxy.to_string()), "proxy-url"),
+    ];
+    for (name, content, expected) in cases {
+        let path = match content {
+            Some(content) => files.write(name, content),
+            None => files.path(name),
+        };
+        let error = choose(source(HomeChoice::File(path.clone()), None, LocalSource::default()))
+            .await
+            .unwrap_err();
+        let text = whole_text(&error);
+        assert!(text.starts_with("loading watch kubeconfig failed"), "{text}");
+        assert!(text.contains(expected) && text.contains(path.to_str().unwrap()), "{text}");
+        assert!(!text.contains(TOKEN) && !format!("{error:?}").contains(TOKEN), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_unreadable_local_kubeconfig_names_the_file_and_the_remedy() {
+    let files = Files::new();
+    let local = LocalSource { flag: Some(files.path("none")), ..Default::default() };
+    let text = whole_text(&choose_local(local, None).await.unwrap_err());
+    assert!(text.contains("none failed; correct it, or what --kubeconfig or KUBECONFIG says"), "{text}");
+    let two = vec![files.path("none"), files.path("neither")];
+    let local = LocalSource { kubeconfig_variable: two, ..Default::default() };
+    assert!(matches!(choose_local(local, None).await, Err(HomeError::LocalFile { .. })));
+}
+
+#[tokio::test]
+async fn without_any_configuration_the_places_are_named() {
+    let text = choose_local(LocalSource::default(), None).await.unwrap_err().to_string();
+    assert!(text.contains("no --kubeconfig, no KUBECONFIG"), "{text}");
+}
+
+fn secret(key: &str, content: &str) -> Secret {
+    let data = BTreeMap::from([(key.to_owned(), ByteString(content.as_bytes().to_vec()))]);
+    Secret { data: Some(data), ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_secret_is_read_through_the_sanitizer() {
+    let good = kubeconfig("https://blue:1");
+    let exec = kubeconfig_with("https://a:1", json!({}), json!({"exec": {"command": "sh"}}));
+    let cases = [
+        ("other", good.to_string(), None, Err("secret ns/home missing key \"kubeconfig\"")),
+        ("kubeconfig", String::new(), None, Err("secret ns/home missing key \"kubeconfig\"")),
+        ("kubeconfig", exec.to_string(), None, Err("parse kubeconfig from secret failed: ns/home")),
+        ("kubeconfig", TOKEN.to_owned(), Some("green"), Err("parse kubeconfig from secret failed")),
+        ("kubeconfig", good.to_string(), Some("pink"), Err("parse kubeconfig from secret failed")),
+        ("kubeconfig", good.to_string(), None, Ok(("https://blue:1/", "blue"))),
+        ("kubeconfig", good.to_string(), Some("green"), Ok(("https://green:6443/", "green"))),
+    ];
+    for (key, content, context, expected) in cases {
+        let secret = secret(key, &content);
+        let found =
+            from_secret(&secret, ("ns", "home", "kubeconfig"), context, &Policy::default()).await;
+        match (found, expected) {
+            (Ok(home), Ok((server, name))) => {
+                assert_eq!((url(&home).as_str(), home.context_name.as_str()), (server, name));
+            }
+            (Err(error), Err(expected)) => {
+                let text = whole_text(&error);
+                assert!(text.starts_with(expected) && !text.contains(TOKEN), "{text}");
+            }
+            (found, expected) => panic!("{content}: {found:?} instead of {expected:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_policy_admits_exec_in_the_watch_secret() {
+    let exec = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "true", "interactiveMode": "Never"}});
+    let content = kubeconfig_with("https://a:1", json!({}), exec).to_string();
+    let policy = Policy { allow_exec: true, ..Default::default() };
+    let home = from_secret(&secret("k", &content), ("ns", "home", "k"), None, &policy).await.unwrap();
+    assert!(home.config.auth_info.exec.is_some());
+}
+
+/// Answers every request with `answer`, and keeps what was asked.
+struct Server {
+    url: String,
+    asked: Arc<Mutex<Vec<(String, String)>>>,
+}
+
+impl Server {
+    async fn start(answer: impl Fn() -> Response + Clone + Send + Sync + 'static) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&asked);
+        let router = Router::new().fallback(move |uri: Uri, headers: HeaderMap| {
+            let agent = headers[header::USER_AGENT].to_str().unwrap().to_owned();
+            seen.lock().unwrap().push((uri.path().to_owned(), agent));
+            let answer = answer();
+            async move { answer }
+        });
+        tokio::spawn(axum::serve(listener, router).into_future());
+        Self { url, asked }
+    }
+
+    fn local(&self, files: &Files) -> LocalSource {
+        let path = files.write("local", kubeconfig(&self.url));
+        LocalSource { flag: Some(path), ..Default::default() }
+    }
+}
+
+fn watch_secret() -> HomeChoice {
+    HomeChoice::Secret {
+        namespace: "krypton".to_owned(),
+        name: "home".to_owned(),
+        key: "kubeconfig".to_owned(),
+    }
+}
+
+fn as_json(status: StatusCode, body: Value) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+}
+
+#[tokio::test]
+async fn the_watch_secret_is_fetched_with_the_local_configuration() {
+    let secret = secret("kubeconfig", &kubeconfig("https://home:6443").to_string());
+    let body = serde_json::to_value(&secret).unwrap();
+    let server = Server::start(move || as_json(StatusCode::OK, body.clone())).await;
+    let files = Files::new();
+    let home = choose(source(watch_secret(), None, server.local(&files))).await.unwrap();
+    assert_eq!((url(&home).as_str(), home.context_name.as_str()), ("https://home:6443/", "blue"));
+    let agent = format!("krypton-hub/{}", env!("CARGO_PKG_VERSION"));
+    let path = "/api/v1/namespaces/krypton/secrets/home".to_owned();
+    assert_eq!(*server.asked.lock().unwrap(), [(path, agent)]);
+}
+
+#[tokio::test]
+async fn a_missing_watch_secret_is_told_with_the_originals_text() {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": "secrets \"home\" not found"});
+    let server = Server::start(move || as_json(StatusCode::NOT_FOUND, status.clone())).await;
+    let files = Files::new();
+    let error = choose(source(watch_secret(), None, server.local(&files))).await.unwrap_err();
+    assert!(error.to_string().starts_with("fetch secret krypton/home failed"), "{error}");
+}
+
+#[tokio::test]
+async fn without_a_local_configuration_no_secret_can_be_fetched() {
+    let error = choose(source(watch_secret(), None, LocalSource::default())).await.unwrap_err();
+    assert_eq!(error.to_string(), "construct client failed for secret fetch");
+}
+
+#[tokio::test]
+async fn a_client_leaves_retrying_to_its_caller() {
+    let server = Server::start(|| {
+        (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "3600")]).into_response()
+    })
+    .await;
+    let client = client(Config::new(server.url.parse().unwrap())).unwrap();
+    assert!(client.apiserver_version().await.is_err());
+    assert_eq!(server.asked.lock().unwrap().len(), 1);
+}
+
+fn rendered(config: &Config) -> Value {
+    serde_json::from_str(&kubeconfig_yaml(config).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn an_in_cluster_configuration_keeps_its_token_file_and_verifies_tls() {
+    let certificates = vec![vec![7; 100], vec![8; 3]];
+    let mut config = Config::new("https://10.0.0.1".parse().unwrap());
+    config.root_cert = Some(certificates.clone());
+    config.root_cert_file = Some("/var/run/secrets/ca.crt".into());
+    config.auth_info = AuthInfo { token_file: Some("/var/run/secrets/token".to_owned()), ..Default::default() };
+    let text = kubeconfig_yaml(&config).unwrap();
+    let found = rendered(&config);
+    assert_eq!(found["users"][0]["user"], json!({"tokenFile": "/var/run/secrets/token"}));
+    assert!(found["clusters"][0]["cluster"].get("insecure-skip-tls-verify").is_none(), "{found}");
+
+    let back = Kubeconfig::from_yaml(&text).unwrap();
+    let back = Config::from_custom_kubeconfig(back, &KubeConfigOptions::default()).await.unwrap();
+    assert_eq!(back.root_cert, Some(certificates));
+    assert_eq!(back.cluster_url, config.cluster_url);
+    assert_eq!(back.default_namespace, "default");
+}
+
+#[tokio::test]
+async fn certificates_in_files_are_inline_for_helm() {
+    let files = Files::new();
+    let user = json!({
+        "client-certificate": files.write("cert", "the certificate"),
+        "client-key": files.write("key", "the key"),
+    });
+    let path = files.write("k", kubeconfig_with("https://a:1", json!({"tls-server-name": "b"}), user));
+    let home = choose(source(HomeChoice::File(path), None, LocalSource::default())).await.unwrap();
+    let found = rendered(&home.config);
+    let expected = json!({
+        "client-certificate-data": ByteString(b"the certificate".to_vec()),
+        "client-key-data": ByteString(b"the key".to_vec()),
+    });
+    assert_eq!(found["users"][0]["user"], expected);
+    assert_eq!(found["clusters"][0]["cluster"]["tls-server-name"], "b");
+
+    std::fs::remove_file(files.path("key")).unwrap();
+    let error = kubeconfig_yaml(&home.config).unwrap_err().to_string();
+    assert!(error.contains(files.path("key").to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn tls_is_unverified_only_where_the_source_said_so() {
+    let mut config = Config::new("https://a".parse().unwrap());
+    config.accept_invalid_certs = true;
+    config.root_cert = Some(vec![vec![1]]);
+    config.auth_info = AuthInfo { token: Some(TOKEN.into()), ..Default::default() };
+    let found = rendered(&config);
+    let expected = json!({"server": "https://a/", "insecure-skip-tls-verify": true});
+    assert_eq!(found["clusters"][0]["cluster"], expected);
+    assert_eq!(found["users"][0]["user"], json!({ "token": TOKEN }));
+}
+
+#[tokio::test]
+async fn a_members_kubeconfig_makes_its_configuration() {
+    let config = member_config(&kubeconfig("https://edge:6443").to_string()).await.unwrap();
+    assert_eq!(config.cluster_url.to_string(), "https://edge:6443/");
+    assert!(config.proxy_url.is_none());
+}

@@ -1,0 +1,247 @@
+//! The hub's process: what is started, in which order, and how it ends.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use anyhow::Context;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_agent::chart::ChartCache;
+use krypton_agent::helm::{Helm, HelmConfig};
+use krypton_agent::plan::Policy;
+use krypton_agent::reconciler::Tools;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_crds::tenant::Tenant;
+use kube::Client;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::aggregate::{self, Reports, Rules};
+use crate::discovery::{self, chain};
+use crate::facts::FactsBoard;
+use crate::fleet::{self, Fleet, Found};
+use crate::home::{self, Home};
+use crate::metrics;
+use crate::proxy::{Given, Shared};
+use crate::settings::Settings;
+use crate::values_file::{self, ValuesFile};
+use crate::{admin, desired};
+
+/// Runs the hub until it is told to stop.
+pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    let stop = stop_on_signal()?;
+    let readiness = admin::Readiness::new();
+    let starting = readiness.guard("start");
+    // Whatever a person got wrong on the command line is said before anything is touched.
+    let metrics_listener = match &settings.metrics_bind_address {
+        Some(address) => Some(admin::bind(admin::METRICS_FLAG, address).await?),
+        None => None,
+    };
+    let health_listener = match &settings.health_probe_bind_address {
+        Some(address) => Some(admin::bind(admin::HEALTH_FLAG, address).await?),
+        None => None,
+    };
+    let values = match &settings.chart_values_file {
+        Some(path) => ValuesFile::load(path)?,
+        None => serde_json::Map::new(),
+    };
+    let scratch = tempfile::Builder::new()
+        .prefix("krypton-hub-")
+        .tempdir()
+        .context("making a scratch folder failed; set TMPDIR to a writable one")?;
+    let supervisor = std::env::current_exe().context("finding the hub's own program failed")?;
+    let helm = Helm::new(HelmConfig {
+        binary: settings.helm.program.clone(),
+        supervisor: vec![supervisor.into_os_string(), "helm-run".into()],
+        scratch: scratch.path().to_owned(),
+        max_concurrent: settings.helm.max_concurrent,
+    })
+    .await?;
+    let charts = ChartCache::new(settings.helm.cache_dir.clone())?;
+    let chosen = Home::choose(&settings.home, &settings.kubeconfig_policy).await?;
+    let client = home::client(chosen.config.clone()).context("making home's client failed")?;
+    tracing::info!(context = %chosen.context_name, namespace = %settings.namespace,
+        chart = %settings.chart.name, version = %settings.chart.version, "hub starts");
+    for note in &settings.notes {
+        tracing::warn!("{note}");
+    }
+
+    let found = Arc::new(Found::default());
+    let facts = Arc::new(FactsBoard::default());
+    let mut tasks = tokio::task::JoinSet::new();
+    if let Some(listener) = health_listener {
+        tasks.spawn(logged("health", admin::serve_health(listener, readiness.clone(), stop.clone())));
+    }
+    if let Some(listener) = metrics_listener {
+        let registry = metrics::registry(Arc::clone(&facts));
+        tasks.spawn(logged("metrics", admin::serve_metrics(listener, registry, stop.clone())));
+    }
+
+    let mut crds = vec![Tenant::crd(), EdgeCluster::crd()];
+    if settings.ensure_watch_crds {
+        crds.push(KryptonDeployment::crd());
+    }
+    let Some(epoch) = prepare_home(&client, &settings.namespace, &crds, &stop).await else {
+        return Ok(());
+    };
+    drop(starting);
+    tracing::info!(epoch, "home is ready");
+
+    let (values_tx, values_rx) = watch::channel(values);
+    if let Some(path) = settings.chart_values_file.clone() {
+        tokio::spawn(values_file::watch(path, values_file::POLL_INTERVAL, values_tx.clone()));
+    }
+    let chart = |values| Arc::new(desired::chart_state(&settings.chart, values));
+    let (given, given_rx) = watch::channel(Given { epoch, chart: chart(&values_rx.borrow()) });
+    let (ahead, mut ahead_rx) = watch::channel(0);
+    let reports = Arc::new(Reports::default());
+    let shared = Arc::new(Shared {
+        tools: Tools { helm: Arc::new(helm), charts: Arc::new(charts) },
+        reports: Arc::clone(&reports),
+        facts,
+        generation: AtomicU64::new(0),
+        ahead,
+        scratch: scratch.path().to_owned(),
+        holder: holder(settings.reporting_instance.as_deref()),
+        instance: settings.reporting_instance.clone().unwrap_or_else(|| "krypton-hub".to_owned()),
+        policy: Policy {
+            helm_timeout: settings.helm.timeout,
+            foreign_lock_grace: settings.helm.timeout * 3 + Duration::from_secs(60),
+            protected_namespaces: vec![settings.namespace.clone()]
+                .into_iter()
+                .filter(|namespace| namespace != "default")
+                .collect(),
+        },
+        retry_max: settings.retry_max,
+        allow_chart_skip: settings.allow_chart_skip,
+        watch_namespaces: settings.watch_namespaces.clone(),
+        found: {
+            let found = Arc::clone(&found);
+            Box::new(move |member, uid| found.set(member, uid))
+        },
+    });
+
+    let (sources_tx, sources) = watch::channel(None);
+    tokio::spawn(discovery::follow(
+        client.clone(),
+        settings.namespace.clone(),
+        settings.discovery.clone(),
+        settings.kubeconfig_policy,
+        sources_tx,
+    ));
+    let rules = Rules {
+        self_cluster: settings.self_cluster,
+        allow_chart_skip: settings.allow_chart_skip,
+        namespaces: settings.watch_namespaces.clone(),
+    };
+    let aggregate_stop = CancellationToken::new();
+    let aggregator =
+        tokio::spawn(aggregate::run(client.clone(), reports, rules, aggregate_stop.clone()));
+    let members = tokio::spawn(fleet::run(
+        Fleet {
+            client: client.clone(),
+            home: settings.self_cluster.then(|| chosen.config.clone()),
+            sources,
+            given: given_rx,
+            shared,
+            found,
+        },
+        stop.clone(),
+    ));
+
+    let mut values_rx = values_rx;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            changed = values_rx.changed() => {
+                if changed.is_err() { break }
+                let chart = chart(&values_rx.borrow_and_update());
+                given.send_modify(|given| given.chart = chart);
+                tracing::info!("the values file has changed; every member gets the new desired state");
+            }
+            changed = ahead_rx.changed() => {
+                if changed.is_err() { break }
+                let at_least = *ahead_rx.borrow_and_update();
+                match desired::next_epoch(&client, &settings.namespace, at_least).await {
+                    Ok(epoch) => {
+                        tracing::warn!(epoch, "a member knew a later epoch: home was restored, or another hub was here");
+                        given.send_modify(|given| given.epoch = epoch);
+                    }
+                    Err(error) => {
+                        tracing::warn!(error = %chain(&error), "taking a new epoch failed; it is tried again");
+                        tokio::time::sleep(Duration::from_secs(5)).await;
+                        ahead_rx.mark_changed();
+                    }
+                }
+            }
+        }
+    }
+    tracing::info!("stopping: running helm processes are waited for");
+    let ended = members.await;
+    aggregate_stop.cancel();
+    aggregator.await.context("the aggregator ended badly")?;
+    ended.context("the fleet ended badly")?;
+    tasks.abort_all();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// CRDs and the epoch. An apiserver that is not up yet is waited for.
+async fn prepare_home(
+    client: &Client,
+    namespace: &str,
+    crds: &[CustomResourceDefinition],
+    stop: &CancellationToken,
+) -> Option<u64> {
+    let mut attempts = 0;
+    loop {
+        let prepared = async {
+            for crd in crds {
+                krypton_agent::crd::ensure(client, crd).await.map_err(|error| chain(&error))?;
+            }
+            desired::next_epoch(client, namespace, 0).await.map_err(|error| chain(&error))
+        };
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            prepared = prepared => match prepared {
+                Ok(epoch) => return Some(epoch),
+                Err(problem) => tracing::warn!(%problem, "home is not ready; it is tried again"),
+            },
+        }
+        attempts += 1;
+        let pause = krypton_agent::plan::backoff(attempts, Duration::from_secs(15), rand::random());
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// Our name in Leases: one process, one name, so that two hubs never take each other for themselves.
+fn holder(instance: Option<&str>) -> String {
+    format!("hub/{}/{:08x}", instance.unwrap_or("local"), rand::random::<u32>())
+}
+
+fn stop_on_signal() -> anyhow::Result<CancellationToken> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut term = signal(SignalKind::terminate()).context("listening for SIGTERM failed")?;
+    let mut int = signal(SignalKind::interrupt()).context("listening for SIGINT failed")?;
+    let stop = CancellationToken::new();
+    let stopping = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        stopping.cancel();
+        // A second signal does not wait: what helm leaves is repaired by the next start.
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        tracing::warn!("second signal: leaving at once");
+        std::process::exit(1);
+    });
+    Ok(stop)
+}
+
+async fn logged<E: std::error::Error>(what: &str, serve: impl Future<Output = Result<(), E>>) {
+    if let Err(error) = serve.await {
+        tracing::error!(error = %chain(&error), "the {what} endpoint ended");
+    }
+}

@@ -1,0 +1,165 @@
+//! Which member acts on which cluster: members are compared by the UID of their cluster (design §3,
+//! rule 6). Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use krypton_common::names;
+
+/// What is known of a member's identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Its source is there.
+    pub present: bool,
+    /// When its EdgeCluster was made.
+    pub created: Option<Timestamp>,
+    /// The UID that its EdgeCluster has on record.
+    pub recorded: Option<String>,
+    /// The UID that the cluster behind it has now.
+    pub found: Option<String>,
+    /// It has been tried to reach it at least once.
+    pub attempted: bool,
+}
+
+impl Claim {
+    fn uid(&self) -> Option<&str> {
+        self.found.as_deref().or(self.recorded.as_deref())
+    }
+}
+
+/// What a member may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Act,
+    /// Not yet reached, or an older member that may be the same cluster has not been.
+    Wait,
+    /// The named member is the same cluster and goes first.
+    Duplicate(String),
+    /// The cluster is known under the named member, whose source is gone.
+    Renamed(String),
+    /// Another cluster answers than the one on record.
+    Changed { recorded: String, found: String },
+}
+
+/// Decides for all members at once.
+pub fn verdicts(claims: &BTreeMap<String, Claim>) -> BTreeMap<String, Verdict> {
+    claims
+        .iter()
+        .filter(|(_, claim)| claim.present)
+        .map(|(name, claim)| (name.clone(), verdict(name, claim, claims)))
+        .collect()
+}
+
+fn verdict(name: &str, claim: &Claim, claims: &BTreeMap<String, Claim>) -> Verdict {
+    let Some(found) = claim.found.as_deref() else { return Verdict::Wait };
+    if let Some(recorded) = claim.recorded.as_deref()
+        && recorded != found
+    {
+        return Verdict::Changed { recorded: recorded.to_owned(), found: found.to_owned() };
+    }
+    let mut wait = false;
+    for (other_name, other) in claims {
+        if other_name == name {
+            continue;
+        }
+        if other.uid() == Some(found) {
+            if !other.present {
+                // Releases carry the member's name: a new name would install all of them again.
+                if claim.recorded.is_none() {
+                    return Verdict::Renamed(other_name.clone());
+                }
+            } else if goes_first(other_name, other, name, claim) {
+                return Verdict::Duplicate(other_name.clone());
+            }
+        } else if other.present
+            && other.uid().is_none()
+            && !other.attempted
+            && goes_first(other_name, other, name, claim)
+        {
+            wait = true;
+        }
+    }
+    if wait { Verdict::Wait } else { Verdict::Act }
+}
+
+/// `self-cluster` goes first, then the older EdgeCluster, then the name.
+fn goes_first(a_name: &str, a: &Claim, b_name: &str, b: &Claim) -> bool {
+    let rank = |name: &str, claim: &Claim| {
+        // One that has no EdgeCluster yet is the youngest.
+        (name != names::SELF_CLUSTER, claim.created.is_none(), claim.created, name.to_owned())
+    };
+    rank(a_name, a) < rank(b_name, b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(created: i64, recorded: Option<&str>, found: Option<&str>) -> Claim {
+        Claim {
+            present: true,
+            created: Some(Timestamp::from_second(created).unwrap()),
+            recorded: recorded.map(str::to_owned),
+            found: found.map(str::to_owned),
+            attempted: found.is_some(),
+        }
+    }
+
+    fn of(claims: Vec<(&str, Claim)>) -> BTreeMap<String, Verdict> {
+        verdicts(&claims.into_iter().map(|(name, claim)| (name.to_owned(), claim)).collect())
+    }
+
+    #[test]
+    fn of_two_members_with_one_uid_the_older_acts() {
+        let found = of(vec![("a", claim(2, None, Some("u"))), ("b", claim(1, None, Some("u")))]);
+        assert_eq!(found["a"], Verdict::Duplicate("b".to_owned()));
+        assert_eq!(found["b"], Verdict::Act);
+    }
+
+    #[test]
+    fn self_cluster_goes_before_every_older_member() {
+        let found = of(vec![
+            ("a", claim(1, Some("u"), Some("u"))),
+            (names::SELF_CLUSTER, claim(9, None, Some("u"))),
+        ]);
+        assert_eq!(found["a"], Verdict::Duplicate(names::SELF_CLUSTER.to_owned()));
+        assert_eq!(found[names::SELF_CLUSTER], Verdict::Act);
+    }
+
+    #[test]
+    fn a_younger_member_waits_until_the_older_has_been_tried() {
+        let mut older = claim(1, None, None);
+        let found = of(vec![("old", older.clone()), ("new", claim(2, None, Some("u")))]);
+        assert_eq!(found["new"], Verdict::Wait);
+        older.attempted = true;
+        let found = of(vec![("old", older), ("new", claim(2, None, Some("u")))]);
+        assert_eq!(found["new"], Verdict::Act);
+    }
+
+    #[test]
+    fn an_unreachable_member_still_holds_the_uid_on_its_record() {
+        let found = of(vec![
+            ("old", claim(1, Some("u"), None)),
+            ("new", claim(2, None, Some("u"))),
+        ]);
+        assert_eq!(found["new"], Verdict::Duplicate("old".to_owned()));
+    }
+
+    #[test]
+    fn a_known_cluster_under_a_new_name_waits_for_a_person() {
+        let mut gone = claim(1, Some("u"), None);
+        gone.present = false;
+        let found = of(vec![("old", gone.clone()), ("new", claim(2, None, Some("u")))]);
+        assert_eq!(found["new"], Verdict::Renamed("old".to_owned()));
+        // A member that was there before under this name goes on.
+        let found = of(vec![("old", gone), ("new", claim(2, Some("u"), Some("u")))]);
+        assert_eq!(found["new"], Verdict::Act);
+    }
+
+    #[test]
+    fn another_cluster_behind_the_same_name_is_not_touched() {
+        let found = of(vec![("a", claim(1, Some("u"), Some("v")))]);
+        let changed = Verdict::Changed { recorded: "u".to_owned(), found: "v".to_owned() };
+        assert_eq!(found["a"], changed);
+    }
+}

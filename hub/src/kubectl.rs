@@ -1,0 +1,280 @@
+//! `kubectl krypton`: the fleet and its Tenants as tables, read from the home cluster.
+
+mod clusters;
+mod layout;
+mod tenants;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use jiff::Timestamp;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::tenant::Tenant;
+use kube::api::{DynamicObject, ListParams};
+use kube::core::ApiResource;
+use kube::{Api, Client, Resource};
+use serde_json::{Value, json};
+
+use crate::home::{Home, HomeError, client_named};
+use crate::settings::{HomeChoice, HomeSource, LocalSource};
+
+pub use clusters::clusters_table;
+pub use tenants::tenants_table;
+
+const USER_AGENT: &str = concat!("kubectl-krypton/", env!("CARGO_PKG_VERSION"));
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+const PAGE_SIZE: u32 = 500;
+
+/// Shows the fleet of Krypton and its Tenants.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "kubectl-krypton", bin_name = "kubectl krypton", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Print a table of clusters or Tenants.
+    Get(Get),
+    /// Print the version of this program.
+    Version,
+}
+
+#[derive(Clone, Debug, Args)]
+struct Get {
+    kind: Kind,
+    /// Namespace of the Tenants; by default that of the context.
+    #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
+    namespace: Option<String>,
+    /// Tenants of all namespaces.
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// Format: a table with more columns and a line per cluster, or the objects themselves.
+    #[arg(short, long, value_name = "FORMAT")]
+    output: Option<Output>,
+    /// Kubeconfig file of the home cluster; by default KUBECONFIG, then .kube/config in HOME.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig; by default its current-context.
+    #[arg(long, value_name = "CONTEXT")]
+    context: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    #[value(aliases = ["cluster", "edgecluster", "edgeclusters", "ec"])]
+    Clusters,
+    #[value(aliases = ["tenant", "tn"])]
+    Tenants,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Wide,
+    Json,
+    Yaml,
+}
+
+/// Why nothing can be shown. One line each, with the reasons below it.
+#[derive(Debug, thiserror::Error)]
+pub enum KubectlError {
+    /// Wrong usage, or a call for help: prints itself.
+    #[error(transparent)]
+    Usage(clap::Error),
+    #[error("no home cluster")]
+    Home(#[source] HomeError),
+    #[error("building a client of the home cluster failed")]
+    Client(#[source] kube::Error),
+    #[error(
+        "the cluster {context:?} has no {plural}: it is not a home cluster of Krypton, or its CRDs are not installed yet; choose another with --context or --kubeconfig, or install the CRDs"
+    )]
+    NoSuchKind { context: String, plural: String },
+    #[error("you may not list {plural} {place} on the cluster {context:?}; ask for the verb list on {plural}.mesh.openkcm.io ({message})")]
+    Forbidden { context: String, plural: String, place: String, message: String },
+    #[error("the cluster {context:?} does not accept your credentials; log in again ({message})")]
+    Unauthorized { context: String, message: String },
+    #[error("the cluster {context:?} did not answer within 30 s; check that it is reachable")]
+    TimedOut { context: String },
+    #[error("listing {plural} on the cluster {context:?} failed")]
+    List { context: String, plural: String, #[source] source: kube::Error },
+    #[error("writing the {format} failed: {reason}")]
+    Encode { format: &'static str, reason: String },
+}
+
+/// What to print, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Printed {
+    pub stdout: String,
+    /// A remark for the terminal, as kubectl's "No resources found".
+    pub stderr: String,
+}
+
+/// Runs one command line, the program's name first. `env` reads a variable.
+pub async fn run(
+    args: impl IntoIterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<String>,
+    now: Timestamp,
+) -> Result<Printed, KubectlError> {
+    let get = match Cli::try_parse_from(args).map_err(KubectlError::Usage)?.command {
+        Command::Get(get) => get,
+        Command::Version => {
+            let stdout = format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION"));
+            return Ok(Printed { stdout, stderr: String::new() });
+        }
+    };
+    let home = Box::pin(home(&get, env)).await?;
+    let place = place(&get, &home);
+    let context = home.context_name;
+    let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
+    let objects = match get.kind {
+        Kind::Clusters => {
+            list(client, &ApiResource::erase::<EdgeCluster>(&()), &Place::Cluster, &context).await?
+        }
+        Kind::Tenants => list(client, &ApiResource::erase::<Tenant>(&()), &place, &context).await?,
+    };
+    printed(&get, &place, objects, now)
+}
+
+async fn home(get: &Get, env: &dyn Fn(&str) -> Option<String>) -> Result<Home, KubectlError> {
+    let list = env("KUBECONFIG").unwrap_or_default();
+    let source = HomeSource {
+        choice: HomeChoice::Local,
+        context: get.context.clone(),
+        local: LocalSource {
+            flag: get.kubeconfig.clone(),
+            kubeconfig_variable: std::env::split_paths(&list)
+                .filter(|path| !path.as_os_str().is_empty())
+                .collect(),
+            user_file: env("HOME").map(|home| PathBuf::from(home).join(".kube/config")),
+        },
+    };
+    // The policy is for kubeconfigs in Secrets, and there is none here.
+    Home::choose(&source, &Default::default()).await.map_err(KubectlError::Home)
+}
+
+/// Where objects are listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Cluster,
+    Namespace(String),
+}
+
+fn place(get: &Get, home: &Home) -> Place {
+    match (&get.namespace, get.kind) {
+        (_, Kind::Clusters) => Place::Cluster,
+        _ if get.all_namespaces => Place::Cluster,
+        (Some(namespace), _) => Place::Namespace(namespace.clone()),
+        (None, _) => Place::Namespace(home.config.default_namespace.clone()),
+    }
+}
+
+/// Untyped, so that one object that does not decode hides no other, and none of its fields.
+async fn list(
+    client: Client,
+    kind: &ApiResource,
+    place: &Place,
+    context: &str,
+) -> Result<Vec<Value>, KubectlError> {
+    let api: Api<DynamicObject> = match place {
+        Place::Cluster => Api::all_with(client, kind),
+        Place::Namespace(namespace) => Api::namespaced_with(client, namespace, kind),
+    };
+    let mut params = ListParams::default().limit(PAGE_SIZE);
+    let mut objects = Vec::new();
+    loop {
+        let page = tokio::time::timeout(REQUEST_TIMEOUT, api.list(&params))
+            .await
+            .map_err(|_| KubectlError::TimedOut { context: context.to_owned() })?
+            .map_err(|error| explain(error, kind, place, context))?;
+        for object in page.items {
+            objects.push(as_value(object, kind)?);
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(objects),
+        }
+    }
+}
+
+/// As kubectl shows it: with apiVersion and kind, which lists leave out, and without managedFields.
+fn as_value(mut object: DynamicObject, kind: &ApiResource) -> Result<Value, KubectlError> {
+    object.metadata.managed_fields = None;
+    object.types = None;
+    let encoded = serde_json::to_value(&object);
+    let fields = encoded
+        .map_err(|error| KubectlError::Encode { format: "object", reason: error.to_string() })?;
+    let mut value = json!({ "apiVersion": kind.api_version, "kind": kind.kind });
+    if let (Some(value), Value::Object(fields)) = (value.as_object_mut(), fields) {
+        value.extend(fields);
+    }
+    Ok(value)
+}
+
+fn explain(error: kube::Error, kind: &ApiResource, place: &Place, context: &str) -> KubectlError {
+    let (context, plural) = (context.to_owned(), kind.plural.clone());
+    let kube::Error::Api(status) = &error else {
+        return KubectlError::List { context, plural, source: error };
+    };
+    let message = layout::one_line(&status.message);
+    match status.code {
+        404 => KubectlError::NoSuchKind { context, plural },
+        401 => KubectlError::Unauthorized { context, message },
+        403 => {
+            let place = match place {
+                Place::Cluster => "in all namespaces".to_owned(),
+                Place::Namespace(namespace) => format!("in the namespace {namespace}"),
+            };
+            KubectlError::Forbidden { context, plural, place, message }
+        }
+        _ => KubectlError::List { context, plural, source: error },
+    }
+}
+
+fn printed(
+    get: &Get,
+    place: &Place,
+    objects: Vec<Value>,
+    now: Timestamp,
+) -> Result<Printed, KubectlError> {
+    let wide = get.output == Some(Output::Wide);
+    let stdout = match get.output {
+        Some(format @ (Output::Json | Output::Yaml)) => encode(format, objects)?,
+        _ if objects.is_empty() => {
+            let stderr = match place {
+                Place::Cluster => "No resources found\n".to_owned(),
+                Place::Namespace(namespace) => {
+                    format!("No resources found in {namespace} namespace.\n")
+                }
+            };
+            return Ok(Printed { stdout: String::new(), stderr });
+        }
+        _ => match get.kind {
+            Kind::Clusters => clusters_table(&objects, wide, now),
+            Kind::Tenants => tenants_table(&objects, wide, now),
+        },
+    };
+    Ok(Printed { stdout, stderr: String::new() })
+}
+
+fn encode(format: Output, items: Vec<Value>) -> Result<String, KubectlError> {
+    let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items });
+    if format == Output::Json {
+        let text = serde_json::to_string_pretty(&list);
+        return text
+            .map(|text| text + "\n")
+            .map_err(|error| KubectlError::Encode { format: "JSON", reason: error.to_string() });
+    }
+    serde_saphyr::to_string(&list)
+        .map_err(|error| KubectlError::Encode { format: "YAML", reason: error.to_string() })
+}
+
+/// Whether `object` is of the kind it was listed as, and if so its typed form.
+fn decoded<K: Resource<DynamicType = ()> + serde::de::DeserializeOwned>(object: &Value) -> Option<K> {
+    K::deserialize(object).ok()
+}
+
+#[cfg(test)]
+mod tests;

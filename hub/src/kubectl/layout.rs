@@ -1,0 +1,153 @@
+//! Columns and ages as kubectl prints them, and text that is safe for a terminal.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+const GAP: usize = 3;
+const ABSENT: &str = "-";
+
+/// Rows of cells under a header.
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(super) fn new(header: &[&str]) -> Self {
+        Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
+    }
+
+    pub(super) fn push(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// Each column as wide as its widest cell; no blanks at the end of a line.
+    pub(super) fn render(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+        };
+        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&widths) {
+                write!(line, "{cell:<width$}", width = width + GAP).expect("a String takes every write");
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// The text or, if there is none, a dash.
+pub(super) fn or_dash(text: Option<String>) -> String {
+    text.filter(|text| !text.is_empty()).unwrap_or_else(|| ABSENT.to_owned())
+}
+
+/// Statuses hold what clusters have sent: no control characters reach the terminal.
+pub(super) fn one_line(text: &str) -> String {
+    let is_blank = |c: char| c.is_whitespace() || c.is_control();
+    let visible: String = text.chars().map(|c| if is_blank(c) { ' ' } else { c }).collect();
+    visible.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// At most `most` characters, the last one a mark that there was more.
+pub(super) fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(most.saturating_sub(1)).collect();
+    format!("{}…", kept.trim_end())
+}
+
+/// A text field of an untyped object, by path.
+pub(super) fn text_at(object: &Value, pointer: &str) -> Option<String> {
+    object.pointer(pointer).and_then(Value::as_str).map(one_line)
+}
+
+/// Age of an untyped object.
+pub(super) fn age_of(object: &Value, now: Timestamp) -> String {
+    let created = object.pointer("/metadata/creationTimestamp").and_then(Value::as_str);
+    or_dash(created.and_then(|text| text.parse().ok()).map(|created| age(created, now)))
+}
+
+/// As apimachinery's `duration.HumanDuration`: at most two units, the second only for small values.
+pub(super) fn age(since: Timestamp, now: Timestamp) -> String {
+    let seconds = now.as_second() - since.as_second();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let two = |big: i64, unit: &str, small: i64, small_unit: &str| match small {
+        0 => format!("{big}{unit}"),
+        _ => format!("{big}{unit}{small}{small_unit}"),
+    };
+    match seconds {
+        ..-1 => "<invalid>".to_owned(),
+        -1 => "0s".to_owned(),
+        _ if seconds < 120 => format!("{seconds}s"),
+        _ if minutes < 10 => two(minutes, "m", seconds % 60, "s"),
+        _ if minutes < 180 => format!("{minutes}m"),
+        _ if hours < 8 => two(hours, "h", minutes % 60, "m"),
+        _ if hours < 48 => format!("{hours}h"),
+        _ if days < 8 => two(days, "d", hours % 24, "h"),
+        _ if days < 365 * 2 => format!("{days}d"),
+        _ if days < 365 * 8 => two(days / 365, "y", days % 365, "d"),
+        _ => format!("{}y", days / 365),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ages_are_those_of_kubectl() {
+        let cases = [
+            (-5, "<invalid>"),
+            (-1, "0s"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (125, "2m5s"),
+            (599, "9m59s"),
+            (600, "10m"),
+            (10_799, "179m"),
+            (10_800, "3h"),
+            (10_860, "3h1m"),
+            (28_800, "8h"),
+            (172_799, "47h"),
+            (172_800, "2d"),
+            (176_400, "2d1h"),
+            (691_200, "8d"),
+            (63_072_000, "2y"),
+            (63_158_400, "2y1d"),
+            (252_288_000, "8y"),
+        ];
+        let start = Timestamp::from_second(1_000_000_000).unwrap();
+        for (seconds, expected) in cases {
+            let now = Timestamp::from_second(1_000_000_000 + seconds).unwrap();
+            assert_eq!(age(start, now), expected, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell_and_lines_end_without_blanks() {
+        let mut table = Table::new(&["NAME", "AGE"]);
+        table.push(vec!["größer-x".to_owned(), "1s".to_owned()]);
+        table.push(vec!["a".to_owned(), String::new()]);
+        assert_eq!(table.render(), "NAME       AGE\ngrößer-x   1s\na\n");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_reaches_the_terminal_with_control_characters(text in "\\PC*[\\x00-\\x9f]*\\PC*") {
+            let line = one_line(&text);
+            prop_assert!(!line.chars().any(char::is_control), "{:?}", line);
+            prop_assert!(shortened(&line, 20).chars().count() <= 20);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! krypton-hub: keeps one Helm chart installed for every Tenant on every cluster of a fleet.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use krypton_common::telemetry;
+use krypton_hub::discovery::chain;
+use krypton_hub::settings::{Flags, Settings, service_account_namespace};
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os();
+    let program = args.next();
+    let mut args: Vec<OsString> = args.collect();
+    // The small process that watches over one helm run; see `krypton_agent::helm`.
+    if args.first().is_some_and(|first| first == "helm-run") {
+        return krypton_agent::helm::supervise(args.drain(1..));
+    }
+    let flags = match Flags::read(program.into_iter().chain(args)) {
+        Ok(flags) => flags,
+        Err(error) => error.exit(),
+    };
+    let env = |name: &str| std::env::var(name).ok();
+    let settings = match Settings::resolve(flags, &env, service_account_namespace()) {
+        Ok(settings) => settings,
+        Err(error) => return refuse(&chain(&error), 2),
+    };
+    if let Err(error) = telemetry::init_with(settings.log_format, settings.log_filter()) {
+        return refuse(&chain(&error), 2);
+    }
+    if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
+        return refuse("another TLS provider was installed before ours", 1);
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
+    };
+    match runtime.block_on(krypton_hub::hub::run(settings)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => refuse(&format!("{error:#}"), 1),
+    }
+}
+
+fn refuse(problem: &str, code: u8) -> ExitCode {
+    eprintln!("krypton-hub: {problem}");
+    ExitCode::from(code)
+}

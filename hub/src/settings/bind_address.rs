@@ -1,0 +1,83 @@
+//! Listen addresses as Go writes them: `:8080`, `127.0.0.1:8080`, `[::1]:8080`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Where to listen. Without a host: on all addresses, of both IP versions where there are two.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BindAddress {
+    /// Host name or IP address without brackets.
+    pub host: Option<String>,
+    /// 0 lets the system choose.
+    pub port: u16,
+}
+
+/// The text is no listen address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a listen address like :8080 or 127.0.0.1:8080")]
+pub struct NotABindAddress;
+
+impl FromStr for BindAddress {
+    type Err = NotABindAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotABindAddress> {
+        let (host, port) = text.rsplit_once(':').ok_or(NotABindAddress)?;
+        if port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(NotABindAddress);
+        }
+        let port = port.parse().map_err(|_| NotABindAddress)?;
+        let host = match host.strip_prefix('[') {
+            Some(bracketed) => {
+                let inner = bracketed.strip_suffix(']').ok_or(NotABindAddress)?;
+                inner.parse::<std::net::Ipv6Addr>().map_err(|_| NotABindAddress)?;
+                Some(inner.to_owned())
+            }
+            None if host.is_empty() => None,
+            None => {
+                let legal = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
+                if !host.chars().all(legal) {
+                    return Err(NotABindAddress);
+                }
+                Some(host.to_owned())
+            }
+        };
+        Ok(Self { host, port })
+    }
+}
+
+impl fmt::Display for BindAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            None => write!(f, ":{}", self.port),
+            Some(host) if host.contains(':') => write!(f, "[{host}]:{}", self.port),
+            Some(host) => write!(f, "{host}:{}", self.port),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_forms_are_read_and_written_back() {
+        let cases = [
+            (":8080", None, 8080),
+            ("127.0.0.1:9090", Some("127.0.0.1"), 9090),
+            ("localhost:0", Some("localhost"), 0),
+            ("[::1]:8081", Some("::1"), 8081),
+        ];
+        for (text, host, port) in cases {
+            let address: BindAddress = text.parse().unwrap();
+            assert_eq!(address, BindAddress { host: host.map(str::to_owned), port }, "{text}");
+            assert_eq!(address.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        for text in ["", "8080", ":", ":x", ":+1", ":65536", "a b:1", "::1:80", "[::1:80", "[x]:80", "http://h:80"] {
+            assert_eq!(text.parse::<BindAddress>(), Err(NotABindAddress), "{text:?}");
+        }
+    }
+}

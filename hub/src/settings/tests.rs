@@ -1,0 +1,382 @@
+//! The precedence and the messages of `Settings::resolve`, as tables.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use proptest::prelude::*;
+
+use super::*;
+
+type Args = &'static [&'static str];
+type Env = &'static [(&'static str, &'static str)];
+
+fn flags(args: &[&str]) -> Flags {
+    let all = std::iter::once("krypton-hub").chain(args.iter().copied());
+    Flags::read(all.map(OsString::from)).unwrap()
+}
+
+fn resolve_in(
+    args: &[&str],
+    env: &[(&str, &str)],
+    service_account: Option<&str>,
+) -> Result<Settings, SettingsError> {
+    let env: BTreeMap<String, String> =
+        env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let service_account = service_account.map(str::to_owned);
+    Settings::resolve(&flags(args), &|name| env.get(name).cloned(), service_account)
+}
+
+fn resolve(args: &[&str], env: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+    resolve_in(args, env, None)
+}
+
+#[test]
+fn the_namespace_has_its_own_order() {
+    const WATCH: (&str, &str) = ("WATCH_NAMESPACE", "from-watch");
+    const POD: (&str, &str) = ("POD_NAMESPACE", "from-pod");
+    const FLAG: &str = "--namespace=from-flag";
+    let cases: &[(Args, Env, Option<&str>, &str)] = &[
+        (&[FLAG], &[WATCH, POD], Some("from-file"), "from-watch"),
+        (&[FLAG], &[POD], Some("from-file"), "from-pod"),
+        (&[FLAG], &[], Some("from-file"), "from-flag"),
+        (&["--namespace="], &[], Some("from-file\n"), "from-file"),
+        (&[], &[], Some("from-file"), "from-file"),
+        (&[], &[("WATCH_NAMESPACE", "")], Some(" "), "default"),
+        (&[], &[], None, "default"),
+    ];
+    for (args, env, file, expected) in cases {
+        let settings = resolve_in(args, env, *file).unwrap();
+        assert_eq!(settings.namespace, *expected, "{args:?} {env:?} {file:?}");
+    }
+}
+
+#[test]
+fn without_anything_the_defaults_of_the_original_hold() {
+    let settings = resolve(&[], &[]).unwrap();
+    assert_eq!(
+        settings.chart,
+        ChartSettings {
+            repo: "https://charts.jetstack.io".to_owned(),
+            name: "cert-manager".to_owned(),
+            version: "1.19.1".to_owned(),
+            install_crds: true,
+        }
+    );
+    assert_eq!(settings.discovery.label, "sigs.k8s.io/multicluster-runtime-kubeconfig");
+    assert_eq!(settings.discovery.key, "kubeconfig");
+    assert_eq!(settings.watch_namespaces, None);
+    assert_eq!(settings.home.choice, HomeChoice::Local);
+    assert_eq!(settings.check_interval, Duration::from_secs(60));
+    assert!(!settings.allow_chart_skip && !settings.ensure_watch_crds && settings.self_cluster);
+    assert_eq!(settings.metrics_bind_address.unwrap().to_string(), ":8080");
+    assert_eq!(settings.health_probe_bind_address.unwrap().to_string(), ":8081");
+    assert_eq!(settings.helm.timeout, Duration::from_secs(180));
+    assert_eq!(settings.helm.max_concurrent, 4);
+    assert_eq!(settings.helm.cache_dir, PathBuf::from("/tmp/krypton-hub"));
+    assert_eq!(settings.retry_max, Duration::from_secs(900));
+    assert_eq!(settings.log_format, LogFormat::Text);
+    assert_eq!(settings.log_level, None);
+    assert_eq!(settings.reporting_instance, None);
+    let policy = settings.kubeconfig_policy;
+    assert!(!policy.allow_exec && !policy.allow_auth_provider && !policy.allow_token_file);
+    assert!(!policy.allow_files && !policy.allow_insecure_tls);
+    assert_eq!(settings.notes, Vec::<String>::new());
+}
+
+#[test]
+fn giving_every_documented_default_changes_nothing() {
+    let args: Vec<String> = table::ROWS
+        .iter()
+        .filter(|row| !row.flag.is_empty() && !row.default.is_empty())
+        .map(|row| format!("--{}={}", row.flag, row.default))
+        .collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let given = resolve(&args, &[]).unwrap();
+    assert_eq!(format!("{given:?}"), format!("{:?}", resolve(&[], &[]).unwrap()));
+}
+
+#[test]
+fn a_variable_beats_its_flag_and_says_so() {
+    type Read = fn(&Settings) -> String;
+    let cases: &[(&str, &str, &str, Read)] = &[
+        ("watch-namespaces", "WATCH_NAMESPACES", "b", |s| format!("{:?}", s.watch_namespaces)),
+        ("watch-context", "WATCH_CONTEXT", "b", |s| format!("{:?}", s.home.context)),
+        ("watch-kubeconfig", "WATCH_KUBECONFIG", "b", |s| format!("{:?}", s.home.choice)),
+        ("watch-kubeconfig", "WATCH_CLUSTER_KUBECONFIG", "b", |s| format!("{:?}", s.home.choice)),
+        ("watch-kubeconfig-secret", "WATCH_KUBECONFIG_SECRET", "b", |s| format!("{:?}", s.home.choice)),
+        ("kubeconfig-label", "KUBECONFIG_SECRET_LABEL", "b", |s| s.discovery.label.clone()),
+        ("kubeconfig-key", "KUBECONFIG_SECRET_KEY", "b", |s| s.discovery.key.clone()),
+    ];
+    for (flag, variable, value, read) in cases {
+        let arg = format!("--{flag}=a");
+        let by_flag = read(&resolve(&[&arg], &[]).unwrap());
+        assert!(by_flag.contains('a') && !by_flag.contains("\"b\""), "{flag}: {by_flag}");
+        let both = resolve(&[&arg], &[(variable, value)]).unwrap();
+        assert!(read(&both).contains('b'), "{variable}: {}", read(&both));
+        assert_eq!(both.notes, [format!("variable {variable} overrides flag --{flag}")]);
+        let empty = resolve(&[&arg], &[(variable, "")]).unwrap();
+        assert_eq!(read(&empty), by_flag, "an empty {variable} is not given");
+    }
+}
+
+#[test]
+fn of_two_variables_the_first_named_wins() {
+    let env = [("WATCH_CLUSTER_KUBECONFIG", "/b"), ("WATCH_KUBECONFIG", "/a")];
+    let settings = resolve(&[], &env).unwrap();
+    assert_eq!(settings.home.choice, HomeChoice::File(PathBuf::from("/a")));
+}
+
+#[test]
+fn watched_namespaces_are_a_list_where_empty_and_star_mean_all() {
+    let cases: &[(&str, Option<&[&str]>)] = &[
+        ("", None),
+        ("*", None),
+        (" * ", None),
+        (" , ,", None),
+        ("a", Some(&["a"])),
+        (" b , a,,a ", Some(&["a", "b"])),
+    ];
+    for (text, expected) in cases {
+        let settings = resolve(&["--watch-namespaces", text], &[]).unwrap();
+        let found = settings.watch_namespaces.map(|names| names.into_iter().collect::<Vec<_>>());
+        let expected = expected.map(|names| names.iter().map(|n| (*n).to_owned()).collect());
+        assert_eq!(found, expected, "{text:?}");
+    }
+}
+
+#[test]
+fn the_home_cluster_is_the_secret_then_the_file_then_the_local_one() {
+    let secret = "--watch-kubeconfig-secret=home";
+    let file = "--watch-kubeconfig=/k";
+    let settings = resolve(&[secret, file, "--namespace=krypton"], &[]).unwrap();
+    assert_eq!(
+        settings.home.choice,
+        HomeChoice::Secret {
+            namespace: "krypton".to_owned(),
+            name: "home".to_owned(),
+            key: "kubeconfig".to_owned(),
+        }
+    );
+    assert_eq!(settings.notes.len(), 1, "{:?}", settings.notes);
+
+    let elsewhere = resolve(
+        &[secret, "--watch-kubeconfig-secret-namespace=other"],
+        &[("WATCH_KUBECONFIG_SECRET_KEY", "value")],
+    );
+    let expected = HomeChoice::Secret {
+        namespace: "other".to_owned(),
+        name: "home".to_owned(),
+        key: "value".to_owned(),
+    };
+    assert_eq!(elsewhere.unwrap().home.choice, expected);
+
+    let settings = resolve(&[file], &[]).unwrap();
+    assert_eq!(settings.home.choice, HomeChoice::File(PathBuf::from("/k")));
+}
+
+#[test]
+fn the_local_configuration_keeps_all_its_places() {
+    let env = [("KUBECONFIG", "/a::/b"), ("HOME", "/home/x")];
+    let settings = resolve(&["-kubeconfig", "/c"], &env).unwrap();
+    assert_eq!(
+        settings.home.local,
+        LocalSource {
+            flag: Some(PathBuf::from("/c")),
+            kubeconfig_variable: vec![PathBuf::from("/a"), PathBuf::from("/b")],
+            user_file: Some(PathBuf::from("/home/x/.kube/config")),
+        }
+    );
+}
+
+#[test]
+fn ensure_watch_crds_can_be_switched_on_by_either_and_never_off_by_the_variable() {
+    let cases: &[(&[&str], &str, bool, usize)] = &[
+        (&[], "true", true, 0),
+        (&[], "1", true, 0),
+        (&[], "yes", true, 0),
+        (&[], "TRUE", false, 1),
+        (&[], "false", false, 0),
+        (&["--ensure-watch-crds"], "false", true, 0),
+        (&["--ensure-watch-crds=false"], "true", true, 0),
+        (&["--ensure-watch-crds=false"], "", false, 0),
+    ];
+    for (args, variable, expected, notes) in cases {
+        let settings = resolve(args, &[("ENSURE_WATCH_CRDS", variable)]).unwrap();
+        assert_eq!(settings.ensure_watch_crds, *expected, "{args:?} {variable:?}");
+        assert_eq!(settings.notes.len(), *notes, "{args:?} {variable:?} {:?}", settings.notes);
+    }
+}
+
+#[test]
+fn allow_chart_skip_takes_exactly_true() {
+    for (text, expected, notes) in
+        [("true", true, 0), ("false", false, 0), ("", false, 0), ("True", false, 1), ("1", false, 1)]
+    {
+        let settings = resolve(&[], &[("ALLOW_CHART_SKIP", text)]).unwrap();
+        assert_eq!(settings.allow_chart_skip, expected, "{text:?}");
+        assert_eq!(settings.notes.len(), notes, "{text:?}");
+    }
+}
+
+#[test]
+fn the_check_interval_falls_back_to_a_minute() {
+    let cases = [
+        ("5s", 5),
+        (" 5s ", 5),
+        ("90", 90),
+        ("1m30s", 90),
+        ("0", 60),
+        ("0s", 60),
+        ("-5", 60),
+        ("soon", 60),
+        ("", 60),
+    ];
+    for (text, seconds) in cases {
+        let settings = resolve(&[], &[("KRYPTON_CHECK_INTERVAL", text)]).unwrap();
+        assert_eq!(settings.check_interval, Duration::from_secs(seconds), "{text:?}");
+    }
+}
+
+#[test]
+fn the_log_follows_the_zap_flags_unless_told_otherwise() {
+    let cases: &[(&[&str], LogFormat)] = &[
+        (&["-zap-encoder=json"], LogFormat::Json),
+        (&["-zap-encoder=console"], LogFormat::Text),
+        (&["-zap-encoder=console", "--log-format=json"], LogFormat::Json),
+        (&["-zap-encoder=json", "--log-format=text"], LogFormat::Text),
+    ];
+    for (args, expected) in cases {
+        assert_eq!(resolve(args, &[]).unwrap().log_format, *expected, "{args:?}");
+    }
+    let levels = [
+        ("debug", tracing::Level::DEBUG),
+        ("info", tracing::Level::INFO),
+        ("error", tracing::Level::ERROR),
+        ("panic", tracing::Level::ERROR),
+        ("1", tracing::Level::DEBUG),
+        ("4", tracing::Level::TRACE),
+    ];
+    for (text, expected) in levels {
+        let settings = resolve(&["-zap-log-level", text], &[]).unwrap();
+        assert_eq!(settings.log_level, Some(expected), "{text}");
+    }
+}
+
+#[test]
+fn each_insecure_flag_opens_one_thing() {
+    let name_of = |policy: &Policy| {
+        [
+            policy.allow_exec,
+            policy.allow_auth_provider,
+            policy.allow_token_file,
+            policy.allow_files,
+            policy.allow_insecure_tls,
+        ]
+    };
+    for (position, name) in ["exec", "auth-provider", "token-file", "files", "tls"].iter().enumerate() {
+        let settings = resolve(&[&format!("--insecure-kubeconfig-{name}")], &[]).unwrap();
+        let mut expected = [false; 5];
+        expected[position] = true;
+        assert_eq!(name_of(&settings.kubeconfig_policy), expected, "{name}");
+    }
+}
+
+#[test]
+fn servers_can_be_switched_off_and_may_not_share_a_port() {
+    let off = resolve(&["--metrics-bind-address=0", "--health-probe-bind-address", "0"], &[]).unwrap();
+    assert_eq!((off.metrics_bind_address, off.health_probe_bind_address), (None, None));
+    let free = ["--metrics-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0"];
+    assert!(resolve(&free, &[]).is_ok());
+    let error = resolve(&["--metrics-bind-address=:8081"], &[]).unwrap_err().to_string();
+    assert!(error.contains("--metrics-bind-address") && error.contains(":8081"), "{error}");
+}
+
+#[test]
+fn a_local_chart_needs_no_repository() {
+    let settings = resolve(&["--chart-repo=", "--chart-name=/charts/a-1.0.0.tgz"], &[]).unwrap();
+    assert_eq!(settings.chart.name, "/charts/a-1.0.0.tgz");
+    assert!(resolve(&["--chart-repo=", "--chart-name=a"], &[]).is_err());
+}
+
+#[test]
+fn the_process_is_named_after_its_pod_or_its_host() {
+    let both = [("POD_NAME", "pod"), ("HOSTNAME", "host")];
+    assert_eq!(resolve(&[], &both).unwrap().reporting_instance.as_deref(), Some("pod"));
+    assert_eq!(resolve(&[], &both[1..]).unwrap().reporting_instance.as_deref(), Some("host"));
+}
+
+#[test]
+fn flags_without_effect_are_noted() {
+    let settings =
+        resolve(&["--leader-elect", "-zap-devel", "-zap-stacktrace-level=error"], &[]).unwrap();
+    assert_eq!(settings.notes.len(), 3, "{:?}", settings.notes);
+    assert!(resolve(&["--leader-elect=false"], &[]).unwrap().notes.is_empty());
+}
+
+#[test]
+fn every_error_names_the_setting_the_class_and_the_remedy() {
+    let cases: &[(Args, Env, &str, &str)] = &[
+        (&["--namespace=A"], &[], "flag --namespace", "a namespace name"),
+        (&[], &[("WATCH_NAMESPACE", "a.b")], "variable WATCH_NAMESPACE", "a namespace name"),
+        (&["--watch-namespaces=a,B"], &[], "flag --watch-namespaces", "a namespace name"),
+        (&["--watch-namespaces=a,*"], &[], "flag --watch-namespaces", "a namespace name"),
+        (&["--watch-kubeconfig-secret=ns/name"], &[], "flag --watch-kubeconfig-secret", "name of a Secret"),
+        (&["--watch-kubeconfig-secret=a", "--watch-kubeconfig-secret-key=a/b"], &[], "flag --watch-kubeconfig-secret-key", "a key of a Secret"),
+        (&["--kubeconfig-label=a b"], &[], "flag --kubeconfig-label", "a label key"),
+        (&["--kubeconfig-label=example.org/a/b"], &[], "flag --kubeconfig-label", "a label key"),
+        (&["--kubeconfig-label="], &[], "flag --kubeconfig-label", "a label key"),
+        (&[], &[("KUBECONFIG_SECRET_KEY", "a/b")], "variable KUBECONFIG_SECRET_KEY", "a key of a Secret"),
+        (&["--self-cluster=maybe"], &[], "flag --self-cluster", "a bool"),
+        (&["--ensure-watch-crds=maybe"], &[], "flag --ensure-watch-crds", "a bool"),
+        (&["--leader-elect=maybe"], &[], "flag --leader-elect", "a bool"),
+        (&["--chart-install-crds=ja"], &[], "flag --chart-install-crds", "a bool"),
+        (&["--chart-repo=charts.example.org"], &[], "flag --chart-repo", "the URL of a chart repository"),
+        (&["--chart-repo=https://"], &[], "flag --chart-repo", "the URL of a chart repository"),
+        (&["--chart-name="], &[], "flag --chart-name", "a chart name"),
+        (&["--helm="], &[], "flag --helm", "a program"),
+        (&["--helm-timeout=180"], &[], "flag --helm-timeout", "a duration from 1s to 24h"),
+        (&["--helm-timeout=0s"], &[], "flag --helm-timeout", "a duration from 1s to 24h"),
+        (&["--retry-max=25h"], &[], "flag --retry-max", "a duration from 1s to 24h"),
+        (&["--max-concurrent-helm=0"], &[], "flag --max-concurrent-helm", "a number from 1 to 64"),
+        (&["--max-concurrent-helm=65"], &[], "flag --max-concurrent-helm", "a number from 1 to 64"),
+        (&["--metrics-bind-address=8080"], &[], "flag --metrics-bind-address", "a listen address"),
+        (&["--health-probe-bind-address=:http"], &[], "flag --health-probe-bind-address", "a listen address"),
+        (&["--log-format=xml"], &[], "flag --log-format", "a log format"),
+        (&["-zap-encoder=xml"], &[], "flag --zap-encoder", "an encoder"),
+        (&["-zap-log-level=loud"], &[], "flag --zap-log-level", "a log level"),
+        (&["-zap-log-level=0"], &[], "flag --zap-log-level", "a log level"),
+        (&[], &[("HELM_DRIVER", "configmap")], "variable HELM_DRIVER", "a driver"),
+    ];
+    for (args, env, origin, class) in cases {
+        let text = resolve(args, env).unwrap_err().to_string();
+        assert!(text.starts_with(origin), "{text}");
+        assert!(text.contains(class) && text.contains("; "), "{text}");
+    }
+}
+
+#[test]
+fn a_password_in_the_repository_url_is_not_repeated() {
+    let error = resolve(&["--chart-repo=user:hunter2@charts.example.org"], &[]).unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+}
+
+#[test]
+fn a_long_wrong_value_is_shortened_in_the_message() {
+    let error = resolve(&[&format!("--namespace={}", "é".repeat(5000))], &[]).unwrap_err();
+    assert!(error.to_string().len() < 600);
+}
+
+proptest! {
+    #[test]
+    fn any_value_is_a_setting_or_a_message_that_names_its_flag(
+        row in 0..table::ROWS.len(),
+        value in "[^\\x00]{0,40}",
+    ) {
+        let flag = table::ROWS[row].flag;
+        prop_assume!(!flag.is_empty());
+        let arg = format!("--{flag}={value}");
+        if let Err(error) = resolve(&[&arg], &[]) {
+            prop_assert!(error.to_string().contains(flag), "{}", error);
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! A chart repository on loopback with real packages, counters and faults that can be switched.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::State,
+    http::{StatusCode, Uri},
+    response::{IntoResponse, Response},
+};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{port::Port, process::Invocation, tools::Tools, wait::eventually};
+
+const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
+const HELM_DEADLINE: Duration = Duration::from_secs(60);
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// 200 MiB in all, made as they are sent.
+const HUGE_INDEX_CHUNKS: usize = 200 * 16;
+const HUGE_INDEX_CHUNK_BYTES: usize = 64 * 1024;
+
+/// A chart's folder, packaged under its own or another name and version.
+#[derive(Debug, Clone)]
+pub struct ChartSource {
+    folder: PathBuf,
+    name: Option<String>,
+    version: Option<String>,
+}
+
+impl ChartSource {
+    pub fn folder(folder: impl Into<PathBuf>) -> Self {
+        Self {
+            folder: folder.into(),
+            name: None,
+            version: None,
+        }
+    }
+
+    /// The chart `small`: ConfigMap, Service and Deployment; values `replicaCount`, `message`,
+    /// `broken` (the apiserver refuses the Deployment) and `unready` (its pods never run).
+    pub fn small(version: &str) -> Self {
+        Self::folder(SMALL).version(version)
+    }
+
+    /// The chart `external-dns`, 1.19.0 or 1.20.0, which nobody here wrote.
+    ///
+    /// # Errors
+    /// When the tools are not built.
+    pub fn external_dns(version: &str) -> Result<Self> {
+        Ok(Self::folder(
+            Tools::find()?.chart(&format!("external-dns-{version}"))?,
+        ))
+    }
+
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn version(mut self, version: &str) -> Self {
+        self.version = Some(version.to_owned());
+        self
+    }
+}
+
+/// What is wrong with the repository.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fault {
+    #[default]
+    None,
+    /// Answers everything with this HTTP status.
+    Down(u16),
+    /// Answers everything with 200 and bytes that are neither YAML nor a chart.
+    Rubbish,
+    /// The index is 200 MiB of well-formed entries.
+    HugeIndex,
+    /// Accepts every request and never answers.
+    Hang,
+}
+
+#[derive(Debug, Default)]
+struct Served {
+    files: BTreeMap<String, Bytes>,
+    hits: BTreeMap<String, u64>,
+    fault: Fault,
+}
+
+/// A running repository; it stops when dropped.
+#[derive(Debug)]
+pub struct ChartRepository {
+    tools: Tools,
+    folder: TempDir,
+    port: Port,
+    served: Arc<Mutex<Served>>,
+    /// Its own, so that stopping it cuts every connection, the hanging ones too.
+    running: Mutex<Option<Runtime>>,
+}
+
+impl ChartRepository {
+    /// Packages the charts with helm and serves them.
+    ///
+    /// # Errors
+    /// When the tools are not built, or helm refuses a chart.
+    pub async fn start(charts: &[ChartSource]) -> Result<Self> {
+        let repository = Self {
+            tools: Tools::find()?,
+            folder: TempDir::with_prefix("krypton-charts-")
+                .context("making a folder for charts")?,
+            port: Port::reserve()?,
+            served: Arc::default(),
+            running: Mutex::default(),
+        };
+        fs::create_dir(repository.packages()).context("making a folder for packages")?;
+        repository.add(charts).await?;
+        repository.start_again()?;
+        Ok(repository)
+    }
+
+    /// `http://127.0.0.1:<port>`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.port.address())
+    }
+
+    /// Adds charts while it serves.
+    ///
+    /// # Errors
+    /// When helm refuses one.
+    pub async fn add(&self, charts: &[ChartSource]) -> Result<()> {
+        let packages = self.packages();
+        for chart in charts {
+            self.package(chart, &packages).await?;
+        }
+        self.helm()
+            .args(["repo", "index"])
+            .arg(&packages)
+            .output(HELM_DEADLINE)
+            .await?;
+        let files = read_files(&packages)?;
+        lock(&self.served).files = files;
+        Ok(())
+    }
+
+    pub fn set_fault(&self, fault: Fault) {
+        lock(&self.served).fault = fault;
+    }
+
+    /// Requests so far, by path (`/index.yaml`, `/small-1.0.0.tgz`), faulty and refused ones too.
+    pub fn hits(&self) -> BTreeMap<String, u64> {
+        lock(&self.served).hits.clone()
+    }
+
+    /// Cuts all connections; the port refuses new ones and stays ours.
+    ///
+    /// # Errors
+    /// When the port does not become free.
+    pub async fn stop(&self) -> Result<()> {
+        if let Some(runtime) = lock(&self.running).take() {
+            runtime.shutdown_background();
+        }
+        let free = async || Ok(self.port.is_free().then_some(()));
+        eventually("the chart repository to stop", STOP_DEADLINE, free).await
+    }
+
+    /// Serves again on the same port after `stop`.
+    ///
+    /// # Errors
+    /// When it runs already.
+    pub fn start_again(&self) -> Result<()> {
+        let mut running = lock(&self.running);
+        if running.is_some() {
+            bail!("the chart repository {} runs already", self.url());
+        }
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .context("starting the chart repository's thread")?;
+        let listener = self.port.listen()?;
+        let app = Router::new()
+            .fallback(answer)
+            .with_state(self.served.clone());
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            axum::serve(listener, app).await
+        });
+        *running = Some(runtime);
+        Ok(())
+    }
+
+    async fn package(&self, chart: &ChartSource, packages: &Path) -> Result<()> {
+        let renamed = match &chart.name {
+            Some(name) => Some(renamed_copy(&chart.folder, name)?),
+            None => None,
+        };
+        let folder = renamed
+            .as_ref()
+            .map_or(chart.folder.as_path(), TempDir::path);
+        let mut package = self
+            .helm()
+            .arg("package")
+            .arg(folder)
+            .arg("--destination")
+            .arg(packages);
+        if let Some(version) = &chart.version {
+            package = package.args(["--version", version]);
+        }
+        package.output(HELM_DEADLINE).await?;
+        Ok(())
+    }
+
+    fn helm(&self) -> Invocation {
+        let home = self.folder.path();
+        Invocation::new(self.tools.binary("helm"))
+            .env("HOME", home)
+            .env("HELM_CACHE_HOME", home.join("cache"))
+            .env("HELM_CONFIG_HOME", home.join("config"))
+            .env("HELM_DATA_HOME", home.join("data"))
+    }
+
+    fn packages(&self) -> PathBuf {
+        self.folder.path().join("packages")
+    }
+}
+
+impl Drop for ChartRepository {
+    fn drop(&mut self) {
+        if let Some(runtime) = lock(&self.running).take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn answer(State(served): State<Arc<Mutex<Served>>>, uri: Uri) -> Response {
+    let path = uri.path().to_owned();
+    let (fault, file) = {
+        let mut served = lock(&served);
+        *served.hits.entry(path.clone()).or_default() += 1;
+        (served.fault, served.files.get(&path).cloned())
+    };
+    match (fault, file) {
+        (Fault::Down(status), _) => StatusCode::from_u16(status)
+            .unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
+            .into_response(),
+        (Fault::Rubbish, _) => Bytes::from_static(b"\x00<html>{{ not: [a chart\n").into_response(),
+        (Fault::HugeIndex, _) if path == "/index.yaml" => huge_index().into_response(),
+        (Fault::Hang, _) => std::future::pending().await,
+        (Fault::None | Fault::HugeIndex, Some(file)) => file.into_response(),
+        (Fault::None | Fault::HugeIndex, None) => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+fn huge_index() -> Body {
+    let head = "apiVersion: v1\nentries:\n";
+    let description = "x".repeat(HUGE_INDEX_CHUNK_BYTES);
+    let entries = (0..HUGE_INDEX_CHUNKS).map(move |n| {
+        format!(
+            "  filler-{n}:\n  - {{name: filler-{n}, version: 1.0.0, description: {description}}}\n"
+        )
+    });
+    let chunks = std::iter::once(head.to_owned()).chain(entries);
+    Body::from_stream(futures::stream::iter(chunks.map(Ok::<_, Infallible>)))
+}
+
+/// The chart under another name, which helm cannot give while it packages.
+fn renamed_copy(folder: &Path, name: &str) -> Result<TempDir> {
+    let copy = TempDir::with_prefix("krypton-chart-").context("making a folder for a chart")?;
+    copy_folder(folder, copy.path()).with_context(|| format!("copying {}", folder.display()))?;
+    let file = copy.path().join("Chart.yaml");
+    let chart = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    let renamed = |line: &str| match line.starts_with("name:") {
+        true => format!("name: {name}\n"),
+        false => format!("{line}\n"),
+    };
+    let chart: String = chart.lines().map(renamed).collect();
+    fs::write(&file, chart).with_context(|| format!("writing {}", file.display()))?;
+    Ok(copy)
+}
+
+fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            fs::create_dir(&target)?;
+            copy_folder(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+fn read_files(folder: &Path) -> Result<BTreeMap<String, Bytes>> {
+    let read = || -> std::io::Result<BTreeMap<String, Bytes>> {
+        fs::read_dir(folder)?
+            .map(|entry| {
+                let entry = entry?;
+                let path = format!("/{}", entry.file_name().to_string_lossy());
+                Ok((path, fs::read(entry.path())?.into()))
+            })
+            .collect()
+    };
+    read().with_context(|| format!("reading the packages in {}", folder.display()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

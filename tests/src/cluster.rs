@@ -1,0 +1,386 @@
+//! One real control plane on loopback: etcd, kube-apiserver and, where asked for, what runs pods.
+
+mod components;
+mod credentials;
+mod node;
+mod requests;
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    ffi::OsString,
+    fs,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use axum::http::Request;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use kube::{
+    Api, Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use tempfile::TempDir;
+
+use crate::{
+    port::Port,
+    process::{Invocation, Process, kill_all},
+    tools::Tools,
+    wait::eventually,
+};
+use components::{Component, Components};
+use credentials::Credentials;
+
+/// Generous: several control planes may be starting on two cores.
+const START_DEADLINE: Duration = Duration::from_secs(120);
+const COMMAND_DEADLINE: Duration = Duration::from_secs(180);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Above the apiserver's own limit of a request (60 s); a watch that is silent for longer ends.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// What of Kubernetes runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parts {
+    /// etcd and kube-apiserver: enough for objects; nothing reacts to them.
+    ControlPlane,
+    /// And kube-controller-manager: namespaces go away, garbage is collected, but no pod runs.
+    WithControllers,
+    /// And kube-scheduler and kwok with one fake node: Deployments become available.
+    WithPods,
+}
+
+/// A running control plane. Dropping it kills its processes and removes its files, which are kept,
+/// with their path printed, when the thread is panicking or `KRYPTON_KEEP` is set. A test that
+/// fails by returning an error does not panic, so tests unwrap.
+#[derive(Debug)]
+pub struct Cluster {
+    name: String,
+    tools: Tools,
+    port: Port,
+    _etcd_port: Port,
+    components: Components,
+    credentials: Credentials,
+    /// (valid now, valid now and after the next rotation)
+    tokens: Mutex<(String, String)>,
+    processes: Mutex<BTreeMap<&'static str, Process>>,
+    config: Config,
+    folder: Option<TempDir>,
+}
+
+impl Cluster {
+    /// Starts a control plane and waits until it is of use: ready, its first namespaces there and,
+    /// with pods, its node taking them.
+    ///
+    /// # Errors
+    /// When the tools are not built, or a process ends or is not ready in two minutes; the message
+    /// quotes its log.
+    pub async fn start(name: &str, parts: Parts) -> Result<Self> {
+        crate::install_tls_provider();
+        let started = async {
+            let cluster = Self::start_control_plane(name).await?;
+            cluster.start_controllers(parts).await?;
+            Ok::<_, anyhow::Error>(cluster)
+        };
+        started
+            .await
+            .with_context(|| format!("starting cluster {name}"))
+    }
+
+    async fn start_control_plane(name: &str) -> Result<Self> {
+        let tools = Tools::find()?;
+        let folder = tempfile::Builder::new()
+            .prefix(&format!("krypton-{name}-"))
+            .tempdir()
+            .context("making a folder for the cluster")?;
+        let (port, etcd_port) = (Port::reserve()?, Port::reserve()?);
+        let credentials = Credentials::generate()?;
+        let components = Components::new(&tools, folder.path(), port.number(), etcd_port.number());
+        let tokens = (credentials::token()?, credentials::token()?);
+        components.write_files(&credentials, name)?;
+        components.write_tokens(&[&tokens.0, &tokens.1])?;
+
+        let config = client_config(&components.server(), &credentials, name).await?;
+        let cluster = Self {
+            name: name.to_owned(),
+            tools,
+            port,
+            _etcd_port: etcd_port,
+            components,
+            credentials,
+            tokens: Mutex::new(tokens),
+            processes: Mutex::default(),
+            config,
+            folder: Some(folder),
+        };
+        // Both at once: the apiserver takes longer to get to its storage than etcd to be there.
+        cluster.spawn(Component::Etcd)?;
+        cluster.spawn(Component::Apiserver)?;
+        cluster.wait_ready().await?;
+        let namespaces: Api<Namespace> = Api::all(cluster.client());
+        for namespace in ["default", "kube-system"] {
+            let there = async || Ok(namespaces.get_opt(namespace).await?.map(drop));
+            cluster
+                .wait_for(&format!("namespace {namespace}"), there)
+                .await?;
+        }
+        Ok(cluster)
+    }
+
+    async fn start_controllers(&self, parts: Parts) -> Result<()> {
+        if parts == Parts::ControlPlane {
+            return Ok(());
+        }
+        let client = self.client();
+        self.spawn(Component::ControllerManager)?;
+        if parts == Parts::WithPods {
+            self.spawn(Component::Scheduler)?;
+            node::create(&client).await?;
+            self.spawn(Component::Kwok)?;
+            self.wait_for("the fake node", async || node::takes_pods(&client).await)
+                .await?;
+        }
+        // Pods are refused before the controllers have made this one.
+        let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
+        let there = async || Ok(accounts.get_opt("default").await?.map(drop));
+        self.wait_for("service account default/default", there)
+            .await
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `https://127.0.0.1:<port>`.
+    pub fn server(&self) -> String {
+        self.components.server()
+    }
+
+    /// A file with the administrator's client certificate inline.
+    pub fn kubeconfig(&self) -> &Path {
+        self.components.kubeconfig()
+    }
+
+    /// YAML with the administrator's token inline, the one that `rotate_token` revokes.
+    pub fn kubeconfig_with_token(&self) -> String {
+        let token = lock(&self.tokens).0.clone();
+        self.credentials
+            .kubeconfig_with_token(&self.name, &self.server(), &token)
+    }
+
+    /// The same with the token that is valid already and stays so after one `rotate_token`.
+    pub fn kubeconfig_with_next_token(&self) -> String {
+        let token = lock(&self.tokens).1.clone();
+        self.credentials
+            .kubeconfig_with_token(&self.name, &self.server(), &token)
+    }
+
+    /// A new client of the administrator; it belongs to the runtime that calls this, and does not
+    /// retry by itself.
+    pub fn client(&self) -> Client {
+        Client::try_from(self.config.clone()).expect("the cluster was started with this config")
+    }
+
+    /// Runs kubectl as administrator and returns its stdout.
+    ///
+    /// # Errors
+    /// When kubectl fails, with its stderr, or takes over three minutes.
+    pub async fn kubectl<A: Into<OsString>>(
+        &self,
+        args: impl IntoIterator<Item = A>,
+    ) -> Result<String> {
+        self.command("kubectl")
+            .args(args)
+            .output(COMMAND_DEADLINE)
+            .await
+    }
+
+    /// `kubectl apply --server-side` of YAML.
+    ///
+    /// # Errors
+    /// As `kubectl`, or when the YAML cannot be put into a file.
+    pub async fn apply(&self, yaml: &str) -> Result<String> {
+        let file = tempfile::NamedTempFile::new().context("making a file for kubectl")?;
+        fs::write(file.path(), yaml).context("writing a file for kubectl")?;
+        let args = ["apply", "--server-side", "--force-conflicts", "-f"].map(OsString::from);
+        self.kubectl(args.into_iter().chain([file.path().into()]))
+            .await
+    }
+
+    /// Runs helm as administrator, with configuration and caches of its own.
+    ///
+    /// # Errors
+    /// When helm fails, with its stderr, or takes over three minutes.
+    pub async fn helm<A: Into<OsString>>(
+        &self,
+        args: impl IntoIterator<Item = A>,
+    ) -> Result<String> {
+        self.command("helm")
+            .args(args)
+            .output(COMMAND_DEADLINE)
+            .await
+    }
+
+    /// kubectl or helm, ready for arguments, aimed at this cluster.
+    pub fn command(&self, tool: &str) -> Invocation {
+        let home = self.components.home();
+        Invocation::new(self.tools.binary(tool))
+            .env("PATH", path_with(&self.tools))
+            .env("HOME", &home)
+            .env("KUBECONFIG", self.kubeconfig())
+            .env("KUBECACHEDIR", home.join("kube-cache"))
+            .env("HELM_CACHE_HOME", home.join("helm-cache"))
+            .env("HELM_CONFIG_HOME", home.join("helm-config"))
+            .env("HELM_DATA_HOME", home.join("helm-data"))
+    }
+
+    /// SIGKILLs the apiserver and waits until its port refuses connections. The port stays ours.
+    ///
+    /// # Errors
+    /// When the port does not become free.
+    pub async fn stop_apiserver(&self) -> Result<()> {
+        drop(lock(&self.processes).remove(Component::Apiserver.name()));
+        eventually(
+            "the apiserver's port to be free",
+            START_DEADLINE,
+            async || Ok(self.port.is_free().then_some(())),
+        )
+        .await
+    }
+
+    /// Starts the apiserver again, on the same port and data, and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it runs already, ends or does not become ready.
+    pub async fn start_apiserver(&self) -> Result<()> {
+        self.spawn(Component::Apiserver)?;
+        self.wait_ready().await
+    }
+
+    /// Revokes the token of `kubeconfig_with_token`: from now on that is the "next" one, and there
+    /// is a new next. Restarts the apiserver, which reads its tokens only at its start.
+    ///
+    /// # Errors
+    /// When the apiserver does not come back.
+    pub async fn rotate_token(&self) -> Result<()> {
+        let newest = credentials::token()?;
+        {
+            let mut tokens = lock(&self.tokens);
+            let kept = tokens.1.clone();
+            self.components.write_tokens(&[&kept, &newest])?;
+            *tokens = (kept, newest);
+        }
+        self.stop_apiserver().await?;
+        self.start_apiserver().await
+    }
+
+    /// Requests that the apiserver has answered since its (last) start, by verb as it writes them
+    /// (GET LIST WATCH POST PUT PATCH APPLY DELETE) and resource. A watch counts when it ends; what
+    /// is no resource (`/readyz`, `/metrics`) has an empty one.
+    ///
+    /// # Errors
+    /// When the apiserver cannot be asked.
+    pub async fn requests(&self) -> Result<BTreeMap<(String, String), u64>> {
+        let metrics = self
+            .get("/metrics")
+            .await
+            .context("reading the apiserver's metrics")?;
+        requests::count(&metrics)
+    }
+
+    /// Process ids of all that runs.
+    pub fn pids(&self) -> Vec<u32> {
+        lock(&self.processes).values().map(Process::pid).collect()
+    }
+
+    /// The folder of all its files: data, certificates, `<component>.log`.
+    pub fn folder(&self) -> &Path {
+        self.components.folder()
+    }
+
+    async fn get(&self, path: &str) -> Result<String> {
+        let request = Request::get(path)
+            .body(Vec::new())
+            .context("building a request")?;
+        Ok(self.client().request_text(request).await?)
+    }
+
+    fn spawn(&self, component: Component) -> Result<()> {
+        match lock(&self.processes).entry(component.name()) {
+            Entry::Occupied(_) => {
+                bail!("{} of cluster {} runs already", component.name(), self.name)
+            }
+            Entry::Vacant(place) => {
+                let log = self.folder().join(format!("{}.log", component.name()));
+                let invocation = self.components.invocation(component);
+                place.insert(Process::spawn(component.name(), &invocation, &log)?);
+                Ok(())
+            }
+        }
+    }
+
+    async fn wait_ready(&self) -> Result<()> {
+        let ready = async || self.get("/readyz").await.map(|_| Some(()));
+        self.wait_for("the apiserver to be ready", ready).await
+    }
+
+    /// Like `eventually`, but ends as soon as one of the processes has.
+    async fn wait_for(
+        &self,
+        what: &str,
+        mut look: impl AsyncFnMut() -> Result<Option<()>>,
+    ) -> Result<()> {
+        let outcome = eventually(what, START_DEADLINE, async || {
+            let running = lock(&self.processes)
+                .values_mut()
+                .try_for_each(Process::check_running);
+            match running {
+                Ok(()) => Ok(look().await?.map(Ok)),
+                Err(ended) => Ok(Some(Err(ended))),
+            }
+        });
+        outcome.await?
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let processes = self
+            .processes
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        kill_all(processes.values_mut());
+        let keep = std::thread::panicking() || std::env::var_os("KRYPTON_KEEP").is_some();
+        if let Some(folder) = self.folder.take().filter(|_| keep) {
+            let folder = folder.keep();
+            eprintln!(
+                "cluster {}: its logs and data are in {}",
+                self.name,
+                folder.display()
+            );
+        }
+    }
+}
+
+/// A PATH that has the tools first.
+pub(crate) fn path_with(tools: &Tools) -> OsString {
+    let mut path = tools.bin().into_os_string();
+    path.push(":/usr/bin:/bin");
+    path
+}
+
+async fn client_config(server: &str, credentials: &Credentials, name: &str) -> Result<Config> {
+    let kubeconfig = Kubeconfig::from_yaml(&credentials.kubeconfig(name, server))?;
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.read_timeout = Some(SILENCE_TIMEOUT);
+    config.reset_reader_on_write = true;
+    // A test wants to see a 503, and asks again itself.
+    config.default_retry = false;
+    Ok(config)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

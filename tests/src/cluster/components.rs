@@ -1,0 +1,204 @@
+//! The command lines of a control plane's components and the files they read.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use super::{credentials::Credentials, path_with};
+use crate::{process::Invocation, tools::Tools};
+
+/// Two Services for each of hundreds of Tenants do not fit a /24.
+const SERVICE_RANGE: &str = "10.96.0.0/16";
+const POD_RANGE: &str = "10.244.0.0/16";
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Component {
+    Etcd,
+    Apiserver,
+    ControllerManager,
+    Scheduler,
+    Kwok,
+}
+
+impl Component {
+    /// Of the binary, and of the log.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+            Self::Apiserver => "kube-apiserver",
+            Self::ControllerManager => "kube-controller-manager",
+            Self::Scheduler => "kube-scheduler",
+            Self::Kwok => "kwok",
+        }
+    }
+}
+
+/// Where the components of one cluster find each other and their files.
+#[derive(Debug)]
+pub(super) struct Components {
+    tools: Tools,
+    folder: PathBuf,
+    kubeconfig: PathBuf,
+    port: u16,
+    etcd_port: u16,
+}
+
+impl Components {
+    pub(super) fn new(tools: &Tools, folder: &Path, port: u16, etcd_port: u16) -> Self {
+        let (folder, kubeconfig) = (folder.to_owned(), folder.join("kubeconfig"));
+        Self {
+            tools: tools.clone(),
+            folder,
+            kubeconfig,
+            port,
+            etcd_port,
+        }
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(super) fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// The HOME of all that runs for this cluster.
+    pub(super) fn home(&self) -> PathBuf {
+        self.folder.join("home")
+    }
+
+    pub(super) fn server(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    pub(super) fn write_files(&self, credentials: &Credentials, name: &str) -> Result<()> {
+        fs::create_dir(self.home()).context("making the cluster's home folder")?;
+        let kubeconfig = credentials.kubeconfig(name, &self.server());
+        let files = [
+            ("ca.crt", credentials.ca.as_str()),
+            ("apiserver.crt", &credentials.apiserver.certificate),
+            ("apiserver.key", &credentials.apiserver.key),
+            ("service-account.key", &credentials.service_account_key),
+            (
+                "service-account.pub",
+                &credentials.service_account_public_key,
+            ),
+            ("kubeconfig", &kubeconfig),
+        ];
+        for (file, content) in files {
+            self.write(file, content)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn write_tokens(&self, tokens: &[&str]) -> Result<()> {
+        let line = |token: &&str| format!("{token},token-admin,token-admin,system:masters\n");
+        self.write("tokens.csv", &tokens.iter().map(line).collect::<String>())
+    }
+
+    fn write(&self, file: &str, content: &str) -> Result<()> {
+        let path = self.folder.join(file);
+        fs::write(&path, content).with_context(|| format!("writing {}", path.display()))
+    }
+
+    pub(super) fn invocation(&self, component: Component) -> Invocation {
+        let args = match component {
+            Component::Etcd => self.etcd(),
+            Component::Apiserver => self.apiserver(),
+            Component::ControllerManager => self.controller_manager(),
+            Component::Scheduler => self.scheduler(),
+            Component::Kwok => self.kwok(),
+        };
+        Invocation::new(self.tools.binary(component.name()))
+            .args(args)
+            .env("PATH", path_with(&self.tools))
+            .env("HOME", self.home())
+    }
+
+    fn etcd(&self) -> Vec<String> {
+        let clients = format!("http://127.0.0.1:{}", self.etcd_port);
+        vec![
+            "--unsafe-no-fsync=true".to_owned(),
+            format!("--data-dir={}", self.path("etcd")),
+            format!("--listen-client-urls={clients}"),
+            format!("--advertise-client-urls={clients}"),
+            // A cluster of one has no peers; any port will do.
+            "--listen-peer-urls=http://127.0.0.1:0".to_owned(),
+            "--log-level=warn".to_owned(),
+        ]
+    }
+
+    fn apiserver(&self) -> Vec<String> {
+        vec![
+            format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
+            "--bind-address=127.0.0.1".to_owned(),
+            format!("--secure-port={}", self.port),
+            // The address of a cluster's Endpoints may not be a loopback one, so there are none.
+            "--endpoint-reconciler-type=none".to_owned(),
+            format!("--service-cluster-ip-range={SERVICE_RANGE}"),
+            format!("--tls-cert-file={}", self.path("apiserver.crt")),
+            format!("--tls-private-key-file={}", self.path("apiserver.key")),
+            format!("--client-ca-file={}", self.path("ca.crt")),
+            format!("--token-auth-file={}", self.path("tokens.csv")),
+            "--authorization-mode=RBAC".to_owned(),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            format!(
+                "--service-account-key-file={}",
+                self.path("service-account.pub")
+            ),
+            format!(
+                "--service-account-signing-key-file={}",
+                self.path("service-account.key")
+            ),
+            "--allow-privileged=true".to_owned(),
+            "--profiling=false".to_owned(),
+        ]
+    }
+
+    fn controller_manager(&self) -> Vec<String> {
+        let mut args = self.client_of_apiserver();
+        args.extend([
+            format!("--root-ca-file={}", self.path("ca.crt")),
+            format!(
+                "--service-account-private-key-file={}",
+                self.path("service-account.key")
+            ),
+        ]);
+        args
+    }
+
+    fn scheduler(&self) -> Vec<String> {
+        self.client_of_apiserver()
+    }
+
+    /// Serves nothing, leads at once, and is not what a measurement waits for.
+    fn client_of_apiserver(&self) -> Vec<String> {
+        vec![
+            format!("--kubeconfig={}", self.kubeconfig.display()),
+            "--secure-port=0".to_owned(),
+            "--leader-elect=false".to_owned(),
+            "--kube-api-qps=200".to_owned(),
+            "--kube-api-burst=400".to_owned(),
+        ]
+    }
+
+    fn kwok(&self) -> Vec<String> {
+        vec![
+            format!("--kubeconfig={}", self.kubeconfig.display()),
+            format!("--config={}", self.tools.stages().display()),
+            "--manage-all-nodes=true".to_owned(),
+            // Without leases the node is NotReady after 40 s, and with it every Deployment.
+            "--node-lease-duration-seconds=40".to_owned(),
+            format!("--cidr={POD_RANGE}"),
+            "--node-ip=10.0.0.1".to_owned(),
+        ]
+    }
+
+    fn path(&self, file: &str) -> String {
+        self.folder.join(file).display().to_string()
+    }
+}

@@ -1,0 +1,23 @@
+//! The test harness: real control planes, a chart repository and a hub, on loopback, each gone with its owner.
+
+pub mod chart_repository;
+pub mod cluster;
+pub mod hub;
+pub mod port;
+pub mod process;
+pub mod tools;
+pub mod wait;
+
+pub use chart_repository::{ChartRepository, ChartSource, Fault};
+pub use cluster::{Cluster, Parts};
+pub use hub::{Hub, HubOptions};
+pub use tools::Tools;
+pub use wait::eventually;
+
+/// Makes aws-lc-rs the TLS provider of this process; kube and reqwest are built without one.
+pub fn install_tls_provider() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // A second thread may have been faster, with the same provider.
+        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    }
+}

@@ -1,0 +1,269 @@
+//! Child processes that cannot outlive us: killed when dropped, and when this process dies in any way.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::wait::eventually;
+
+/// How much of a log an error message quotes.
+const QUOTED_LOG_BYTES: u64 = 4096;
+
+/// A background shell waits for the end of the pipe that is the child's stdin and kills the group
+/// it shares with the child; the shell in front of it becomes the program. Its presence in the
+/// group also keeps the group's number from being used again.
+const WITH_LIFELINE: &str = "exec 3<&0 </dev/null; \
+    ( read -r _ <&3; kill -KILL 0 ) >/dev/null 2>&1 & \
+    exec 3<&-; exec \"$@\"";
+
+/// A program to run, with nothing of our own environment but what is named here.
+#[derive(Debug, Clone, Default)]
+pub struct Invocation {
+    program: PathBuf,
+    args: Vec<OsString>,
+    env: BTreeMap<OsString, OsString>,
+}
+
+impl Invocation {
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            ..Self::default()
+        }
+    }
+
+    #[must_use]
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    #[must_use]
+    pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    #[must_use]
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.insert(name.into(), value.into());
+        self
+    }
+
+    /// In a process group of its own, so that Ctrl-C in a terminal reaches us and not the child,
+    /// which ends after us and in our order.
+    fn command(&self) -> Command {
+        let mut command = new_command("/bin/sh");
+        command
+            .args(["-c", WITH_LIFELINE, "sh"])
+            .arg(&self.program)
+            .args(&self.args)
+            .env_clear()
+            .envs(&self.env)
+            .process_group(0)
+            .stdin(Stdio::piped());
+        command
+    }
+
+    /// Runs to the end and returns what it wrote to stdout.
+    ///
+    /// # Errors
+    /// When it cannot be started, fails (with its stderr), or takes longer than `deadline`, in
+    /// which case it is killed.
+    pub async fn output(&self, deadline: Duration) -> Result<String> {
+        let shown = || self.shown();
+        let mut command = tokio::process::Command::from(self.command());
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("starting {}", shown()))?;
+        // Taken out, as waiting would close it and so kill the child.
+        let lifeline = child.stdin.take();
+        let output = tokio::time::timeout(deadline, child.wait_with_output()).await;
+        drop(lifeline);
+        let output = output
+            .map_err(|_| anyhow!("{}: killed after {deadline:?}", shown()))?
+            .with_context(|| format!("running {}", shown()))?;
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            bail!("{}: {}: {}", shown(), output.status, stderr.trim());
+        }
+        String::from_utf8(output.stdout).with_context(|| format!("reading what {} wrote", shown()))
+    }
+
+    fn shown(&self) -> String {
+        let name = self.program.file_name().unwrap_or(self.program.as_os_str());
+        let mut shown = name.to_string_lossy().into_owned();
+        for arg in &self.args {
+            shown.push(' ');
+            shown.push_str(&arg.to_string_lossy());
+        }
+        shown
+    }
+}
+
+/// A running child with its log; dropping it kills it and all of its process group.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    lifeline: Option<ChildStdin>,
+}
+
+impl Process {
+    /// Starts `invocation`, its stdout and stderr appended to `log`.
+    ///
+    /// # Errors
+    /// When the log cannot be opened or the process not be started.
+    pub fn spawn(name: &str, invocation: &Invocation, log: &Path) -> Result<Self> {
+        let out = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| format!("opening {}", log.display()))?;
+        let err = out
+            .try_clone()
+            .with_context(|| format!("opening {}", log.display()))?;
+        let mut child = invocation
+            .command()
+            .stdout(out)
+            .stderr(err)
+            .spawn()
+            .with_context(|| format!("starting {name}"))?;
+        let lifeline = child.stdin.take();
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            log: log.to_owned(),
+            lifeline,
+        })
+    }
+
+    /// The program's own process id: the shell in front of it has become the program.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
+        self.child
+            .try_wait()
+            .with_context(|| format!("looking after {}", self.name))
+    }
+
+    /// Fails, quoting the log, when the process has ended.
+    ///
+    /// # Errors
+    /// As said.
+    pub fn check_running(&mut self) -> Result<()> {
+        match self.exited()? {
+            None => Ok(()),
+            Some(status) => {
+                bail!(
+                    "{} ended with {status}; its log ends:\n{}",
+                    self.name,
+                    log_end(&self.log)
+                )
+            }
+        }
+    }
+
+    /// Sends a signal to the program alone, not to its group; one that has ended gets none.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        if self.exited()?.is_some() {
+            return Ok(());
+        }
+        kill_process(self.group(), signal).with_context(|| format!("signalling {}", self.name))
+    }
+
+    /// Waits for the program to end by itself, or after a signal.
+    ///
+    /// # Errors
+    /// When it still runs after `deadline`, quoting its log.
+    pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
+        let what = format!("the end of {}", self.name);
+        eventually(&what, deadline, async || match self.exited()? {
+            Some(status) => Ok(Some(status)),
+            None => bail!("still running; its log ends:\n{}", log_end(&self.log)),
+        })
+        .await
+    }
+
+    /// SIGKILL to the whole group, without waiting.
+    fn shoot(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // Fails only if the program has ended meanwhile; the closing lifeline ends the rest.
+            kill_process_group(self.group(), Signal::KILL).ok();
+        }
+        self.lifeline = None;
+    }
+
+    /// SIGKILLs the program and its group, and reaps it.
+    pub fn kill(&mut self) {
+        self.shoot();
+        // A killed child always ends; there is nothing to do about a kernel that says otherwise.
+        drop(self.child.wait());
+    }
+
+    fn group(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Kills several at once: all are signalled before the first is waited for.
+pub fn kill_all<'a>(processes: impl IntoIterator<Item = &'a mut Process>) {
+    let mut shot: Vec<_> = processes.into_iter().collect();
+    shot.iter_mut().for_each(|process| process.shoot());
+    shot.iter_mut().for_each(|process| process.kill());
+}
+
+/// The last 4 KiB of a log, for an error message.
+pub fn log_end(log: &Path) -> String {
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(QUOTED_LOG_BYTES)))?;
+        let mut end = Vec::new();
+        file.take(QUOTED_LOG_BYTES).read_to_end(&mut end)?;
+        Ok(String::from_utf8_lossy(&end).into_owned())
+    };
+    read().unwrap_or_else(|error| format!("({} cannot be read: {error})", log.display()))
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the harness starts its processes here and nowhere else"
+)]
+pub(crate) fn new_command(program: &str) -> Command {
+    Command::new(program)
+}

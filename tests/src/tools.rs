@@ -1,0 +1,107 @@
+//! Where the binaries and charts are that `make tools` has built.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::new_command;
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/tools/tools.sh");
+const BINARIES: [&str; 7] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+    "helm",
+    "kwok",
+];
+
+/// The folder with `bin/`, `charts/` and `kwok/stages.yaml`.
+#[derive(Debug, Clone)]
+pub struct Tools {
+    root: PathBuf,
+}
+
+impl Tools {
+    /// Asks `hack/tools/tools.sh dir`. `KRYPTON_TOOLS` names another script, or the folder itself.
+    ///
+    /// # Errors
+    /// When something is missing there; the remedy is `make tools`.
+    pub fn find() -> Result<Self> {
+        static FOUND: OnceLock<Tools> = OnceLock::new();
+        if let Some(tools) = FOUND.get() {
+            return Ok(tools.clone());
+        }
+        let tools = Self { root: root()? };
+        let missing: Vec<_> = BINARIES
+            .into_iter()
+            .filter(|name| !tools.binary(name).is_file())
+            .collect();
+        if !missing.is_empty() {
+            bail!(
+                "missing in {}: {}; run 'make tools'",
+                tools.root.display(),
+                missing.join(", ")
+            );
+        }
+        if !tools.stages().is_file() {
+            bail!("missing: {}; run 'make tools'", tools.stages().display());
+        }
+        Ok(FOUND.get_or_init(|| tools).clone())
+    }
+
+    /// The folder of the binaries.
+    pub fn bin(&self) -> PathBuf {
+        self.root.join("bin")
+    }
+
+    pub fn binary(&self, name: &str) -> PathBuf {
+        self.bin().join(name)
+    }
+
+    /// A chart's folder, for instance `external-dns-1.19.0`.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn chart(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.root.join("charts").join(name);
+        if !folder.join("Chart.yaml").is_file() {
+            bail!("no chart in {}; run 'make tools'", folder.display());
+        }
+        Ok(folder)
+    }
+
+    /// kwok's stages for a fake node and its pods.
+    pub(crate) fn stages(&self) -> PathBuf {
+        self.root.join("kwok/stages.yaml")
+    }
+}
+
+fn root() -> Result<PathBuf> {
+    let named = std::env::var_os("KRYPTON_TOOLS").map(PathBuf::from);
+    let script = match &named {
+        Some(folder) if folder.is_dir() => return Ok(folder.clone()),
+        Some(script) => script.as_path(),
+        None => Path::new(SCRIPT),
+    };
+    let output = new_command("bash")
+        .arg(script)
+        .arg("dir")
+        .output()
+        .with_context(|| format!("running {} dir", script.display()))?;
+    let root = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if !output.status.success() || root.is_empty() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!(
+            "{} dir: {}: {}; run 'make tools'",
+            script.display(),
+            output.status,
+            stderr.trim()
+        );
+    }
+    Ok(PathBuf::from(root))
+}

@@ -1,0 +1,47 @@
+//! Waiting for a condition, with a deadline whose failure tells what was seen last.
+
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use tokio::time::{Instant, sleep, timeout_at};
+
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Calls `look` until it returns `Some`, and returns that.
+///
+/// `Ok(None)` and `Err` both mean "not yet"; an `Err` is also the state that the failure message
+/// tells, so `bail!("phase is {phase}")` is the way to say what was there instead.
+///
+/// # Errors
+/// When `deadline` has passed, naming `what` and the last state seen.
+pub async fn eventually<T>(
+    what: &str,
+    deadline: Duration,
+    mut look: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let end = Instant::now() + deadline;
+    let mut pause = SHORTEST_PAUSE;
+    let mut seen = None;
+    loop {
+        match timeout_at(end, look()).await {
+            Ok(Ok(Some(value))) => return Ok(value),
+            Ok(Ok(None)) => seen = Some("not there yet".to_owned()),
+            Ok(Err(state)) => seen = Some(format!("{state:#}")),
+            Err(_) => {
+                let before = seen.unwrap_or_else(|| "nothing".to_owned());
+                return Err(anyhow!(
+                    "{what}: not within {deadline:?}; the last look did not return, before it: {before}"
+                ));
+            }
+        }
+        if Instant::now() + pause >= end {
+            let seen = seen.unwrap_or_default();
+            return Err(anyhow!(
+                "{what}: not within {deadline:?}; last seen: {seen}"
+            ));
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}

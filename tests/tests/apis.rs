@@ -1,0 +1,455 @@
+//! The CRDs on a real apiserver: what they admit, what they refuse and with which words.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
+use krypton_crds::{
+    edge_cluster::{Applied, EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, Mode, TenantCounts},
+    tenant::Tenant,
+};
+use krypton_tests::{Cluster, Parts, eventually};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn crds(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../crds")
+        .join(path)
+}
+
+fn samples(folder: &str) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(crds(folder))?.map(|entry| Ok(entry?.path()));
+    let mut files = entries.collect::<Result<Vec<_>>>()?;
+    files.sort();
+    assert!(!files.is_empty(), "no samples in {folder}");
+    Ok(files)
+}
+
+async fn apply_file(cluster: &Cluster, file: &Path, args: &[&str]) -> Result<String> {
+    let file = file.to_str().context("a path in UTF-8")?;
+    cluster
+        .kubectl([&["apply", "-f", file], args].concat())
+        .await
+}
+
+async fn wait_established(cluster: &Cluster) -> Result<()> {
+    let args = [
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=60s",
+    ];
+    cluster.kubectl(args).await.map(drop)
+}
+
+/// A control plane that serves our APIs, installed as a person would.
+async fn with_apis(name: &str) -> Result<Cluster> {
+    let cluster = Cluster::start(name, Parts::ControlPlane).await?;
+    apply_file(&cluster, &crds("crds"), &[]).await?;
+    wait_established(&cluster).await?;
+    Ok(cluster)
+}
+
+/// The words in quotes in the first line of a refused sample.
+fn expected_words(file: &Path) -> Result<String> {
+    let text = fs::read_to_string(file)?;
+    let line = text.lines().next().unwrap_or_default();
+    let quoted = line
+        .split_once('"')
+        .and_then(|(_, rest)| rest.rsplit_once('"'));
+    let (words, _) = quoted.with_context(|| format!("no words in quotes in {}", file.display()))?;
+    Ok(words.to_owned())
+}
+
+fn tenant(name: &str, spec: Value) -> Result<Tenant> {
+    Ok(Tenant::new(name, serde_json::from_value(spec)?))
+}
+
+fn condition(type_: &str, at: Timestamp) -> Condition {
+    Condition {
+        type_: type_.to_owned(),
+        status: "True".to_owned(),
+        reason: "Installed".to_owned(),
+        message: "release installed".to_owned(),
+        last_transition_time: Time(at),
+        observed_generation: Some(1),
+    }
+}
+
+fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
+    match answer {
+        Err(kube::Error::Api(status)) if status.code == 422 => status.message.clone(),
+        other => panic!("not refused as invalid: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_original_s_objects_are_admitted_and_impossible_ones_refused_in_words() {
+    let cluster = with_apis("samples").await.unwrap();
+
+    for file in samples("testdata/original").unwrap() {
+        // Only a chart in a Tenant is foreign to the schema, as it was to the original's.
+        let lenient = file.ends_with("tenant-with-chart.yaml");
+        let args: &[&str] = if lenient { &["--validate=warn"] } else { &[] };
+        apply_file(&cluster, &file, args).await.unwrap();
+    }
+    let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
+    assert_eq!(tenants.get("hello").await.unwrap().workspace(), "hello");
+    let named = tenants.get("named-only").await.unwrap();
+    assert_eq!(named.names_member(), Some("edge-1"));
+
+    for file in samples("testdata/refused").unwrap() {
+        let words = expected_words(&file).unwrap();
+        let refused = apply_file(&cluster, &file, &[]).await;
+        let error = format!(
+            "{:#}",
+            refused.expect_err(&format!("{} is admitted", file.display()))
+        );
+        assert!(error.contains(&words), "{}: {error}", file.display());
+    }
+}
+
+#[tokio::test]
+async fn a_workspace_stays_as_it_was_set_first() {
+    let cluster = with_apis("workspace").await.unwrap();
+    let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
+    let params = PostParams::default();
+    tenants
+        .create(&params, &tenant("acme", json!({})).unwrap())
+        .await
+        .unwrap();
+    let patch = async |spec: Value| {
+        tenants
+            .patch(
+                "acme",
+                &PatchParams::default(),
+                &Patch::Merge(json!({"spec": spec})),
+            )
+            .await
+    };
+
+    assert!(refusal(patch(json!({"workspace": "Acme"})).await).contains("legal namespace name"));
+    patch(json!({"workspace": "first"})).await.unwrap();
+    patch(json!({"clusterRef": {"secretName": "edge-1"}}))
+        .await
+        .unwrap();
+    let changed = refusal(patch(json!({"workspace": "second"})).await);
+    assert!(
+        changed.contains("workspace cannot be changed once set"),
+        "{changed}"
+    );
+    let removed = refusal(patch(json!({"workspace": null})).await);
+    assert!(
+        removed.contains("workspace cannot be removed once set"),
+        "{removed}"
+    );
+    let emptied = cluster.kubectl([
+        "patch",
+        "tn",
+        "acme",
+        "--type=json",
+        "-p",
+        r#"[{"op":"remove","path":"/spec"}]"#,
+    ]);
+    let emptied = format!("{:#}", emptied.await.unwrap_err());
+    assert!(
+        emptied.contains("workspace cannot be removed once set"),
+        "{emptied}"
+    );
+
+    let kept = tenants.get("acme").await.unwrap();
+    assert_eq!(kept.workspace(), "first");
+    assert_eq!(kept.names_member(), Some("edge-1"));
+}
+
+#[tokio::test]
+async fn conditions_per_cluster_round_trip_through_the_status_and_are_merged_by_type() {
+    let cluster = with_apis("conditions").await.unwrap();
+    let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
+    let params = PostParams::default();
+    tenants
+        .create(&params, &tenant("acme", json!({})).unwrap())
+        .await
+        .unwrap();
+    let at = Timestamp::from_second(1_700_000_000).unwrap();
+    let types = [
+        "ClusterReady/edge-1",
+        "ClusterReady/a.b",
+        "ClusterError/a.b.c",
+        "Ready",
+    ];
+    let apply = async |manager: &str, types: &[&str]| {
+        let conditions: Vec<_> = types.iter().map(|type_| condition(type_, at)).collect();
+        let patch = json!({
+            "apiVersion": "mesh.openkcm.io/v1alpha1",
+            "kind": "Tenant",
+            "status": {"phase": "Ready", "conditions": conditions},
+        });
+        let params = PatchParams::apply(manager).force();
+        tenants
+            .patch_status("acme", &params, &Patch::Apply(&patch))
+            .await
+    };
+
+    let long = format!("ClusterProgress/{}", "c".repeat(300));
+    for type_ in types.into_iter().chain([long.as_str()]) {
+        apply(&format!("writer-of-{}", type_.len()), &[type_])
+            .await
+            .unwrap();
+    }
+    let status = tenants.get("acme").await.unwrap().status.unwrap();
+    for type_ in types {
+        assert!(
+            status.conditions.contains(&condition(type_, at)),
+            "{type_}: {status:?}"
+        );
+    }
+    assert_eq!(status.conditions.len(), 5, "{status:?}");
+    let too_long = refusal(apply("last", &[&format!("{long}c")]).await);
+    assert!(too_long.contains("may not be more than 316"), "{too_long}");
+
+    let wait = [
+        "wait",
+        "--for=condition=Ready",
+        "tenant/acme",
+        "--timeout=30s",
+    ];
+    cluster.kubectl(wait).await.unwrap();
+}
+
+#[tokio::test]
+async fn lists_show_what_matters() {
+    let cluster = with_apis("columns").await.unwrap();
+    let members: Api<EdgeCluster> = Api::all(cluster.client());
+    let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
+    let mut member = members
+        .create(&PostParams::default(), &member)
+        .await
+        .unwrap();
+    let at = Timestamp::from_second(1_700_000_000).unwrap();
+    let status = EdgeClusterStatus {
+        mode: Some(Mode::Proxy),
+        conditions: vec![condition("Connected", at)],
+        kubernetes_version: Some("v1.36.0".to_owned()),
+        tenants: Some(TenantCounts {
+            total: 7,
+            ready: 6,
+            pending: 1,
+            error: 0,
+        }),
+        applied: Some(Applied {
+            epoch: 1,
+            generation: 42,
+            digest: "0a".to_owned(),
+        }),
+        last_seen: Some(Time(at)),
+        cluster_uid: Some("an-uid".to_owned()),
+        ..EdgeClusterStatus::default()
+    };
+    member.status = Some(status.clone());
+    members
+        .replace_status("edge-1", &PostParams::default(), &member)
+        .await
+        .unwrap();
+    assert_eq!(members.get("edge-1").await.unwrap().status, Some(status));
+
+    let listed = cluster.kubectl(["get", "ec", "-o", "wide"]).await.unwrap();
+    let words: Vec<Vec<_>> = listed
+        .lines()
+        .map(|l| l.split_whitespace().collect())
+        .collect();
+    let header = [
+        "NAME",
+        "MODE",
+        "CONNECTED",
+        "READY",
+        "TENANTS",
+        "VERSION",
+        "APPLIED",
+        "AGE",
+    ];
+    assert_eq!(words[0][..8], header, "{listed}");
+    assert_eq!(
+        words[1][..7],
+        ["edge-1", "proxy", "True", "6", "7", "v1.36.0", "42"],
+        "{listed}"
+    );
+
+    for (short, header) in [
+        ("tn", ["NAME", "PHASE", "WORKSPACE", "READY", "AGE"]),
+        ("kd", ["NAME", "PHASE", "REGION", "READY", "AGE"]),
+    ] {
+        let example = match short {
+            "tn" => "testdata/original/tenant-on-its-own-cluster.yaml",
+            _ => "testdata/original/kryptondeployment-with-region-only.yaml",
+        };
+        apply_file(&cluster, &crds(example), &[]).await.unwrap();
+        let listed = cluster.kubectl(["get", short]).await.unwrap();
+        let first: Vec<_> = listed
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect();
+        assert_eq!(first, header, "{listed}");
+    }
+}
+
+/// The Tenant CRD in the manner of the original's hand-written one: next to nothing is checked.
+fn permissive_crd() -> Result<CustomResourceDefinition> {
+    let condition = json!({
+        "type": "object",
+        "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+        "properties": {
+            "type": {"type": "string"},
+            "status": {"type": "string"},
+            "lastTransitionTime": {"type": "string", "format": "date-time"},
+            "reason": {"type": "string"},
+            "message": {"type": "string"},
+        },
+    });
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "spec": {"type": "object", "properties": {"workspace": {"type": "string"}}},
+            "status": {
+                "type": "object",
+                "properties": {
+                    "phase": {"type": "string"},
+                    "conditions": {"type": "array", "items": condition},
+                },
+            },
+        },
+    });
+    let mut crd = Tenant::crd();
+    crd.metadata.annotations = None;
+    crd.spec.names.short_names = None;
+    crd.spec.versions[0].additional_printer_columns = None;
+    let schema = json!({ "openAPIV3Schema": schema });
+    crd.spec.versions[0].schema = serde_json::from_value(schema)?;
+    Ok(crd)
+}
+
+/// Puts our CRD in the place of an older one, and waits until it is what the apiserver goes by.
+async fn replace_crd(cluster: &Cluster) -> Result<()> {
+    let api: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    let mut ours = Tenant::crd();
+    let found = api.get(&ours.name_any()).await?;
+    ours.metadata.resource_version = found.metadata.resource_version;
+    api.replace(&ours.name_any(), &PostParams::default(), &ours)
+        .await?;
+
+    let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
+    let probe = tenant("probe", json!({"workspace": "Illegal"}))?;
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    eventually(
+        "the new schema to be in force",
+        MINUTE,
+        async || match tenants.create(&params, &probe).await {
+            Err(kube::Error::Api(status)) if status.code == 422 => Ok(Some(())),
+            other => bail!("an illegal Tenant got {other:?}"),
+        },
+    )
+    .await
+}
+
+#[tokio::test]
+async fn objects_stored_under_an_older_schema_can_be_updated_and_let_go() {
+    let cluster = Cluster::start("older", Parts::ControlPlane).await.unwrap();
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    let older = permissive_crd().unwrap();
+    crds.create(&PostParams::default(), &older).await.unwrap();
+    wait_established(&cluster).await.unwrap();
+
+    let resource = kube::api::ApiResource::erase::<Tenant>(&());
+    let raw: Api<DynamicObject> = Api::namespaced_with(cluster.client(), "default", &resource);
+    let stored = [
+        ("illegal", json!({"spec": {"workspace": "Acme.WS"}})),
+        ("endless", json!({"spec": {"workspace": "a".repeat(300)}})),
+        ("unset", json!({"spec": {"workspace": ""}})),
+        ("specless", json!({})),
+    ];
+    // The original's `status`: not one of ours, and a reason that is no CamelCase word.
+    let old_condition = json!({
+        "type": "ClusterReady/edge-1", "status": "yes", "reason": "", "message": "",
+        "lastTransitionTime": "2025-12-08T00:00:00Z",
+    });
+    for (name, mut object) in stored.clone() {
+        object["apiVersion"] = json!("mesh.openkcm.io/v1alpha1");
+        object["kind"] = json!("Tenant");
+        object["metadata"] = json!({"name": name, "finalizers": ["mesh.openkcm.io/cleanup"]});
+        let object: DynamicObject = serde_json::from_value(object).unwrap();
+        eventually("the older schema to be served", MINUTE, async || {
+            Ok(Some(raw.create(&PostParams::default(), &object).await?))
+        })
+        .await
+        .unwrap();
+        let status = json!({"status": {"phase": "Ready", "conditions": [old_condition]}});
+        let merge = Patch::Merge(status);
+        raw.patch_status(name, &PatchParams::default(), &merge)
+            .await
+            .unwrap();
+    }
+
+    replace_crd(&cluster).await.unwrap();
+
+    let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
+    assert_eq!(
+        tenants.get("specless").await.unwrap().workspace(),
+        "specless"
+    );
+    assert_eq!(tenants.get("unset").await.unwrap().workspace(), "unset");
+    let merge = PatchParams::default();
+    let at = Timestamp::from_second(1_700_000_000).unwrap();
+    for (name, _) in stored {
+        let labelled = json!({"metadata": {"labels": {"seen": "true"}}});
+        tenants
+            .patch(name, &merge, &Patch::Merge(labelled))
+            .await
+            .unwrap();
+        let aimed = json!({"spec": {"clusterRef": {"secretName": "edge-1"}}});
+        tenants
+            .patch(name, &merge, &Patch::Merge(aimed))
+            .await
+            .unwrap();
+        let conditions = json!([old_condition, condition("Ready", at)]);
+        let status = json!({"status": {"conditions": conditions}});
+        let written = tenants
+            .patch_status(name, &merge, &Patch::Merge(status))
+            .await
+            .unwrap();
+        assert_eq!(written.status.unwrap().conditions.len(), 2);
+
+        tenants
+            .delete(name, &DeleteParams::default())
+            .await
+            .unwrap();
+        let released = json!({"metadata": {"finalizers": null}});
+        tenants
+            .patch(name, &merge, &Patch::Merge(released))
+            .await
+            .unwrap();
+        assert!(
+            tenants.get_opt(name).await.unwrap().is_none(),
+            "{name} is still there"
+        );
+    }
+}

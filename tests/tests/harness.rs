@@ -1,0 +1,429 @@
+//! The harness itself: what the other suites take for granted.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Fault, Parts, Tools, eventually,
+    process::{Invocation, Process},
+};
+use kube::{
+    Api, Client, Config, ResourceExt,
+    api::PostParams,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use rustix::process::Signal;
+use tokio::time::Instant;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn start(name: &str, parts: Parts) -> Result<Cluster> {
+    let from = Instant::now();
+    let cluster = Cluster::start(name, parts).await?;
+    println!(
+        "cluster {name} ({parts:?}) started in {:.1} s",
+        from.elapsed().as_secs_f64()
+    );
+    Ok(cluster)
+}
+
+async fn create_config_map(client: Client, name: &str) -> Result<ConfigMap> {
+    let maps: Api<ConfigMap> = Api::namespaced(client, "default");
+    let mut map = ConfigMap::default();
+    map.metadata.name = Some(name.to_owned());
+    Ok(maps.create(&PostParams::default(), &map).await?)
+}
+
+/// Whether the kubeconfig is let in.
+async fn may_read(kubeconfig: &str) -> Result<bool> {
+    let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(Client::try_from(config)?, "kube-system");
+    match maps.list(&Default::default()).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 401 => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Processes whose command line holds `text`, without the dead that nobody has reaped.
+fn processes_with(text: &str) -> Vec<String> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    let lines = lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " "));
+    lines.filter(|line| line.contains(text)).collect()
+}
+
+#[tokio::test]
+async fn a_control_plane_comes_back_on_the_same_port_with_its_data() {
+    let cluster = start("restart", Parts::ControlPlane).await.unwrap();
+    let made = create_config_map(cluster.client(), "kept").await.unwrap();
+    let server = cluster.server();
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
+
+    cluster.stop_apiserver().await.unwrap();
+    let refused = maps.get("kept").await;
+    assert!(
+        matches!(
+            refused,
+            Err(kube::Error::Service(_) | kube::Error::HyperError(_))
+        ),
+        "{refused:?}"
+    );
+
+    let from = Instant::now();
+    cluster.start_apiserver().await.unwrap();
+    println!("apiserver back in {:.1} s", from.elapsed().as_secs_f64());
+    assert_eq!(cluster.server(), server);
+    assert_eq!(maps.get("kept").await.unwrap().uid(), made.uid());
+    assert!(
+        cluster.start_apiserver().await.is_err(),
+        "two apiservers on one port"
+    );
+}
+
+#[tokio::test]
+async fn a_rotated_token_is_refused_and_the_next_one_works_before_and_after() {
+    let cluster = start("tokens", Parts::ControlPlane).await.unwrap();
+    let (first, second) = (
+        cluster.kubeconfig_with_token(),
+        cluster.kubeconfig_with_next_token(),
+    );
+    assert!(may_read(&first).await.unwrap() && may_read(&second).await.unwrap());
+
+    cluster.rotate_token().await.unwrap();
+
+    assert!(!may_read(&first).await.unwrap());
+    assert!(may_read(&second).await.unwrap());
+    assert_eq!(cluster.kubeconfig_with_token(), second);
+    assert!(
+        may_read(&cluster.kubeconfig_with_next_token())
+            .await
+            .unwrap()
+    );
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_verb_and_resource() {
+    let cluster = start("requests", Parts::ControlPlane).await.unwrap();
+    let of = |counts: &BTreeMap<(String, String), u64>, verb: &str| {
+        counts
+            .get(&(verb.to_owned(), "configmaps".to_owned()))
+            .copied()
+            .unwrap_or_default()
+    };
+    let before = cluster.requests().await.unwrap();
+    for name in ["one", "two", "three"] {
+        create_config_map(cluster.client(), name).await.unwrap();
+    }
+    cluster
+        .apply("{apiVersion: v1, kind: ConfigMap, metadata: {name: four}}")
+        .await
+        .unwrap();
+    let after = cluster.requests().await.unwrap();
+
+    assert_eq!(of(&after, "POST") - of(&before, "POST"), 3);
+    assert_eq!(of(&after, "APPLY") - of(&before, "APPLY"), 1);
+    assert_eq!(of(&after, "DELETE"), of(&before, "DELETE"));
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_dropped_cluster() {
+    let cluster = start("dropped", Parts::WithPods).await.unwrap();
+    let folder = cluster.folder().to_owned();
+    let pids = cluster.pids();
+    assert_eq!(pids.len(), 5);
+    for pid in &pids {
+        assert!(
+            Path::new(&format!("/proc/{pid}")).exists(),
+            "process {pid} does not run"
+        );
+    }
+
+    drop(cluster);
+
+    for pid in pids {
+        assert!(
+            !Path::new(&format!("/proc/{pid}")).exists(),
+            "process {pid} is left"
+        );
+    }
+    eventually(
+        "no process of the cluster to be left",
+        MINUTE,
+        async || match processes_with(&folder.display().to_string()) {
+            left if left.is_empty() => Ok(Some(())),
+            left => bail!("{left:?}"),
+        },
+    )
+    .await
+    .unwrap();
+    assert!(!folder.exists());
+}
+
+#[tokio::test]
+async fn a_namespace_is_emptied_and_removed_by_the_controllers_alone() {
+    let cluster = start("controllers", Parts::WithControllers).await.unwrap();
+    cluster
+        .kubectl(["create", "namespace", "gone"])
+        .await
+        .unwrap();
+    cluster
+        .kubectl(["create", "configmap", "inside", "--namespace=gone"])
+        .await
+        .unwrap();
+
+    cluster
+        .kubectl(["delete", "namespace", "gone", "--timeout=60s"])
+        .await
+        .unwrap();
+
+    let left = cluster
+        .kubectl(["get", "namespaces", "--output=name"])
+        .await
+        .unwrap();
+    assert!(!left.contains("namespace/gone"), "{left}");
+}
+
+#[tokio::test]
+async fn helm_installs_a_chart_of_the_repository_and_its_deployment_becomes_available() {
+    let repository = ChartRepository::start(&[
+        ChartSource::small("1.0.0"),
+        ChartSource::small("1.1.0"),
+        ChartSource::small("1.0.0").name("renamed"),
+        ChartSource::external_dns("1.19.0").unwrap(),
+    ])
+    .await
+    .unwrap();
+    let cluster = start("pods", Parts::WithPods).await.unwrap();
+    cluster
+        .helm(["repo", "add", "local", &repository.url()])
+        .await
+        .unwrap();
+    let found = cluster
+        .helm(["search", "repo", "--versions", "--output=yaml"])
+        .await
+        .unwrap();
+    for chart in ["local/small", "local/renamed", "local/external-dns"] {
+        assert!(found.contains(chart), "{chart} is not in {found}");
+    }
+
+    let from = Instant::now();
+    cluster
+        .helm(["install", "one", "local/small", "--version=1.0.0"])
+        .await
+        .unwrap();
+    let deployments: Api<Deployment> = Api::namespaced(cluster.client(), "default");
+    eventually("the Deployment to be available", MINUTE, async || {
+        let status = deployments.get("one").await?.status.context("no status")?;
+        match status.available_replicas {
+            Some(1) => Ok(Some(())),
+            available => bail!("{} available", available.unwrap_or_default()),
+        }
+    })
+    .await
+    .unwrap();
+    println!(
+        "small installed and available in {:.1} s",
+        from.elapsed().as_secs_f64()
+    );
+
+    let broken = [
+        "upgrade",
+        "one",
+        "local/small",
+        "--version=1.1.0",
+        "--set=broken=true",
+    ];
+    let refused = cluster
+        .helm(broken)
+        .await
+        .expect_err("a Deployment with -1 replicas");
+    assert!(
+        format!("{refused:#}").contains("spec.replicas"),
+        "{refused:#}"
+    );
+
+    cluster
+        .helm(["install", "two", "local/renamed", "--set=unready=true"])
+        .await
+        .unwrap();
+    eventually(
+        "the pod of the unready release to fit no node",
+        MINUTE,
+        async || {
+            let pods = cluster
+                .kubectl([
+                    "get",
+                    "pods",
+                    "-l",
+                    "app.kubernetes.io/instance=two",
+                    "-o",
+                    "yaml",
+                ])
+                .await?;
+            Ok(pods.contains("reason: Unschedulable").then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+    assert_eq!(repository.hits().get("/small-1.0.0.tgz"), Some(&1));
+    assert_eq!(repository.hits().get("/renamed-1.0.0.tgz"), Some(&1));
+}
+
+#[tokio::test]
+async fn a_chart_repository_has_the_fault_that_is_switched_on() {
+    krypton_tests::install_tls_provider();
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let index = format!("{}/index.yaml", repository.url());
+    let get = async || client.get(&index).send().await;
+
+    let sound = get().await.unwrap().text().await.unwrap();
+    assert!(sound.contains("small-1.0.0.tgz"), "{sound}");
+
+    repository.set_fault(Fault::Down(503));
+    assert_eq!(get().await.unwrap().status(), 503);
+
+    repository.set_fault(Fault::Rubbish);
+    let rubbish = get()
+        .await
+        .unwrap()
+        .error_for_status()
+        .unwrap()
+        .text()
+        .await
+        .unwrap();
+    assert!(!rubbish.contains("small"), "{rubbish}");
+
+    repository.set_fault(Fault::HugeIndex);
+    let mut huge = get().await.unwrap().error_for_status().unwrap();
+    let mut bytes = 0;
+    while let Some(chunk) = huge.chunk().await.unwrap() {
+        bytes += chunk.len();
+    }
+    assert!(bytes >= 200 << 20, "{bytes} bytes");
+
+    repository.set_fault(Fault::Hang);
+    let hanging = tokio::spawn(client.get(&index).send());
+    eventually("the hanging request to be there", MINUTE, async || {
+        Ok((repository.hits().get("/index.yaml") == Some(&5)).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(!hanging.is_finished());
+    repository.stop().await.unwrap();
+    assert!(
+        hanging.await.unwrap().is_err(),
+        "stopping cuts a hanging request"
+    );
+    assert!(get().await.is_err_and(|error| error.is_connect()));
+
+    repository.set_fault(Fault::None);
+    repository.start_again().unwrap();
+    assert_eq!(get().await.unwrap().text().await.unwrap(), sound);
+}
+
+#[tokio::test]
+async fn a_chart_can_be_added_while_the_repository_serves() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    repository
+        .add(&[ChartSource::small("1.1.0")])
+        .await
+        .unwrap();
+    let small = format!("{}/small-1.1.0.tgz", repository.url());
+    krypton_tests::install_tls_provider();
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let package = client
+        .get(small)
+        .send()
+        .await
+        .unwrap()
+        .error_for_status()
+        .unwrap()
+        .bytes()
+        .await
+        .unwrap();
+    assert_eq!(
+        package.get(..2),
+        Some([0x1f, 0x8b].as_slice()),
+        "a gzip file"
+    );
+}
+
+/// The child of the test below, which is this executable once more: only another process can be
+/// killed and its children be looked for.
+#[tokio::test]
+#[ignore = "started by children_end_when_their_owner_is_killed"]
+async fn owner_of_a_child() -> Result<()> {
+    let Ok(folder) = std::env::var("OWNER_FOLDER") else {
+        return Ok(());
+    };
+    let folder = Path::new(&folder);
+    let child = Invocation::new("/bin/sh")
+        .args(["-c", "sleep 3600 & wait", "child"])
+        .arg(folder);
+    let mut child = Process::spawn("child", &child, &folder.join("child.log"))?;
+    child.wait(60 * MINUTE).await.map(drop)
+}
+
+#[tokio::test]
+async fn children_end_when_their_owner_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mark = format!("child {}", folder.path().display());
+    let owner = Invocation::new(std::env::current_exe().unwrap())
+        .args(["--exact", "owner_of_a_child", "--ignored"])
+        .env("OWNER_FOLDER", folder.path());
+    let mut owner = Process::spawn("owner", &owner, &folder.path().join("owner.log")).unwrap();
+    eventually("the child to run", MINUTE, async || {
+        owner.check_running()?;
+        Ok((!processes_with(&mark).is_empty()).then_some(()))
+    })
+    .await
+    .unwrap();
+
+    owner.signal(Signal::KILL).unwrap();
+    owner.wait(MINUTE).await.unwrap();
+
+    eventually("the child to end", MINUTE, async || {
+        match processes_with(&mark) {
+            left if left.is_empty() => Ok(Some(())),
+            left => bail!("{left:?}"),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_missed_deadline_tells_the_last_state_seen() {
+    let mut looks = 0;
+    let missed = eventually::<()>("the answer", Duration::from_millis(200), async || {
+        looks += 1;
+        bail!("look {looks}: phase is Pending")
+    })
+    .await
+    .expect_err("never answered");
+    let told = format!("{missed:#}");
+    assert!(
+        told.contains("the answer") && told.contains("phase is Pending"),
+        "{told}"
+    );
+    assert!(looks > 1);
+}
+
+#[tokio::test]
+async fn a_process_that_has_ended_is_reported_with_its_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let etcd = Invocation::new(Tools::find().unwrap().binary("etcd")).arg("--no-such-flag");
+    let mut process = Process::spawn("etcd", &etcd, &folder.path().join("log")).unwrap();
+    let status = process.wait(MINUTE).await.unwrap();
+    assert!(!status.success());
+    let told = format!("{:#}", process.check_running().expect_err("it has ended"));
+    assert!(told.contains("no-such-flag"), "{told}");
+}
