@@ -22,8 +22,8 @@ pub enum CrdError {
     Terminating(String),
     #[error("CRD {0} is there, but the apiserver does not serve it yet")]
     NotEstablished(String),
-    #[error("CRD {0}: no answer within {} s", DEADLINE.as_secs())]
-    Deadline(String),
+    #[error("CRD {name}: no answer within {seconds} s", seconds = DEADLINE.as_secs())]
+    Deadline { name: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ async fn wait_established(
 }
 
 async fn deadline<T>(name: &str, call: impl Future<Output = T>) -> Result<T, CrdError> {
-    tokio::time::timeout(DEADLINE, call).await.map_err(|_| CrdError::Deadline(name.to_owned()))
+    tokio::time::timeout(DEADLINE, call).await.map_err(|_| CrdError::Deadline { name: name.to_owned() })
 }
 
 #[cfg(test)]

@@ -333,9 +333,13 @@ impl Index {
             .collect()
     }
 
-    /// Takes in a Tenant out of an answer of the apiserver.
-    pub fn apply_tenant(&mut self, tenant: Tenant) -> BTreeSet<TenantKey> {
-        self.tenant_event(Event::Apply(tenant))
+    /// Takes in a Tenant out of the answer to a write of ours. One that the watch has shown to be gone
+    /// meanwhile stays gone.
+    pub fn tenant_written(&mut self, tenant: Tenant) -> BTreeSet<TenantKey> {
+        let known = tenant_key(&tenant.metadata)
+            .and_then(|key| self.tenants.get(&key))
+            .is_some_and(|known| known.metadata.uid == tenant.metadata.uid);
+        if known { self.tenant_event(Event::Apply(tenant)) } else { BTreeSet::new() }
     }
 
     pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<TenantKey> {
@@ -372,9 +376,17 @@ impl Index {
         keys.iter().flat_map(|key| self.claims.get(key).cloned().unwrap_or_default()).collect()
     }
 
-    /// Replaces what is known of one release by a fresh list of its Secrets.
-    pub fn replace_release(&mut self, key: &ReleaseKey, fresh: Vec<ObjectMeta>) {
-        let known: Vec<u32> = self.release(key).iter().map(|revision| revision.revision).collect();
+    /// Replaces what is known of one release by a fresh list of its Secrets, made at `list_version`.
+    /// What the watch has shown since stays.
+    pub fn release_listed(&mut self, key: &ReleaseKey, fresh: Vec<ObjectMeta>, list_version: u64) {
+        let known: Vec<u32> = self
+            .revisions
+            .items
+            .range((key.clone(), 0)..)
+            .take_while(|((found, _), _)| found == key)
+            .filter(|(_, (version, _))| *version <= list_version)
+            .map(|((_, revision), _)| *revision)
+            .collect();
         let mut found = BTreeSet::new();
         for meta in fresh {
             if let Some((of, revision)) = Revision::of(&meta) {
@@ -470,5 +482,9 @@ pub fn tenant_key(meta: &ObjectMeta) -> Option<TenantKey> {
 /// The apiserver's resourceVersion as a number: comparable by the API's contract since Kubernetes
 /// 1.35 (KEP-5504), and in fact before. Anything else counts as newest.
 fn version(meta: &ObjectMeta) -> u64 {
-    meta.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(u64::MAX)
+    number(meta.resource_version.as_deref())
+}
+
+pub(crate) fn number(resource_version: Option<&str>) -> u64 {
+    resource_version.and_then(|version| version.parse().ok()).unwrap_or(u64::MAX)
 }

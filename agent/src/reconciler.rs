@@ -224,6 +224,7 @@ impl Reconciler {
             if self.index.crd() == Some(CrdState::Present) && tenants.is_none() {
                 tenants = Some(watches::tenants(&self.member.client));
             }
+            let wake = self.next_wake(now);
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(seen) = watches.next() => {
@@ -259,7 +260,7 @@ impl Reconciler {
                     self.look_at_all();
                 }
                 changed = self.hold.changed() => if changed.is_err() { return },
-                () = sleep_until(self.next_wake(now), now) => {}
+                () = sleep_until(wake, now) => {}
             }
         }
     }
@@ -586,7 +587,7 @@ impl Reconciler {
         };
         let now = Boot::now();
         if let Some(tenant) = done.tenant {
-            let dirty = self.index.apply_tenant(tenant);
+            let dirty = self.index.tenant_written(tenant);
             self.dirty.extend(dirty);
         }
         if let Some(meta) = done.workspace {
@@ -594,7 +595,9 @@ impl Reconciler {
             self.dirty.extend(dirty);
         }
         match done.release {
-            Some(ReleaseNews::All(metas)) => self.index.replace_release(&done.of, metas),
+            Some(ReleaseNews::All { metas, version }) => {
+                self.index.release_listed(&done.of, metas, version);
+            }
             Some(ReleaseNews::Added(meta)) => {
                 let dirty = self.index.release_event(Event::Apply(meta));
                 self.dirty.extend(dirty);

@@ -30,12 +30,26 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// Why a server does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    #[error("{flag}: {address} is in use by another process; choose another port, or 0 to switch it off")]
-    InUse { flag: &'static str, address: BindAddress },
+    #[error(
+        "{flag}: {address} is in use by another process; choose another port, or 0 to switch it off"
+    )]
+    InUse {
+        flag: &'static str,
+        address: BindAddress,
+    },
     #[error("{flag}: listening on {address} failed; choose another address, or 0 to switch it off")]
-    Bind { flag: &'static str, address: BindAddress, #[source] source: io::Error },
+    Bind {
+        flag: &'static str,
+        address: BindAddress,
+        #[source]
+        source: io::Error,
+    },
     #[error("{flag}: serving failed")]
-    Serve { flag: &'static str, #[source] source: io::Error },
+    Serve {
+        flag: &'static str,
+        #[source]
+        source: io::Error,
+    },
 }
 
 /// Listens on `address`, for the flag that is to be named in errors. Done at start, so that a port
@@ -46,8 +60,15 @@ pub async fn bind(flag: &'static str, address: &BindAddress) -> Result<TcpListen
         None => bind_all(address.port).await,
     };
     bound.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => AdminError::InUse { flag, address: address.clone() },
-        _ => AdminError::Bind { flag, address: address.clone(), source },
+        io::ErrorKind::AddrInUse => AdminError::InUse {
+            flag,
+            address: address.clone(),
+        },
+        _ => AdminError::Bind {
+            flag,
+            address: address.clone(),
+            source,
+        },
     })
 }
 
@@ -74,7 +95,13 @@ pub async fn serve_metrics(
             Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         }
     };
-    serve(METRICS_FLAG, listener, Router::new().route("/metrics", get(metrics)), stop).await
+    serve(
+        METRICS_FLAG,
+        listener,
+        Router::new().route("/metrics", get(metrics)),
+        stop,
+    )
+    .await
 }
 
 /// Serves `/healthz`, which says that the process answers, and `/readyz` until `stop`.
@@ -88,10 +115,15 @@ pub async fn serve_health(
         if waiting.is_empty() {
             (StatusCode::OK, "ok\n".to_owned())
         } else {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for: {}\n", waiting.join(", ")))
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("waiting for: {}\n", waiting.join(", ")),
+            )
         }
     };
-    let router = Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(ready));
+    let router = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready));
     serve(HEALTH_FLAG, listener, router, stop).await
 }
 
@@ -123,7 +155,10 @@ impl Readiness {
     pub fn guard(&self, name: impl Into<String>) -> ReadinessGuard {
         let name = name.into();
         *self.lock().entry(name.clone()).or_default() += 1;
-        ReadinessGuard { name, readiness: self.clone() }
+        ReadinessGuard {
+            name,
+            readiness: self.clone(),
+        }
     }
 
     pub fn is_ready(&self) -> bool {
@@ -150,7 +185,9 @@ pub struct ReadinessGuard {
 
 impl fmt::Debug for ReadinessGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadinessGuard").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("ReadinessGuard")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 

@@ -350,7 +350,8 @@ async fn write(
         "status": status,
     });
     let params = PatchParams::default();
-    let call = api.patch_status(&key.name, &params, &Patch::Merge(&patch));
+    let patch = Patch::Merge(&patch);
+    let call = api.patch_status(&key.name, &params, &patch);
     match tokio::time::timeout(DEADLINE, call).await {
         Ok(Ok(tenant)) => (key, Some(tenant)),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {

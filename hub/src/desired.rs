@@ -24,8 +24,8 @@ pub enum EpochError {
     Read(String, #[source] kube::Error),
     #[error("writing ConfigMap {0}/{EPOCH_NAME} failed")]
     Write(String, #[source] kube::Error),
-    #[error("ConfigMap {0}/{EPOCH_NAME}: no answer within {} s", DEADLINE.as_secs())]
-    Deadline(String),
+    #[error("ConfigMap {namespace}/{EPOCH_NAME}: no answer within {seconds} s", seconds = DEADLINE.as_secs())]
+    Deadline { namespace: String },
 }
 
 /// Takes the next epoch, above what home has on record and above `at_least`: a member may have seen
@@ -37,7 +37,7 @@ pub async fn next_epoch(
 ) -> Result<u64, EpochError> {
     tokio::time::timeout(DEADLINE, next_epoch_now(client, namespace, at_least))
         .await
-        .unwrap_or_else(|_| Err(EpochError::Deadline(namespace.to_owned())))
+        .unwrap_or_else(|_| Err(EpochError::Deadline { namespace: namespace.to_owned() }))
 }
 
 async fn next_epoch_now(

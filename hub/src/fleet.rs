@@ -256,15 +256,20 @@ fn claims(
     wanted: &BTreeMap<String, (Access, SourceRef)>,
     found: &Found,
 ) -> BTreeMap<String, Claim> {
-    known
-        .edge_clusters
-        .iter()
-        .map(|(name, object)| {
+    // Members that are yet to get their EdgeCluster count too: one of them may go first.
+    let names: BTreeSet<&String> = known.edge_clusters.keys().chain(wanted.keys()).collect();
+    names
+        .into_iter()
+        .map(|name| {
+            let object = known.edge_clusters.get(name);
             let uid = found.get(name);
             let claim = Claim {
                 present: wanted.contains_key(name),
-                created: object.metadata.creation_timestamp.as_ref().map(|time| time.0),
-                recorded: object.status.as_ref().and_then(|status| status.cluster_uid.clone()),
+                created: object
+                    .and_then(|object| object.metadata.creation_timestamp.as_ref())
+                    .map(|time| time.0),
+                recorded: object
+                    .and_then(|object| object.status.as_ref()?.cluster_uid.clone()),
                 attempted: uid.is_some(),
                 found: uid.flatten(),
             };

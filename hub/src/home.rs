@@ -36,8 +36,14 @@ pub struct Home {
 pub enum HomeError {
     #[error("construct client failed for secret fetch")]
     SecretClient(#[source] Box<HomeError>),
-    #[error("fetch secret {namespace}/{name} failed; check that it exists and that the hub may read it")]
-    FetchSecret { namespace: String, name: String, #[source] source: kube::Error },
+    #[error(
+        "fetch secret {namespace}/{name} failed: {reason}; check that it exists and that the hub may read it"
+    )]
+    FetchSecret {
+        namespace: String,
+        name: String,
+        reason: String,
+    },
     #[error(
         "fetch secret {namespace}/{name} failed: no answer within 30 s; check that the hub's own cluster is reachable"
     )]
@@ -45,24 +51,48 @@ pub enum HomeError {
     #[error(
         "secret {namespace}/{name} missing key {key:?}; put the kubeconfig there or name its key with --watch-kubeconfig-secret-key"
     )]
-    MissingKey { namespace: String, name: String, key: String },
+    MissingKey {
+        namespace: String,
+        name: String,
+        key: String,
+    },
     #[error("parse kubeconfig from secret failed: {namespace}/{name}")]
-    ParseSecret { namespace: String, name: String, #[source] source: sanitizer::KubeconfigError },
+    ParseSecret {
+        namespace: String,
+        name: String,
+        #[source]
+        source: sanitizer::KubeconfigError,
+    },
     /// Where the text cannot even take a context; says no more, as it holds credentials.
-    #[error("parse kubeconfig from secret failed: {namespace}/{name}: not a YAML mapping of at most 256 KiB")]
+    #[error(
+        "parse kubeconfig from secret failed: {namespace}/{name}: not a YAML mapping of at most 256 KiB"
+    )]
     NotAKubeconfig { namespace: String, name: String },
     #[error("build rest config from secret failed: {namespace}/{name}")]
-    SecretConfig { namespace: String, name: String, #[source] source: ConfigError },
+    SecretConfig {
+        namespace: String,
+        name: String,
+        #[source]
+        source: ConfigError,
+    },
     #[error(
         "loading watch kubeconfig failed: {path}; correct it, or what WATCH_KUBECONFIG or --watch-kubeconfig says",
         path = path.display()
     )]
-    WatchFile { path: PathBuf, #[source] source: ConfigError },
+    WatchFile {
+        path: PathBuf,
+        #[source]
+        source: ConfigError,
+    },
     #[error(
         "loading the kubeconfig {path} failed; correct it, or what --kubeconfig or KUBECONFIG says",
         path = path.display()
     )]
-    LocalFile { path: PathBuf, #[source] source: ConfigError },
+    LocalFile {
+        path: PathBuf,
+        #[source]
+        source: ConfigError,
+    },
     #[error(
         "there is no cluster to use: no --kubeconfig, no KUBECONFIG, no .kube/config in HOME, and this is not a pod; name a kubeconfig"
     )]
@@ -83,8 +113,9 @@ pub enum ConfigError {
     NoContext(String, String),
     #[error("it has no current-context; set it, or name a context by flag")]
     NoCurrentContext,
-    #[error("its cluster has the proxy-url {0:?}, which is not supported; remove it")]
-    Proxy(String),
+    /// Without the URL: it may hold a password.
+    #[error("its cluster has a proxy-url, which is not supported; remove it")]
+    Proxy,
     #[error("it cannot be used")]
     Unusable(#[source] KubeconfigError),
 }
@@ -93,35 +124,53 @@ impl Home {
     /// Chooses home by the precedence of reference 1.2: the Secret read with the local
     /// configuration, the watch file, the local configuration. Read once, at start.
     pub async fn choose(source: &HomeSource, policy: &Policy) -> Result<Self, HomeError> {
-        let context = source.context.as_deref();
-        match &source.choice {
-            HomeChoice::Local => local(&source.local, context).await,
-            HomeChoice::File(path) => {
-                let read = read_kubeconfig(path).map(|found| (found, context));
-                let wrap = |source| HomeError::WatchFile { path: path.clone(), source };
-                let (kubeconfig, context) = read.map_err(wrap)?;
-                from_kubeconfig(kubeconfig, context).await.map_err(wrap)
-            }
-            HomeChoice::Secret { namespace, name, key } => {
-                let local = local(&source.local, None)
-                    .await
-                    .map_err(|source| HomeError::SecretClient(Box::new(source)))?;
-                let client = client(local.config)
-                    .map_err(|source| HomeError::SecretClient(Box::new(HomeError::Client(source))))?;
-                let secrets: Api<Secret> = Api::namespaced(client, namespace);
-                let secret = tokio::time::timeout(SECRET_TIMEOUT, secrets.get(name))
-                    .await
-                    .map_err(|_| HomeError::FetchSecretTimedOut {
-                        namespace: namespace.clone(),
-                        name: name.clone(),
-                    })?
-                    .map_err(|source| HomeError::FetchSecret {
-                        namespace: namespace.clone(),
-                        name: name.clone(),
-                        source,
-                    })?;
-                from_secret(&secret, (namespace, name, key), context, policy).await
-            }
+        choose_with(source, policy, Config::incluster).await
+    }
+}
+
+/// Reads the configuration that Kubernetes gives to pods.
+type InCluster = fn() -> Result<Config, InClusterError>;
+
+async fn choose_with(
+    source: &HomeSource,
+    policy: &Policy,
+    in_cluster: InCluster,
+) -> Result<Home, HomeError> {
+    let context = source.context.as_deref();
+    match &source.choice {
+        HomeChoice::Local => local(&source.local, context, in_cluster).await,
+        HomeChoice::File(path) => {
+            let read = read_kubeconfig(path).map(|found| (found, context));
+            let wrap = |source| HomeError::WatchFile {
+                path: path.clone(),
+                source,
+            };
+            let (kubeconfig, context) = read.map_err(wrap)?;
+            from_kubeconfig(kubeconfig, context).await.map_err(wrap)
+        }
+        HomeChoice::Secret {
+            namespace,
+            name,
+            key,
+        } => {
+            let local = local(&source.local, None, in_cluster)
+                .await
+                .map_err(|source| HomeError::SecretClient(Box::new(source)))?;
+            let client = client(local.config)
+                .map_err(|source| HomeError::SecretClient(Box::new(HomeError::Client(source))))?;
+            let secrets: Api<Secret> = Api::namespaced(client, namespace);
+            let secret = tokio::time::timeout(SECRET_TIMEOUT, secrets.get(name))
+                .await
+                .map_err(|_| HomeError::FetchSecretTimedOut {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                })?
+                .map_err(|error| HomeError::FetchSecret {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                    reason: reason_of(&error),
+                })?;
+            from_secret(&secret, (namespace, name, key), context, policy).await
         }
     }
 }
@@ -142,8 +191,18 @@ pub fn client_named(mut config: Config, user_agent: &'static str) -> Result<Clie
     config.read_timeout = None;
     config.default_retry = false;
     config.headers.retain(|(name, _)| *name != USER_AGENT);
-    config.headers.push((USER_AGENT, HeaderValue::from_static(user_agent)));
+    config
+        .headers
+        .push((USER_AGENT, HeaderValue::from_static(user_agent)));
     Client::try_from(config)
+}
+
+/// What went wrong in a call, as an apiserver told it: kube's own text repeats the answer in full.
+pub fn reason_of(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
 }
 
 /// The configuration of a member from its sanitized kubeconfig.
@@ -152,7 +211,11 @@ pub async fn member_config(sanitized_yaml: &str) -> Result<Config, ConfigError> 
     Ok(from_kubeconfig(kubeconfig, None).await?.config)
 }
 
-async fn local(source: &LocalSource, context: Option<&str>) -> Result<Home, HomeError> {
+async fn local(
+    source: &LocalSource,
+    context: Option<&str>,
+    in_cluster: InCluster,
+) -> Result<Home, HomeError> {
     let paths = match &source.flag {
         Some(path) => vec![path.clone()],
         None => source.kubeconfig_variable.clone(),
@@ -160,18 +223,24 @@ async fn local(source: &LocalSource, context: Option<&str>) -> Result<Home, Home
     if !paths.is_empty() {
         return from_files(&paths, context).await;
     }
-    let in_cluster = match Config::incluster() {
+    let not_in_cluster = match in_cluster() {
         Ok(config) => {
             if let Some(context) = context {
-                tracing::warn!(context, "the watch context is not used: the in-cluster configuration has none");
+                tracing::warn!(
+                    context,
+                    "the watch context is not used: the in-cluster configuration has none"
+                );
             }
-            return Ok(Home { config, context_name: IN_CLUSTER.to_owned() });
+            return Ok(Home {
+                config,
+                context_name: IN_CLUSTER.to_owned(),
+            });
         }
         Err(error) => error,
     };
     match &source.user_file {
         Some(path) if path.is_file() => from_files(std::slice::from_ref(path), context).await,
-        _ => Err(HomeError::NoLocalConfig(in_cluster)),
+        _ => Err(HomeError::NoLocalConfig(not_in_cluster)),
     }
 }
 
@@ -179,7 +248,10 @@ async fn local(source: &LocalSource, context: Option<&str>) -> Result<Home, Home
 async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<Home, HomeError> {
     let mut merged: Option<(&Path, Kubeconfig)> = None;
     for path in paths {
-        let wrap = |source| HomeError::LocalFile { path: path.clone(), source };
+        let wrap = |source| HomeError::LocalFile {
+            path: path.clone(),
+            source,
+        };
         let next = match read_kubeconfig(path) {
             Err(ConfigError::Read(error))
                 if error.kind() == std::io::ErrorKind::NotFound && paths.len() > 1 =>
@@ -191,7 +263,9 @@ async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<Home, Ho
         merged = Some(match merged {
             None => (path, next),
             Some((first, so_far)) => {
-                let both = so_far.merge(next).map_err(|error| wrap(ConfigError::Unusable(error)))?;
+                let both = so_far
+                    .merge(next)
+                    .map_err(|error| wrap(ConfigError::Unusable(error)))?;
                 (first, both)
             }
         });
@@ -203,7 +277,10 @@ async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<Home, Ho
     };
     from_kubeconfig(kubeconfig, context)
         .await
-        .map_err(|source| HomeError::LocalFile { path: path.to_owned(), source })
+        .map_err(|source| HomeError::LocalFile {
+            path: path.to_owned(),
+            source,
+        })
 }
 
 fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ConfigError> {
@@ -216,9 +293,9 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ConfigError> {
 /// kube's own text of a YAML error quotes the lines around it.
 fn without_content(error: KubeconfigError) -> ConfigError {
     match error {
-        KubeconfigError::Parse(error) => {
-            ConfigError::Yaml { line: error.location().map_or(0, |location| location.line()) }
-        }
+        KubeconfigError::Parse(error) => ConfigError::Yaml {
+            line: error.location().map_or(0, |location| location.line()),
+        },
         other => ConfigError::Unusable(other),
     }
 }
@@ -231,9 +308,17 @@ async fn from_secret(
     policy: &Policy,
 ) -> Result<Home, HomeError> {
     let (namespace, name) = (namespace.to_owned(), name.to_owned());
-    let data = secret.data.as_ref().and_then(|data| data.get(key)).map(|bytes| bytes.0.as_slice());
+    let data = secret
+        .data
+        .as_ref()
+        .and_then(|data| data.get(key))
+        .map(|bytes| bytes.0.as_slice());
     let Some(bytes) = data.filter(|bytes| !bytes.is_empty()) else {
-        return Err(HomeError::MissingKey { namespace, name, key: key.to_owned() });
+        return Err(HomeError::MissingKey {
+            namespace,
+            name,
+            key: key.to_owned(),
+        });
     };
     let chosen = match context {
         None => sanitizer::parse(bytes, policy),
@@ -244,15 +329,28 @@ async fn from_secret(
     };
     let sanitized = match chosen {
         Ok(sanitized) => sanitized,
-        Err(source) => return Err(HomeError::ParseSecret { namespace, name, source }),
+        Err(source) => {
+            return Err(HomeError::ParseSecret {
+                namespace,
+                name,
+                source,
+            });
+        }
     };
     let built = match Kubeconfig::from_yaml(&sanitized.yaml).map_err(without_content) {
         Ok(kubeconfig) => from_kubeconfig(kubeconfig, None).await,
         Err(error) => Err(error),
     };
-    let mut home = built.map_err(|source| HomeError::SecretConfig { namespace, name, source })?;
+    let mut home = built.map_err(|source| HomeError::SecretConfig {
+        namespace,
+        name,
+        source,
+    })?;
     // The sanitizer gives contexts names of its own.
-    if let Some(context) = context.map(str::to_owned).or_else(|| current_context(bytes)) {
+    if let Some(context) = context
+        .map(str::to_owned)
+        .or_else(|| current_context(bytes))
+    {
         home.context_name = context;
     }
     Ok(home)
@@ -272,7 +370,10 @@ fn with_current_context(bytes: &[u8], context: &str) -> Option<Vec<u8>> {
 }
 
 fn current_context(bytes: &[u8]) -> Option<String> {
-    mapping(bytes)?.get("current-context")?.as_str().map(str::to_owned)
+    mapping(bytes)?
+        .get("current-context")?
+        .as_str()
+        .map(str::to_owned)
 }
 
 async fn from_kubeconfig(
@@ -284,29 +385,47 @@ async fn from_kubeconfig(
         (None, Some(current)) if !current.is_empty() => current.clone(),
         _ => return Err(ConfigError::NoCurrentContext),
     };
-    let Some(named) = kubeconfig.contexts.iter().find(|named| named.name == context_name) else {
-        let names: Vec<&str> = kubeconfig.contexts.iter().map(|named| named.name.as_str()).collect();
+    let Some(named) = kubeconfig
+        .contexts
+        .iter()
+        .find(|named| named.name == context_name)
+    else {
+        let names: Vec<&str> = kubeconfig
+            .contexts
+            .iter()
+            .map(|named| named.name.as_str())
+            .collect();
         return Err(ConfigError::NoContext(context_name, names.join(", ")));
     };
-    let cluster = named.context.as_ref().map(|context| context.cluster.clone());
+    let cluster = named
+        .context
+        .as_ref()
+        .map(|context| context.cluster.clone());
     let own_proxy = kubeconfig
         .clusters
         .iter()
         .find(|named| Some(&named.name) == cluster.as_ref())
         .and_then(|named| named.cluster.as_ref()?.proxy_url.clone())
         .filter(|proxy| !proxy.is_empty());
-    if let Some(proxy) = own_proxy {
-        return Err(ConfigError::Proxy(proxy));
+    if own_proxy.is_some() {
+        return Err(ConfigError::Proxy);
     }
-    let options = KubeConfigOptions { context: Some(context_name.clone()), ..Default::default() };
-    let mut config =
-        Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(ConfigError::Unusable)?;
+    let options = KubeConfigOptions {
+        context: Some(context_name.clone()),
+        ..Default::default()
+    };
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
+        .await
+        .map_err(ConfigError::Unusable)?;
     // Here only HTTPS_PROXY can have set it. It is meant for chart repositories: kube would refuse
     // to start with it, and does not know NO_PROXY without its proxy support.
     config.proxy_url = None;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = None;
-    Ok(Home { config, context_name })
+    Ok(Home {
+        config,
+        context_name,
+    })
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ use crate::settings::Settings;
 use crate::values_file::{self, ValuesFile};
 use crate::{admin, desired};
 
+type Values = serde_json::Map<String, serde_json::Value>;
+
 /// Runs the hub until it is told to stop.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let stop = stop_on_signal()?;
@@ -54,7 +56,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let helm = Helm::new(HelmConfig {
         binary: settings.helm.program.clone(),
         supervisor: vec![supervisor.into_os_string(), "helm-run".into()],
-        scratch: scratch.path().to_owned(),
+        scratch: scratch.path().join("helm"),
         max_concurrent: settings.helm.max_concurrent,
     })
     .await?;
@@ -74,7 +76,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(logged("health", admin::serve_health(listener, readiness.clone(), stop.clone())));
     }
     if let Some(listener) = metrics_listener {
-        let registry = metrics::registry(Arc::clone(&facts));
+        let registry = Arc::new(metrics::registry(Arc::clone(&facts)));
         tasks.spawn(logged("metrics", admin::serve_metrics(listener, registry, stop.clone())));
     }
 
@@ -88,12 +90,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     drop(starting);
     tracing::info!(epoch, "home is ready");
 
-    let (values_tx, values_rx) = watch::channel(values);
+    let chart = |values: &Values| Arc::new(desired::chart_state(&settings.chart, values));
+    let (given, given_rx) = watch::channel(Given { epoch, chart: chart(&values) });
+    let (values_tx, mut values_rx) = watch::channel(values);
     if let Some(path) = settings.chart_values_file.clone() {
         tokio::spawn(values_file::watch(path, values_file::POLL_INTERVAL, values_tx.clone()));
     }
-    let chart = |values| Arc::new(desired::chart_state(&settings.chart, values));
-    let (given, given_rx) = watch::channel(Given { epoch, chart: chart(&values_rx.borrow()) });
     let (ahead, mut ahead_rx) = watch::channel(0);
     let reports = Arc::new(Reports::default());
     let shared = Arc::new(Shared {
@@ -150,7 +152,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
 
-    let mut values_rx = values_rx;
     loop {
         tokio::select! {
             () = stop.cancelled() => break,

@@ -17,7 +17,7 @@ use kube::core::ApiResource;
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 
-use crate::home::{Home, HomeError, client_named};
+use crate::home::{Home, HomeError, client_named, reason_of};
 use crate::settings::{HomeChoice, HomeSource, LocalSource};
 
 pub use clusters::clusters_table;
@@ -29,7 +29,12 @@ const PAGE_SIZE: u32 = 500;
 
 /// Shows the fleet of Krypton and its Tenants.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "kubectl-krypton", bin_name = "kubectl krypton", version, max_term_width = 100)]
+#[command(
+    name = "kubectl-krypton",
+    bin_name = "kubectl krypton",
+    version,
+    max_term_width = 100
+)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -47,7 +52,12 @@ enum Command {
 struct Get {
     kind: Kind,
     /// Namespace of the Tenants; by default that of the context.
-    #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
+    #[arg(
+        short,
+        long,
+        value_name = "NAMESPACE",
+        conflicts_with = "all_namespaces"
+    )]
     namespace: Option<String>,
     /// Tenants of all namespaces.
     #[arg(short = 'A', long)]
@@ -92,16 +102,30 @@ pub enum KubectlError {
         "the cluster {context:?} has no {plural}: it is not a home cluster of Krypton, or its CRDs are not installed yet; choose another with --context or --kubeconfig, or install the CRDs"
     )]
     NoSuchKind { context: String, plural: String },
-    #[error("you may not list {plural} {place} on the cluster {context:?}; ask for the verb list on {plural}.mesh.openkcm.io ({message})")]
-    Forbidden { context: String, plural: String, place: String, message: String },
+    #[error(
+        "you may not list {plural} {place} on the cluster {context:?}; ask for the verb list on {plural}.mesh.openkcm.io ({message})"
+    )]
+    Forbidden {
+        context: String,
+        plural: String,
+        place: String,
+        message: String,
+    },
     #[error("the cluster {context:?} does not accept your credentials; log in again ({message})")]
     Unauthorized { context: String, message: String },
     #[error("the cluster {context:?} did not answer within 30 s; check that it is reachable")]
     TimedOut { context: String },
-    #[error("listing {plural} on the cluster {context:?} failed")]
-    List { context: String, plural: String, #[source] source: kube::Error },
+    #[error("listing {plural} on the cluster {context:?} failed: {reason}")]
+    List {
+        context: String,
+        plural: String,
+        reason: String,
+    },
     #[error("writing the {format} failed: {reason}")]
-    Encode { format: &'static str, reason: String },
+    Encode {
+        format: &'static str,
+        reason: String,
+    },
 }
 
 /// What to print, and where.
@@ -118,11 +142,17 @@ pub async fn run(
     env: &dyn Fn(&str) -> Option<String>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let get = match Cli::try_parse_from(args).map_err(KubectlError::Usage)?.command {
+    let get = match Cli::try_parse_from(args)
+        .map_err(KubectlError::Usage)?
+        .command
+    {
         Command::Get(get) => get,
         Command::Version => {
             let stdout = format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION"));
-            return Ok(Printed { stdout, stderr: String::new() });
+            return Ok(Printed {
+                stdout,
+                stderr: String::new(),
+            });
         }
     };
     let home = Box::pin(home(&get, env)).await?;
@@ -131,7 +161,13 @@ pub async fn run(
     let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
     let objects = match get.kind {
         Kind::Clusters => {
-            list(client, &ApiResource::erase::<EdgeCluster>(&()), &Place::Cluster, &context).await?
+            list(
+                client,
+                &ApiResource::erase::<EdgeCluster>(&()),
+                &Place::Cluster,
+                &context,
+            )
+            .await?
         }
         Kind::Tenants => list(client, &ApiResource::erase::<Tenant>(&()), &place, &context).await?,
     };
@@ -152,7 +188,9 @@ async fn home(get: &Get, env: &dyn Fn(&str) -> Option<String>) -> Result<Home, K
         },
     };
     // The policy is for kubeconfigs in Secrets, and there is none here.
-    Home::choose(&source, &Default::default()).await.map_err(KubectlError::Home)
+    Home::choose(&source, &Default::default())
+        .await
+        .map_err(KubectlError::Home)
 }
 
 /// Where objects are listed.
@@ -187,7 +225,9 @@ async fn list(
     loop {
         let page = tokio::time::timeout(REQUEST_TIMEOUT, api.list(&params))
             .await
-            .map_err(|_| KubectlError::TimedOut { context: context.to_owned() })?
+            .map_err(|_| KubectlError::TimedOut {
+                context: context.to_owned(),
+            })?
             .map_err(|error| explain(error, kind, place, context))?;
         for object in page.items {
             objects.push(as_value(object, kind)?);
@@ -204,8 +244,10 @@ fn as_value(mut object: DynamicObject, kind: &ApiResource) -> Result<Value, Kube
     object.metadata.managed_fields = None;
     object.types = None;
     let encoded = serde_json::to_value(&object);
-    let fields = encoded
-        .map_err(|error| KubectlError::Encode { format: "object", reason: error.to_string() })?;
+    let fields = encoded.map_err(|error| KubectlError::Encode {
+        format: "object",
+        reason: error.to_string(),
+    })?;
     let mut value = json!({ "apiVersion": kind.api_version, "kind": kind.kind });
     if let (Some(value), Value::Object(fields)) = (value.as_object_mut(), fields) {
         value.extend(fields);
@@ -216,7 +258,11 @@ fn as_value(mut object: DynamicObject, kind: &ApiResource) -> Result<Value, Kube
 fn explain(error: kube::Error, kind: &ApiResource, place: &Place, context: &str) -> KubectlError {
     let (context, plural) = (context.to_owned(), kind.plural.clone());
     let kube::Error::Api(status) = &error else {
-        return KubectlError::List { context, plural, source: error };
+        return KubectlError::List {
+            context,
+            plural,
+            reason: layout::one_line(&reason_of(&error)),
+        };
     };
     let message = layout::one_line(&status.message);
     match status.code {
@@ -227,9 +273,18 @@ fn explain(error: kube::Error, kind: &ApiResource, place: &Place, context: &str)
                 Place::Cluster => "in all namespaces".to_owned(),
                 Place::Namespace(namespace) => format!("in the namespace {namespace}"),
             };
-            KubectlError::Forbidden { context, plural, place, message }
+            KubectlError::Forbidden {
+                context,
+                plural,
+                place,
+                message,
+            }
         }
-        _ => KubectlError::List { context, plural, source: error },
+        _ => KubectlError::List {
+            context,
+            plural,
+            reason: message,
+        },
     }
 }
 
@@ -249,14 +304,20 @@ fn printed(
                     format!("No resources found in {namespace} namespace.\n")
                 }
             };
-            return Ok(Printed { stdout: String::new(), stderr });
+            return Ok(Printed {
+                stdout: String::new(),
+                stderr,
+            });
         }
         _ => match get.kind {
             Kind::Clusters => clusters_table(&objects, wide, now),
             Kind::Tenants => tenants_table(&objects, wide, now),
         },
     };
-    Ok(Printed { stdout, stderr: String::new() })
+    Ok(Printed {
+        stdout,
+        stderr: String::new(),
+    })
 }
 
 fn encode(format: Output, items: Vec<Value>) -> Result<String, KubectlError> {
@@ -265,15 +326,22 @@ fn encode(format: Output, items: Vec<Value>) -> Result<String, KubectlError> {
         let text = serde_json::to_string_pretty(&list);
         return text
             .map(|text| text + "\n")
-            .map_err(|error| KubectlError::Encode { format: "JSON", reason: error.to_string() });
+            .map_err(|error| KubectlError::Encode {
+                format: "JSON",
+                reason: error.to_string(),
+            });
     }
-    serde_saphyr::to_string(&list)
-        .map_err(|error| KubectlError::Encode { format: "YAML", reason: error.to_string() })
+    serde_saphyr::to_string(&list).map_err(|error| KubectlError::Encode {
+        format: "YAML",
+        reason: error.to_string(),
+    })
 }
 
 /// Whether `object` is of the kind it was listed as, and if so its typed form.
-fn decoded<K: Resource<DynamicType = ()> + serde::de::DeserializeOwned>(object: &Value) -> Option<K> {
-    K::deserialize(object).ok()
+fn decoded<K: Resource<DynamicType = ()> + serde::de::DeserializeOwned>(
+    object: &Value,
+) -> Option<K> {
+    <K as serde::Deserialize>::deserialize(object).ok()
 }
 
 #[cfg(test)]

@@ -1,7 +1,19 @@
 //! The hub: discovery, fleet, desired state, proxies and status of the home cluster.
+//!
+//! Modules depend one way: `hub` → `fleet`, `aggregate` → `proxy`, `identity`, `facts` → `discovery`,
+//! `home`, `settings`.
 
 pub mod admin;
+pub mod aggregate;
+pub mod desired;
+pub mod discovery;
+pub mod facts;
+pub mod fleet;
 pub mod home;
+pub mod hub;
+pub mod identity;
 pub mod kubectl;
+pub mod metrics;
+pub mod proxy;
 pub mod settings;
 pub mod values_file;

@@ -314,17 +314,15 @@ async fn act(
             }
             changed = inputs.access.changed() => {
                 if changed.is_err() { break Break(()) }
-                match &*inputs.access.borrow_and_update() {
-                    Access::Kubeconfig(Err(problem)) => {
-                        tracing::warn!(member = %name, %problem, "the new kubeconfig is refused; the last good one stays in use");
-                        let state = State::new(Truth::False, reason::KUBECONFIG_INVALID, problem.clone());
-                        shared.facts.set(name, |facts| facts.resolved = state);
-                    }
-                    _ => {
-                        inputs.access.mark_changed();
-                        break Continue(());
-                    }
-                }
+                let refused = match &*inputs.access.borrow_and_update() {
+                    Access::Kubeconfig(Err(problem)) => Some(problem.clone()),
+                    _ => None,
+                };
+                // Any other is taken up by starting anew.
+                let Some(problem) = refused else { break Continue(()) };
+                tracing::warn!(member = %name, %problem, "the new kubeconfig is refused; the last good one stays in use");
+                let state = State::new(Truth::False, reason::KUBECONFIG_INVALID, problem);
+                shared.facts.set(name, |facts| facts.resolved = state);
             }
         }
     };

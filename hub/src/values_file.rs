@@ -19,15 +19,27 @@ pub const POLL_INTERVAL: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum ValuesFileError {
     #[error("reading the values file {path} failed; correct --chart-values-file or the file's permissions", path = path.display())]
-    Read { path: PathBuf, #[source] source: std::io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("the values file {path} is not a regular file; name a file with --chart-values-file", path = path.display())]
     NotAFile { path: PathBuf },
     #[error("the values file {path} is larger than 1 MiB; shorten it", path = path.display())]
     TooLarge { path: PathBuf },
     #[error("the values file {path}, line {line}, is not valid YAML: {reason}", path = path.display())]
-    Yaml { path: PathBuf, line: u64, reason: String },
+    Yaml {
+        path: PathBuf,
+        line: u64,
+        reason: String,
+    },
     #[error("the values file {path}, line {line}, holds {found}; write a mapping of value names to values", path = path.display())]
-    NotAMapping { path: PathBuf, line: u64, found: &'static str },
+    NotAMapping {
+        path: PathBuf,
+        line: u64,
+        found: &'static str,
+    },
 }
 
 /// The values file, as a place for its functions.
@@ -113,16 +125,25 @@ impl Follower {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ValuesFileError> {
-    let failed = |source| ValuesFileError::Read { path: path.to_owned(), source };
+    let failed = |source| ValuesFileError::Read {
+        path: path.to_owned(),
+        source,
+    };
     // Opening a pipe would wait for a writer.
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(ValuesFileError::NotAFile { path: path.to_owned() });
+        return Err(ValuesFileError::NotAFile {
+            path: path.to_owned(),
+        });
     }
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(failed)?;
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    file.take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(ValuesFileError::TooLarge { path: path.to_owned() });
+        return Err(ValuesFileError::TooLarge {
+            path: path.to_owned(),
+        });
     }
     Ok(bytes)
 }
@@ -144,7 +165,11 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, ValuesFileErro
         Value::Array(_) => "a list",
         Value::Bool(_) | Value::Number(_) | Value::String(_) => "a single value",
     };
-    Err(ValuesFileError::NotAMapping { path: path.to_owned(), line: first_line(bytes), found })
+    Err(ValuesFileError::NotAMapping {
+        path: path.to_owned(),
+        line: first_line(bytes),
+        found,
+    })
 }
 
 /// Line of the first thing that is neither blank nor a comment nor a document mark.
@@ -176,7 +201,10 @@ mod tests {
     #[test]
     fn a_mapping_is_read_and_nothing_means_no_values() {
         let values = load(b"replicaCount: 2\nimage:\n  tag: \"1.0\"\n").unwrap();
-        assert_eq!(Value::Object(values), serde_json::json!({"replicaCount": 2, "image": {"tag": "1.0"}}));
+        assert_eq!(
+            Value::Object(values),
+            serde_json::json!({"replicaCount": 2, "image": {"tag": "1.0"}})
+        );
         for empty in ["", "# nothing yet\n", "---\n", "{}", "null"] {
             assert!(load(empty.as_bytes()).unwrap().is_empty(), "{empty:?}");
         }
@@ -198,9 +226,16 @@ mod tests {
             ("~", serde_json::json!(null)),
         ];
         for (text, expected) in cases {
-            assert_eq!(load(format!("a: {text}").as_bytes()).unwrap()["a"], expected, "{text}");
+            assert_eq!(
+                load(format!("a: {text}").as_bytes()).unwrap()["a"],
+                expected,
+                "{text}"
+            );
         }
-        assert_eq!(load(b"1: x\ntrue: y").unwrap().keys().collect::<Vec<_>>(), ["1", "true"]);
+        assert_eq!(
+            load(b"1: x\ntrue: y").unwrap().keys().collect::<Vec<_>>(),
+            ["1", "true"]
+        );
     }
 
     #[test]
@@ -212,7 +247,10 @@ mod tests {
         ];
         for (content, expected) in cases {
             let text = load(content.as_bytes()).unwrap_err().to_string();
-            assert!(text.contains(expected) && text.contains("values.yaml"), "{text}");
+            assert!(
+                text.contains(expected) && text.contains("values.yaml"),
+                "{text}"
+            );
         }
     }
 
@@ -225,9 +263,14 @@ mod tests {
             ("a: hunter2\n---\nb: 1\n", 2..=3),
         ] {
             let error = load(content.as_bytes()).unwrap_err();
-            let ValuesFileError::Yaml { line: found, .. } = &error else { panic!("{error:?}") };
+            let ValuesFileError::Yaml { line: found, .. } = &error else {
+                panic!("{error:?}")
+            };
             assert!(line.contains(found), "{content:?}: {error}");
-            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+            assert!(
+                !format!("{error} {error:?}").contains("hunter2"),
+                "{error:?}"
+            );
         }
     }
 
@@ -235,15 +278,24 @@ mod tests {
     fn only_a_file_of_at_most_a_mebibyte_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let missing = ValuesFile::load(&directory.path().join("none.yaml")).unwrap_err();
-        assert!(matches!(missing, ValuesFileError::Read { .. }), "{missing:?}");
+        assert!(
+            matches!(missing, ValuesFileError::Read { .. }),
+            "{missing:?}"
+        );
         let folder = ValuesFile::load(directory.path()).unwrap_err();
-        assert!(matches!(folder, ValuesFileError::NotAFile { .. }), "{folder:?}");
+        assert!(
+            matches!(folder, ValuesFileError::NotAFile { .. }),
+            "{folder:?}"
+        );
 
         let mut content = b"a: ".to_vec();
         content.resize(MAX_BYTES as usize, b'x');
         assert_eq!(load(&content).unwrap().len(), 1);
         content.push(b'x');
-        assert!(matches!(load(&content), Err(ValuesFileError::TooLarge { .. })));
+        assert!(matches!(
+            load(&content),
+            Err(ValuesFileError::TooLarge { .. })
+        ));
     }
 
     #[test]
@@ -258,9 +310,17 @@ mod tests {
         assert!(matches!(look("- b"), Observation::Bad(_)));
         assert!(matches!(look("a: 1"), Observation::Good(_)));
 
-        let gone = || ValuesFileError::NotAFile { path: path.to_owned() };
-        assert!(matches!(follower.observe(path, Err(gone())), Observation::Bad(_)));
-        assert!(matches!(follower.observe(path, Err(gone())), Observation::Same));
+        let gone = || ValuesFileError::NotAFile {
+            path: path.to_owned(),
+        };
+        assert!(matches!(
+            follower.observe(path, Err(gone())),
+            Observation::Bad(_)
+        ));
+        assert!(matches!(
+            follower.observe(path, Err(gone())),
+            Observation::Same
+        ));
     }
 
     #[tokio::test]

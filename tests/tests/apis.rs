@@ -99,7 +99,7 @@ fn refusal<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
 }
 
 #[tokio::test]
-async fn the_original_s_objects_are_admitted_and_impossible_ones_refused_in_words() {
+async fn objects_of_the_original_are_admitted_and_impossible_ones_refused_in_words() {
     let cluster = with_apis("samples").await.unwrap();
 
     for file in samples("testdata/original").unwrap() {
@@ -387,7 +387,7 @@ async fn objects_stored_under_an_older_schema_can_be_updated_and_let_go() {
         ("unset", json!({"spec": {"workspace": ""}})),
         ("specless", json!({})),
     ];
-    // The original's `status`: not one of ours, and a reason that is no CamelCase word.
+    // Admitted then, and no more: a status that is none of three, and an empty reason.
     let old_condition = json!({
         "type": "ClusterReady/edge-1", "status": "yes", "reason": "", "message": "",
         "lastTransitionTime": "2025-12-08T00:00:00Z",

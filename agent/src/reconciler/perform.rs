@@ -26,7 +26,7 @@ use crate::fence::Hold;
 use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade};
 use crate::index::{
     CREATOR_LABEL, FINGERPRINT_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, ReleaseKey, RUN_LABEL,
-    Revision,
+    Revision, number,
 };
 use crate::plan::{Action, Plan, Run};
 use crate::release::{self, Release, Status};
@@ -67,7 +67,7 @@ pub(super) struct Done {
 /// What was read of a release's Secrets.
 pub(super) enum ReleaseNews {
     /// All of them, afresh.
-    All(Vec<ObjectMeta>),
+    All { metas: Vec<ObjectMeta>, version: u64 },
     /// One more.
     Added(ObjectMeta),
 }
@@ -76,7 +76,7 @@ pub(super) enum ReleaseNews {
 pub(super) enum Fault {
     /// To be shown, and tried again after a back-off; `permanent` when only a change can help.
     Shown { reason: &'static str, message: String, permanent: bool },
-    /// Somebody wrote in between, or the permit is gone: plan anew.
+    /// The plan rests on something that has changed: plan anew in a moment.
     Stale,
     /// The apiserver did not take it; not the Tenant's fault.
     Passing(String),
@@ -169,7 +169,8 @@ impl Performer {
                 });
                 let api = self.tenants(&job.key);
                 let params = PatchParams::default();
-                let call = api.patch_status(&job.key.name, &params, &Patch::Merge(&patch));
+                let patch = Patch::Merge(&patch);
+                let call = api.patch_status(&job.key.name, &params, &patch);
                 done.tenant = Some(in_time("writing the status", call).await?);
             }
         }
@@ -191,7 +192,8 @@ impl Performer {
         let patch = json!({ "metadata": metadata });
         let api = self.tenants(&job.key);
         let params = PatchParams::default();
-        let call = api.patch(&job.key.name, &params, &Patch::Merge(&patch));
+        let patch = Patch::Merge(&patch);
+        let call = api.patch(&job.key.name, &params, &patch);
         done.tenant = Some(in_time("writing the Tenant", call).await?);
         Ok(())
     }
@@ -303,8 +305,9 @@ impl Performer {
         let api = self.secrets(&job.release);
         let list: ObjectList<PartialObjectMeta<Secret>> =
             in_time("listing the release's revisions", api.list_metadata(&params)).await?;
+        let version = number(list.metadata.resource_version.as_deref());
         let metas = list.items.into_iter().map(|item| item.metadata).collect();
-        done.release = Some(ReleaseNews::All(metas));
+        done.release = Some(ReleaseNews::All { metas, version });
         Ok(())
     }
 
@@ -437,7 +440,8 @@ impl Performer {
             "running helm uninstall");
         let ended = self.tools.helm.uninstall(slot, &uninstall, &self.stop).await;
         self.relist(job, done).await?;
-        let gone = matches!(&done.release, Some(ReleaseNews::All(left)) if left.is_empty());
+        let gone = 
+            matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if metas.is_empty());
         match ended {
             _ if gone => {
                 done.progressed = true;
@@ -506,9 +510,8 @@ impl Performer {
                 let message = format!("deleting namespace {name}");
                 let told = Told { warning: false, reason: "WorkspaceDeleted", message };
                 self.events.tell(&job.tenant, told);
-                let fresh = in_time("reading the workspace", api.get_opt(name)).await?;
-                done.workspace = fresh.map(|namespace| namespace.metadata);
-                Ok(())
+                // The watch shows it terminating, and then gone; until then there is nothing to do.
+                Err(Fault::Stale)
             }
             Err(fault) => Err(fault),
         }

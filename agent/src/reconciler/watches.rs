@@ -9,7 +9,7 @@ use krypton_crds::tenant::Tenant;
 use kube::api::Api;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Config, Event, metadata_watcher, watcher};
+use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Client, CustomResourceExt};
 
 /// One event of one of the watches.
@@ -33,11 +33,11 @@ pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
     let releases = Config::default().labels("owner=helm").fields("type=helm.sh/release.v1");
     let crd = Config::default().fields(&format!("metadata.name={}", Tenant::crd_name()));
     futures::stream::select_all([
-        stream("CRD", metadata_watcher(Api::all(client.clone()), crd), Seen::Crd),
-        stream("Secrets", metadata_watcher(Api::all(client.clone()), releases), Seen::Release),
+        stream("CRD", watcher(Api::all(client.clone()), crd), Seen::Crd),
+        stream("Secrets", watcher(Api::all(client.clone()), releases), Seen::Release),
         stream(
             "namespaces",
-            metadata_watcher(Api::all(client.clone()), Config::default()),
+            watcher(Api::all(client.clone()), Config::default()),
             Seen::Workspace,
         ),
         stream("Deployments", watcher(Api::all(client.clone()), helms()), Seen::Deployment),

@@ -32,8 +32,16 @@ impl BoundedListener {
         Self::with_limits(inner, MAX_CONNECTIONS, QUIET_LIMIT)
     }
 
-    pub(super) fn with_limits(inner: TcpListener, connections: usize, quiet_limit: Duration) -> Self {
-        Self { inner, permits: Arc::new(Semaphore::new(connections)), quiet_limit }
+    pub(super) fn with_limits(
+        inner: TcpListener,
+        connections: usize,
+        quiet_limit: Duration,
+    ) -> Self {
+        Self {
+            inner,
+            permits: Arc::new(Semaphore::new(connections)),
+            quiet_limit,
+        }
     }
 }
 
@@ -46,7 +54,15 @@ impl Listener for BoundedListener {
         let permit = permit.expect("the semaphore is never closed");
         let (stream, address) = Listener::accept(&mut self.inner).await;
         let quiet = Box::pin(tokio::time::sleep(self.quiet_limit));
-        (BoundedStream { stream, quiet, quiet_limit: self.quiet_limit, _permit: permit }, address)
+        (
+            BoundedStream {
+                stream,
+                quiet,
+                quiet_limit: self.quiet_limit,
+                _permit: permit,
+            },
+            address,
+        )
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -65,27 +81,43 @@ pub(super) struct BoundedStream {
 
 impl BoundedStream {
     /// Passes progress on and puts the deadline off; without progress, asks the deadline.
-    fn judge<T>(&mut self, progress: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+    fn judge<T>(
+        &mut self,
+        progress: Poll<io::Result<T>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
         match progress {
             Poll::Ready(result) => {
                 let deadline = Instant::now() + self.quiet_limit;
                 self.quiet.as_mut().reset(deadline);
                 Poll::Ready(result)
             }
-            Poll::Pending => self.quiet.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => self
+                .quiet
+                .as_mut()
+                .poll(cx)
+                .map(|()| Err(io::ErrorKind::TimedOut.into())),
         }
     }
 }
 
 impl AsyncRead for BoundedStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let progress = Pin::new(&mut self.stream).poll_read(cx, buf);
         self.judge(progress, cx)
     }
 }
 
 impl AsyncWrite for BoundedStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let progress = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.judge(progress, cx)
     }

@@ -9,7 +9,9 @@ use tokio::net::TcpStream;
 use super::*;
 
 async fn loopback() -> TcpListener {
-    bind(HEALTH_FLAG, &"127.0.0.1:0".parse().unwrap()).await.unwrap()
+    bind(HEALTH_FLAG, &"127.0.0.1:0".parse().unwrap())
+        .await
+        .unwrap()
 }
 
 async fn request(address: SocketAddr, path: &str) -> String {
@@ -32,12 +34,27 @@ async fn readyz_names_what_it_waits_for_until_the_last_guard_is_gone() {
     let server = tokio::spawn(serve_health(listener, readiness.clone(), stop.clone()));
 
     let answer = request(address, "/readyz").await;
-    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("waiting for: caches, fleet"), "{answer}");
-    assert!(request(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+    assert!(
+        answer.starts_with("HTTP/1.1 503") && answer.contains("waiting for: caches, fleet"),
+        "{answer}"
+    );
+    assert!(
+        request(address, "/healthz")
+            .await
+            .starts_with("HTTP/1.1 200")
+    );
     drop(caches);
-    assert!(request(address, "/readyz").await.contains("waiting for: fleet"));
+    assert!(
+        request(address, "/readyz")
+            .await
+            .contains("waiting for: fleet")
+    );
     drop(fleet);
-    assert!(request(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    assert!(
+        request(address, "/readyz")
+            .await
+            .starts_with("HTTP/1.1 200")
+    );
     assert!(request(address, "/other").await.starts_with("HTTP/1.1 404"));
 
     stop.cancel();
@@ -68,8 +85,14 @@ async fn metrics_are_open_metrics_text() {
     let server = tokio::spawn(serve_metrics(listener, Arc::new(registry), stop.clone()));
 
     let answer = request(address, "/metrics").await;
-    assert!(answer.contains("content-type: application/openmetrics-text"), "{answer}");
-    assert!(answer.contains("krypton_helm_runs_total 1") && answer.contains("# EOF"), "{answer}");
+    assert!(
+        answer.contains("content-type: application/openmetrics-text"),
+        "{answer}"
+    );
+    assert!(
+        answer.contains("krypton_helm_runs_total 1") && answer.contains("# EOF"),
+        "{answer}"
+    );
 
     stop.cancel();
     server.await.unwrap().unwrap();
@@ -82,12 +105,17 @@ async fn a_port_in_use_is_told_with_the_flag_and_the_address() {
     let error = bind(METRICS_FLAG, &address).await.unwrap_err();
     assert!(matches!(error, AdminError::InUse { .. }), "{error:?}");
     let text = error.to_string();
-    assert!(text.contains(METRICS_FLAG) && text.contains(&address.to_string()), "{text}");
+    assert!(
+        text.contains(METRICS_FLAG) && text.contains(&address.to_string()),
+        "{text}"
+    );
 }
 
 #[tokio::test]
 async fn an_address_of_another_machine_is_told_with_its_reason() {
-    let error = bind(METRICS_FLAG, &"192.0.2.1:80".parse().unwrap()).await.unwrap_err();
+    let error = bind(METRICS_FLAG, &"192.0.2.1:80".parse().unwrap())
+        .await
+        .unwrap_err();
     assert!(matches!(error, AdminError::Bind { .. }), "{error:?}");
 }
 
@@ -110,14 +138,22 @@ async fn a_quiet_connection_is_closed_and_makes_room_for_the_next() {
     let bounded = BoundedListener::with_limits(listener, 1, Duration::from_millis(50));
     let router = Router::new().route("/healthz", get(|| async { "ok\n" }));
     let stop = CancellationToken::new();
-    let server = axum::serve(bounded, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let server =
+        axum::serve(bounded, router).with_graceful_shutdown(stop.clone().cancelled_owned());
     let server = tokio::spawn(server.into_future());
 
     let mut quiet = TcpStream::connect(address).await.unwrap();
-    assert!(request(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+    assert!(
+        request(address, "/healthz")
+            .await
+            .starts_with("HTTP/1.1 200")
+    );
     let mut rest = Vec::new();
     quiet.read_to_end(&mut rest).await.unwrap();
-    assert_eq!(rest, b"", "the quiet connection was closed without an answer");
+    assert_eq!(
+        rest, b"",
+        "the quiet connection was closed without an answer"
+    );
 
     stop.cancel();
     server.await.unwrap().unwrap();

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use k8s_openapi::ByteString;
 use kube::Config;
-use kube::config::{AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext};
+use kube::config::{
+    AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext,
+};
 
 const NAME: &str = "self";
 const PEM_LINE: usize = 64;
@@ -13,7 +15,11 @@ const PEM_LINE: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum RenderError {
     #[error("reading the client certificate or key {path} for the kubeconfig of helm failed", path = path.display())]
-    Read { path: PathBuf, #[source] source: std::io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("writing the kubeconfig of helm failed")]
     Encode(#[source] serde_json::Error),
 }
@@ -80,7 +86,10 @@ fn with_inline_files(mut user: AuthInfo) -> Result<AuthInfo, RenderError> {
 }
 
 fn read(path: String) -> Result<Vec<u8>, RenderError> {
-    std::fs::read(&path).map_err(|source| RenderError::Read { path: path.into(), source })
+    std::fs::read(&path).map_err(|source| RenderError::Read {
+        path: path.into(),
+        source,
+    })
 }
 
 fn pem(certificates: &[Vec<u8>]) -> String {

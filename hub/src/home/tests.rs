@@ -54,11 +54,25 @@ impl Files {
 }
 
 fn source(choice: HomeChoice, context: Option<&str>, local: LocalSource) -> HomeSource {
-    HomeSource { choice, context: context.map(str::to_owned), local }
+    HomeSource {
+        choice,
+        context: context.map(str::to_owned),
+        local,
+    }
+}
+
+fn outside_of_a_pod() -> Result<Config, InClusterError> {
+    Err(InClusterError::ReadEnvironmentVariable(
+        std::env::VarError::NotPresent,
+    ))
+}
+
+fn in_a_pod() -> Result<Config, InClusterError> {
+    Ok(Config::new("https://10.0.0.1".parse().unwrap()))
 }
 
 async fn choose(source: HomeSource) -> Result<Home, HomeError> {
-    Home::choose(&source, &Policy::default()).await
+    choose_with(&source, &Policy::default(), outside_of_a_pod).await
 }
 
 async fn choose_local(local: LocalSource, context: Option<&str>) -> Result<Home, HomeError> {
@@ -90,13 +104,41 @@ async fn the_flag_beats_the_variable_which_beats_the_users_file() {
         user_file: Some(files.write("user", kubeconfig("https://user:1"))),
     };
     let home = choose_local(local.clone(), None).await.unwrap();
-    assert_eq!((url(&home).as_str(), home.context_name.as_str()), ("https://flag:1/", "blue"));
+    assert_eq!(
+        (url(&home).as_str(), home.context_name.as_str()),
+        ("https://flag:1/", "blue")
+    );
     assert_eq!(home.config.connect_timeout, Some(CONNECT_TIMEOUT));
     assert_eq!(home.config.read_timeout, None);
     local.flag = None;
-    assert_eq!(url(&choose_local(local.clone(), None).await.unwrap()), "https://variable:1/");
+    assert_eq!(
+        url(&choose_local(local.clone(), None).await.unwrap()),
+        "https://variable:1/"
+    );
     local.kubeconfig_variable.clear();
-    assert_eq!(url(&choose_local(local, None).await.unwrap()), "https://user:1/");
+    assert_eq!(
+        url(&choose_local(local, None).await.unwrap()),
+        "https://user:1/"
+    );
+}
+
+#[tokio::test]
+async fn a_pods_configuration_comes_after_the_variable_and_before_the_users_file() {
+    let files = Files::new();
+    let mut local = LocalSource {
+        user_file: Some(files.write("user", kubeconfig("https://user:1"))),
+        ..Default::default()
+    };
+    let home = super::local(&local, Some("ignored"), in_a_pod)
+        .await
+        .unwrap();
+    assert_eq!(
+        (url(&home).as_str(), home.context_name.as_str()),
+        ("https://10.0.0.1/", "in-cluster")
+    );
+    local.kubeconfig_variable = vec![files.write("variable", kubeconfig("https://variable:1"))];
+    let home = super::local(&local, None, in_a_pod).await.unwrap();
+    assert_eq!(url(&home), "https://variable:1/");
 }
 
 #[tokio::test]
@@ -114,31 +156,62 @@ async fn files_of_a_list_are_merged_and_missing_ones_passed_over() {
     };
     // "red" comes from the second file, its cluster "c" from the first, as with kubectl.
     let home = choose_local(local, Some("red")).await.unwrap();
-    assert_eq!((url(&home).as_str(), home.context_name.as_str()), ("https://first:1/", "red"));
+    assert_eq!(
+        (url(&home).as_str(), home.context_name.as_str()),
+        ("https://first:1/", "red")
+    );
 }
 
 #[tokio::test]
 async fn a_context_may_be_chosen_and_must_exist() {
     let files = Files::new();
     let path = files.write("k", kubeconfig("https://blue:1"));
-    let file = |context| source(HomeChoice::File(path.clone()), context, LocalSource::default());
+    let file = |context| {
+        source(
+            HomeChoice::File(path.clone()),
+            context,
+            LocalSource::default(),
+        )
+    };
     let home = choose(file(Some("green"))).await.unwrap();
-    assert_eq!((url(&home).as_str(), home.context_name.as_str()), ("https://green:6443/", "green"));
+    assert_eq!(
+        (url(&home).as_str(), home.context_name.as_str()),
+        ("https://green:6443/", "green")
+    );
     assert_eq!(home.config.default_namespace, "ns");
     let text = whole_text(&choose(file(Some("pink"))).await.unwrap_err());
-    assert!(text.contains("\"pink\"") && text.contains("blue, green"), "{text}");
+    assert!(
+        text.contains("\"pink\"") && text.contains("blue, green"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
 async fn a_bad_watch_file_is_told_with_the_originals_text_its_path_and_no_content() {
     let files = Files::new();
     let no_context = json!({"clusters": [], "users": [], "contexts": []});
-    let proxy = kubeconfig_with("https://a:1", json!({"proxy-url": "http://p:1"}), json!({}));
+    let proxy = kubeconfig_with(
+        "https://a:1",
+        json!({"proxy-url": "http://user:hunter2@p:1"}),
+        json!({}),
+    );
     let cases = [
         ("none", None, "reading it failed"),
-        ("yaml", Some(format!("users:\n- {TOKEN}\n  {TOKEN}: [")), "not a kubeconfig in YAML (line"),
-        ("scalar", Some(TOKEN.to_owned()), "not a kubeconfig in YAML (line"),
-        ("empty", Some(no_context.to_string()), "it has no current-context"),
+        (
+            "yaml",
+            Some(format!("users:\n- {TOKEN}\n  {TOKEN}: [")),
+            "not a kubeconfig in YAML (line",
+        ),
+        (
+            "scalar",
+            Some(TOKEN.to_owned()),
+            "not a kubeconfig in YAML (line",
+        ),
+        (
+            "empty",
+            Some(no_context.to_string()),
+            "it has no current-context",
+        ),
         ("proxy", Some(proxy.to_string()), "proxy-url"),
     ];
     for (name, content, expected) in cases {
@@ -146,36 +219,67 @@ async fn a_bad_watch_file_is_told_with_the_originals_text_its_path_and_no_conten
             Some(content) => files.write(name, content),
             None => files.path(name),
         };
-        let error = choose(source(HomeChoice::File(path.clone()), None, LocalSource::default()))
-            .await
-            .unwrap_err();
+        let error = choose(source(
+            HomeChoice::File(path.clone()),
+            None,
+            LocalSource::default(),
+        ))
+        .await
+        .unwrap_err();
         let text = whole_text(&error);
-        assert!(text.starts_with("loading watch kubeconfig failed"), "{text}");
-        assert!(text.contains(expected) && text.contains(path.to_str().unwrap()), "{text}");
-        assert!(!text.contains(TOKEN) && !format!("{error:?}").contains(TOKEN), "{text}");
+        assert!(
+            text.starts_with("loading watch kubeconfig failed"),
+            "{text}"
+        );
+        assert!(
+            text.contains(expected) && text.contains(path.to_str().unwrap()),
+            "{text}"
+        );
+        assert!(
+            !text.contains(TOKEN) && !format!("{error:?}").contains(TOKEN),
+            "{text}"
+        );
     }
 }
 
 #[tokio::test]
 async fn an_unreadable_local_kubeconfig_names_the_file_and_the_remedy() {
     let files = Files::new();
-    let local = LocalSource { flag: Some(files.path("none")), ..Default::default() };
+    let local = LocalSource {
+        flag: Some(files.path("none")),
+        ..Default::default()
+    };
     let text = whole_text(&choose_local(local, None).await.unwrap_err());
-    assert!(text.contains("none failed; correct it, or what --kubeconfig or KUBECONFIG says"), "{text}");
+    assert!(
+        text.contains("none failed; correct it, or what --kubeconfig or KUBECONFIG says"),
+        "{text}"
+    );
     let two = vec![files.path("none"), files.path("neither")];
-    let local = LocalSource { kubeconfig_variable: two, ..Default::default() };
-    assert!(matches!(choose_local(local, None).await, Err(HomeError::LocalFile { .. })));
+    let local = LocalSource {
+        kubeconfig_variable: two,
+        ..Default::default()
+    };
+    assert!(matches!(
+        choose_local(local, None).await,
+        Err(HomeError::LocalFile { .. })
+    ));
 }
 
 #[tokio::test]
 async fn without_any_configuration_the_places_are_named() {
-    let text = choose_local(LocalSource::default(), None).await.unwrap_err().to_string();
+    let text = choose_local(LocalSource::default(), None)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("no --kubeconfig, no KUBECONFIG"), "{text}");
 }
 
 fn secret(key: &str, content: &str) -> Secret {
     let data = BTreeMap::from([(key.to_owned(), ByteString(content.as_bytes().to_vec()))]);
-    Secret { data: Some(data), ..Default::default() }
+    Secret {
+        data: Some(data),
+        ..Default::default()
+    }
 }
 
 #[tokio::test]
@@ -183,25 +287,71 @@ async fn a_secret_is_read_through_the_sanitizer() {
     let good = kubeconfig("https://blue:1");
     let exec = kubeconfig_with("https://a:1", json!({}), json!({"exec": {"command": "sh"}}));
     let cases = [
-        ("other", good.to_string(), None, Err("secret ns/home missing key \"kubeconfig\"")),
-        ("kubeconfig", String::new(), None, Err("secret ns/home missing key \"kubeconfig\"")),
-        ("kubeconfig", exec.to_string(), None, Err("parse kubeconfig from secret failed: ns/home")),
-        ("kubeconfig", TOKEN.to_owned(), Some("green"), Err("parse kubeconfig from secret failed")),
-        ("kubeconfig", good.to_string(), Some("pink"), Err("parse kubeconfig from secret failed")),
-        ("kubeconfig", good.to_string(), None, Ok(("https://blue:1/", "blue"))),
-        ("kubeconfig", good.to_string(), Some("green"), Ok(("https://green:6443/", "green"))),
+        (
+            "other",
+            good.to_string(),
+            None,
+            Err("secret ns/home missing key \"kubeconfig\""),
+        ),
+        (
+            "kubeconfig",
+            String::new(),
+            None,
+            Err("secret ns/home missing key \"kubeconfig\""),
+        ),
+        (
+            "kubeconfig",
+            exec.to_string(),
+            None,
+            Err("parse kubeconfig from secret failed: ns/home"),
+        ),
+        (
+            "kubeconfig",
+            TOKEN.to_owned(),
+            Some("green"),
+            Err("parse kubeconfig from secret failed"),
+        ),
+        (
+            "kubeconfig",
+            good.to_string(),
+            Some("pink"),
+            Err("parse kubeconfig from secret failed"),
+        ),
+        (
+            "kubeconfig",
+            good.to_string(),
+            None,
+            Ok(("https://blue:1/", "blue")),
+        ),
+        (
+            "kubeconfig",
+            good.to_string(),
+            Some("green"),
+            Ok(("https://green:6443/", "green")),
+        ),
     ];
     for (key, content, context, expected) in cases {
         let secret = secret(key, &content);
-        let found =
-            from_secret(&secret, ("ns", "home", "kubeconfig"), context, &Policy::default()).await;
+        let found = from_secret(
+            &secret,
+            ("ns", "home", "kubeconfig"),
+            context,
+            &Policy::default(),
+        )
+        .await;
         match (found, expected) {
             (Ok(home), Ok((server, name))) => {
-                assert_eq!((url(&home).as_str(), home.context_name.as_str()), (server, name));
+                assert_eq!(
+                    (url(&home).as_str(), home.context_name.as_str()),
+                    (server, name)
+                );
             }
             (Err(error), Err(expected)) => {
                 let text = whole_text(&error);
-                assert!(text.starts_with(expected) && !text.contains(TOKEN), "{text}");
+                assert!(
+                    text.starts_with(expected) && !text.contains(TOKEN),
+                    "{text}"
+                );
             }
             (found, expected) => panic!("{content}: {found:?} instead of {expected:?}"),
         }
@@ -212,8 +362,13 @@ async fn a_secret_is_read_through_the_sanitizer() {
 async fn the_policy_admits_exec_in_the_watch_secret() {
     let exec = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "true", "interactiveMode": "Never"}});
     let content = kubeconfig_with("https://a:1", json!({}), exec).to_string();
-    let policy = Policy { allow_exec: true, ..Default::default() };
-    let home = from_secret(&secret("k", &content), ("ns", "home", "k"), None, &policy).await.unwrap();
+    let policy = Policy {
+        allow_exec: true,
+        ..Default::default()
+    };
+    let home = from_secret(&secret("k", &content), ("ns", "home", "k"), None, &policy)
+        .await
+        .unwrap();
     assert!(home.config.auth_info.exec.is_some());
 }
 
@@ -241,7 +396,10 @@ impl Server {
 
     fn local(&self, files: &Files) -> LocalSource {
         let path = files.write("local", kubeconfig(&self.url));
-        LocalSource { flag: Some(path), ..Default::default() }
+        LocalSource {
+            flag: Some(path),
+            ..Default::default()
+        }
     }
 }
 
@@ -254,7 +412,12 @@ fn watch_secret() -> HomeChoice {
 }
 
 fn as_json(status: StatusCode, body: Value) -> Response {
-    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+    (
+        status,
+        [(header::CONTENT_TYPE, "application/json")],
+        body.to_string(),
+    )
+        .into_response()
 }
 
 #[tokio::test]
@@ -263,8 +426,13 @@ async fn the_watch_secret_is_fetched_with_the_local_configuration() {
     let body = serde_json::to_value(&secret).unwrap();
     let server = Server::start(move || as_json(StatusCode::OK, body.clone())).await;
     let files = Files::new();
-    let home = choose(source(watch_secret(), None, server.local(&files))).await.unwrap();
-    assert_eq!((url(&home).as_str(), home.context_name.as_str()), ("https://home:6443/", "blue"));
+    let home = choose(source(watch_secret(), None, server.local(&files)))
+        .await
+        .unwrap();
+    assert_eq!(
+        (url(&home).as_str(), home.context_name.as_str()),
+        ("https://home:6443/", "blue")
+    );
     let agent = format!("krypton-hub/{}", env!("CARGO_PKG_VERSION"));
     let path = "/api/v1/namespaces/krypton/secrets/home".to_owned();
     assert_eq!(*server.asked.lock().unwrap(), [(path, agent)]);
@@ -275,20 +443,36 @@ async fn a_missing_watch_secret_is_told_with_the_originals_text() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": "secrets \"home\" not found"});
     let server = Server::start(move || as_json(StatusCode::NOT_FOUND, status.clone())).await;
     let files = Files::new();
-    let error = choose(source(watch_secret(), None, server.local(&files))).await.unwrap_err();
-    assert!(error.to_string().starts_with("fetch secret krypton/home failed"), "{error}");
+    let error = choose(source(watch_secret(), None, server.local(&files)))
+        .await
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("fetch secret krypton/home failed"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
 async fn without_a_local_configuration_no_secret_can_be_fetched() {
-    let error = choose(source(watch_secret(), None, LocalSource::default())).await.unwrap_err();
-    assert_eq!(error.to_string(), "construct client failed for secret fetch");
+    let error = choose(source(watch_secret(), None, LocalSource::default()))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "construct client failed for secret fetch"
+    );
 }
 
 #[tokio::test]
 async fn a_client_leaves_retrying_to_its_caller() {
     let server = Server::start(|| {
-        (StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "3600")]).into_response()
+        (
+            StatusCode::TOO_MANY_REQUESTS,
+            [(header::RETRY_AFTER, "3600")],
+        )
+            .into_response()
     })
     .await;
     let client = client(Config::new(server.url.parse().unwrap())).unwrap();
@@ -306,14 +490,27 @@ async fn an_in_cluster_configuration_keeps_its_token_file_and_verifies_tls() {
     let mut config = Config::new("https://10.0.0.1".parse().unwrap());
     config.root_cert = Some(certificates.clone());
     config.root_cert_file = Some("/var/run/secrets/ca.crt".into());
-    config.auth_info = AuthInfo { token_file: Some("/var/run/secrets/token".to_owned()), ..Default::default() };
+    config.auth_info = AuthInfo {
+        token_file: Some("/var/run/secrets/token".to_owned()),
+        ..Default::default()
+    };
     let text = kubeconfig_yaml(&config).unwrap();
     let found = rendered(&config);
-    assert_eq!(found["users"][0]["user"], json!({"tokenFile": "/var/run/secrets/token"}));
-    assert!(found["clusters"][0]["cluster"].get("insecure-skip-tls-verify").is_none(), "{found}");
+    assert_eq!(
+        found["users"][0]["user"],
+        json!({"tokenFile": "/var/run/secrets/token"})
+    );
+    assert!(
+        found["clusters"][0]["cluster"]
+            .get("insecure-skip-tls-verify")
+            .is_none(),
+        "{found}"
+    );
 
     let back = Kubeconfig::from_yaml(&text).unwrap();
-    let back = Config::from_custom_kubeconfig(back, &KubeConfigOptions::default()).await.unwrap();
+    let back = Config::from_custom_kubeconfig(back, &KubeConfigOptions::default())
+        .await
+        .unwrap();
     assert_eq!(back.root_cert, Some(certificates));
     assert_eq!(back.cluster_url, config.cluster_url);
     assert_eq!(back.default_namespace, "default");
@@ -326,8 +523,13 @@ async fn certificates_in_files_are_inline_for_helm() {
         "client-certificate": files.write("cert", "the certificate"),
         "client-key": files.write("key", "the key"),
     });
-    let path = files.write("k", kubeconfig_with("https://a:1", json!({"tls-server-name": "b"}), user));
-    let home = choose(source(HomeChoice::File(path), None, LocalSource::default())).await.unwrap();
+    let path = files.write(
+        "k",
+        kubeconfig_with("https://a:1", json!({"tls-server-name": "b"}), user),
+    );
+    let home = choose(source(HomeChoice::File(path), None, LocalSource::default()))
+        .await
+        .unwrap();
     let found = rendered(&home.config);
     let expected = json!({
         "client-certificate-data": ByteString(b"the certificate".to_vec()),
@@ -338,7 +540,10 @@ async fn certificates_in_files_are_inline_for_helm() {
 
     std::fs::remove_file(files.path("key")).unwrap();
     let error = kubeconfig_yaml(&home.config).unwrap_err().to_string();
-    assert!(error.contains(files.path("key").to_str().unwrap()), "{error}");
+    assert!(
+        error.contains(files.path("key").to_str().unwrap()),
+        "{error}"
+    );
 }
 
 #[test]
@@ -346,7 +551,10 @@ fn tls_is_unverified_only_where_the_source_said_so() {
     let mut config = Config::new("https://a".parse().unwrap());
     config.accept_invalid_certs = true;
     config.root_cert = Some(vec![vec![1]]);
-    config.auth_info = AuthInfo { token: Some(TOKEN.into()), ..Default::default() };
+    config.auth_info = AuthInfo {
+        token: Some(TOKEN.into()),
+        ..Default::default()
+    };
     let found = rendered(&config);
     let expected = json!({"server": "https://a/", "insecure-skip-tls-verify": true});
     assert_eq!(found["clusters"][0]["cluster"], expected);
@@ -355,7 +563,9 @@ fn tls_is_unverified_only_where_the_source_said_so() {
 
 #[tokio::test]
 async fn a_members_kubeconfig_makes_its_configuration() {
-    let config = member_config(&kubeconfig("https://edge:6443").to_string()).await.unwrap();
+    let config = member_config(&kubeconfig("https://edge:6443").to_string())
+        .await
+        .unwrap();
     assert_eq!(config.cluster_url.to_string(), "https://edge:6443/");
     assert!(config.proxy_url.is_none());
 }

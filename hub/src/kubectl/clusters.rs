@@ -7,10 +7,18 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, Mode};
 use serde_json::Value;
 
 use super::decoded;
-use super::layout::{Table, age, age_of, one_line, or_dash, text_at};
+use super::layout::{Table, age, age_of, one_line, or_dash, reason_and_message, text_at};
 
 const CONNECTED: &str = "Connected";
-const HEADER: [&str; 7] = ["NAME", "MODE", "CONNECTED", "READY", "VERSION", "APPLIED", "AGE"];
+const HEADER: [&str; 7] = [
+    "NAME",
+    "MODE",
+    "CONNECTED",
+    "READY",
+    "VERSION",
+    "APPLIED",
+    "AGE",
+];
 const WIDE_HEADER: [&str; 4] = ["LAST-SEEN", "HOLDER", "CLUSTER-UID", "MESSAGE"];
 
 /// One row for each EdgeCluster; `wide` adds columns.
@@ -32,15 +40,28 @@ fn row(object: &Value, wide: bool, now: Timestamp) -> Vec<String> {
         return vec![name, "<not readable>".to_owned()];
     };
     let status = cluster.status.clone().unwrap_or_default();
-    let connected = status.conditions.iter().find(|condition| condition.type_ == CONNECTED);
+    let connected = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == CONNECTED);
     let mut cells = vec![
         name,
         mode(&cluster, &status),
-        connected.map_or("Unknown".to_owned(), |condition| one_line(&condition.status)),
-        or_dash(status.tenants.map(|counts| format!("{}/{}", counts.ready, counts.total))),
+        connected.map_or("Unknown".to_owned(), |condition| {
+            one_line(&condition.status)
+        }),
+        or_dash(
+            status
+                .tenants
+                .map(|counts| format!("{}/{}", counts.ready, counts.total)),
+        ),
         or_dash(status.kubernetes_version.as_deref().map(one_line)),
         or_dash(status.applied.as_ref().map(|applied| {
-            Version { epoch: applied.epoch, generation: applied.generation }.to_string()
+            Version {
+                epoch: applied.epoch,
+                generation: applied.generation,
+            }
+            .to_string()
         })),
         age_of(object, now),
     ];
@@ -74,6 +95,8 @@ fn mode(cluster: &EdgeCluster, status: &EdgeClusterStatus) -> String {
 
 /// The first condition that is not True.
 fn message(conditions: &[Condition]) -> Option<String> {
-    let wrong = conditions.iter().find(|condition| condition.status != "True")?;
-    Some(one_line(&format!("{}: {}", wrong.reason, wrong.message)))
+    let wrong = conditions
+        .iter()
+        .find(|condition| condition.status != "True")?;
+    Some(reason_and_message(&wrong.reason, &wrong.message))
 }

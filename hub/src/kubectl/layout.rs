@@ -16,7 +16,9 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(header: &[&str]) -> Self {
-        Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
+        Self {
+            rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()],
+        }
     }
 
     pub(super) fn push(&mut self, cells: Vec<String>) {
@@ -27,14 +29,21 @@ impl Table {
     pub(super) fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
-            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
         };
-        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+        let widths: Vec<usize> = (0..columns)
+            .map(|column| width(column).unwrap_or(0))
+            .collect();
         let mut text = String::new();
         for row in &self.rows {
             let mut line = String::new();
             for (cell, width) in row.iter().zip(&widths) {
-                write!(line, "{cell:<width$}", width = width + GAP).expect("a String takes every write");
+                write!(line, "{cell:<width$}", width = width + GAP)
+                    .expect("a String takes every write");
             }
             text.push_str(line.trim_end());
             text.push('\n');
@@ -45,14 +54,28 @@ impl Table {
 
 /// The text or, if there is none, a dash.
 pub(super) fn or_dash(text: Option<String>) -> String {
-    text.filter(|text| !text.is_empty()).unwrap_or_else(|| ABSENT.to_owned())
+    text.filter(|text| !text.is_empty())
+        .unwrap_or_else(|| ABSENT.to_owned())
 }
 
 /// Statuses hold what clusters have sent: no control characters reach the terminal.
 pub(super) fn one_line(text: &str) -> String {
     let is_blank = |c: char| c.is_whitespace() || c.is_control();
-    let visible: String = text.chars().map(|c| if is_blank(c) { ' ' } else { c }).collect();
+    let visible: String = text
+        .chars()
+        .map(|c| if is_blank(c) { ' ' } else { c })
+        .collect();
     visible.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What a condition tells, without a colon that nothing follows.
+pub(super) fn reason_and_message(reason: &str, message: &str) -> String {
+    let (reason, message) = (one_line(reason), one_line(message));
+    if message.is_empty() {
+        reason
+    } else {
+        format!("{reason}: {message}")
+    }
 }
 
 /// At most `most` characters, the last one a mark that there was more.
@@ -66,13 +89,22 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
 
 /// A text field of an untyped object, by path.
 pub(super) fn text_at(object: &Value, pointer: &str) -> Option<String> {
-    object.pointer(pointer).and_then(Value::as_str).map(one_line)
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .map(one_line)
 }
 
 /// Age of an untyped object.
 pub(super) fn age_of(object: &Value, now: Timestamp) -> String {
-    let created = object.pointer("/metadata/creationTimestamp").and_then(Value::as_str);
-    or_dash(created.and_then(|text| text.parse().ok()).map(|created| age(created, now)))
+    let created = object
+        .pointer("/metadata/creationTimestamp")
+        .and_then(Value::as_str);
+    or_dash(
+        created
+            .and_then(|text| text.parse().ok())
+            .map(|created| age(created, now)),
+    )
 }
 
 /// As apimachinery's `duration.HumanDuration`: at most two units, the second only for small values.

@@ -6,9 +6,17 @@ use krypton_crds::tenant::Tenant;
 use serde_json::Value;
 
 use super::decoded;
-use super::layout::{Table, age_of, one_line, or_dash, shortened, text_at};
+use super::layout::{Table, age_of, one_line, or_dash, reason_and_message, shortened, text_at};
 
-const HEADER: [&str; 7] = ["NAMESPACE", "NAME", "PHASE", "READY", "CHART", "MESSAGE", "AGE"];
+const HEADER: [&str; 7] = [
+    "NAMESPACE",
+    "NAME",
+    "PHASE",
+    "READY",
+    "CHART",
+    "MESSAGE",
+    "AGE",
+];
 const MESSAGE_CHARS: usize = 60;
 
 /// One row for each Tenant; `wide` shows charts and messages whole, and adds a line per cluster.
@@ -23,7 +31,10 @@ pub fn tenants_table(objects: &[Value], wide: bool, now: Timestamp) -> String {
         };
         let status = tenant.status.unwrap_or_default();
         let clusters = conditions::clusters(&status.conditions);
-        let ready = clusters.values().filter(|state| state.ready.truth == Truth::True).count();
+        let ready = clusters
+            .values()
+            .filter(|state| state.ready.truth == Truth::True)
+            .count();
         let chart = status.last_applied_chart.as_deref().map(one_line);
         let message = status.last_message.as_deref().map(one_line);
         table.push(vec![
@@ -31,8 +42,16 @@ pub fn tenants_table(objects: &[Value], wide: bool, now: Timestamp) -> String {
             name,
             or_dash(status.phase.as_deref().map(one_line)),
             format!("{ready}/{}", clusters.len()),
-            or_dash(if wide { chart } else { chart.map(|chart| last_segment(&chart)) }),
-            or_dash(if wide { message } else { message.map(|text| shortened(&text, MESSAGE_CHARS)) }),
+            or_dash(if wide {
+                chart
+            } else {
+                chart.map(|chart| last_segment(&chart))
+            }),
+            or_dash(if wide {
+                message
+            } else {
+                message.map(|text| shortened(&text, MESSAGE_CHARS))
+            }),
             age_of(object, now),
         ]);
         if wide {
@@ -45,15 +64,21 @@ pub fn tenants_table(objects: &[Value], wide: bool, now: Timestamp) -> String {
 }
 
 fn cluster_line(cluster: &str, state: &ClusterState) -> Vec<String> {
-    let is_true = |state: &Option<State>| state.as_ref().filter(|state| state.truth == Truth::True).cloned();
+    let is_true = |state: &Option<State>| {
+        state
+            .as_ref()
+            .filter(|state| state.truth == Truth::True)
+            .cloned()
+    };
     let error = is_true(&state.error);
     let (phase, told) = match (error, state.ready.truth) {
         (Some(error), _) => ("Error", error),
         (None, Truth::True) => ("Ready", state.ready.clone()),
         (None, Truth::Unknown) => ("Unknown", state.ready.clone()),
-        (None, Truth::False) => {
-            ("Pending", is_true(&state.progress).unwrap_or_else(|| state.ready.clone()))
-        }
+        (None, Truth::False) => (
+            "Pending",
+            is_true(&state.progress).unwrap_or_else(|| state.ready.clone()),
+        ),
     };
     vec![
         String::new(),
@@ -61,7 +86,7 @@ fn cluster_line(cluster: &str, state: &ClusterState) -> Vec<String> {
         phase.to_owned(),
         state.ready.truth.as_str().to_owned(),
         String::new(),
-        one_line(&format!("{}: {}", told.reason, told.message)),
+        reason_and_message(&told.reason, &told.message),
     ]
 }
 

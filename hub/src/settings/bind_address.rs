@@ -29,7 +29,9 @@ impl FromStr for BindAddress {
         let host = match host.strip_prefix('[') {
             Some(bracketed) => {
                 let inner = bracketed.strip_suffix(']').ok_or(NotABindAddress)?;
-                inner.parse::<std::net::Ipv6Addr>().map_err(|_| NotABindAddress)?;
+                inner
+                    .parse::<std::net::Ipv6Addr>()
+                    .map_err(|_| NotABindAddress)?;
                 Some(inner.to_owned())
             }
             None if host.is_empty() => None,
@@ -69,15 +71,38 @@ mod tests {
         ];
         for (text, host, port) in cases {
             let address: BindAddress = text.parse().unwrap();
-            assert_eq!(address, BindAddress { host: host.map(str::to_owned), port }, "{text}");
+            assert_eq!(
+                address,
+                BindAddress {
+                    host: host.map(str::to_owned),
+                    port
+                },
+                "{text}"
+            );
             assert_eq!(address.to_string(), text);
         }
     }
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["", "8080", ":", ":x", ":+1", ":65536", "a b:1", "::1:80", "[::1:80", "[x]:80", "http://h:80"] {
-            assert_eq!(text.parse::<BindAddress>(), Err(NotABindAddress), "{text:?}");
+        for text in [
+            "",
+            "8080",
+            ":",
+            ":x",
+            ":+1",
+            ":65536",
+            "a b:1",
+            "::1:80",
+            "[::1:80",
+            "[x]:80",
+            "http://h:80",
+        ] {
+            assert_eq!(
+                text.parse::<BindAddress>(),
+                Err(NotABindAddress),
+                "{text:?}"
+            );
         }
     }
 }

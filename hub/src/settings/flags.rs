@@ -16,7 +16,12 @@ use super::table;
 /// Flags may be written with one dash or with two. A variable beats its flag, except for
 /// --namespace and --kubeconfig. docs/flags.md lists them all, with the variables that have no flag.
 #[derive(Clone, Debug, Default, Parser)]
-#[command(name = "krypton-hub", version, args_override_self = true, max_term_width = 100)]
+#[command(
+    name = "krypton-hub",
+    version,
+    args_override_self = true,
+    max_term_width = 100
+)]
 pub struct Flags {
     /// Namespace of the hub: kubeconfig Secrets are discovered here.
     #[arg(long, value_name = "NAMESPACE", help_heading = "Home cluster")]
@@ -143,7 +148,13 @@ impl Flags {
                 return error;
             }
             // `-chart-nam=x` is to be answered with --chart-name, not with "unexpected '-c'".
-            let guessed = args.into_iter().map(|arg| if is_go_style(&arg) { with_dash(&arg) } else { arg });
+            let guessed = args.into_iter().map(|arg| {
+                if is_go_style(&arg) {
+                    with_dash(&arg)
+                } else {
+                    arg
+                }
+            });
             Self::read_exactly(guessed.collect()).err().unwrap_or(error)
         })
     }
@@ -157,17 +168,27 @@ impl Flags {
 /// The command with defaults and variables added to the help of each flag.
 pub fn command() -> clap::Command {
     Flags::command().mut_args(|arg| {
-        let Some(row) = arg.get_long().and_then(table::row_of) else { return arg };
+        let Some(row) = arg.get_long().and_then(table::row_of) else {
+            return arg;
+        };
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         let mut notes = Vec::new();
         if !row.default.is_empty() || !row.default_note.is_empty() {
-            let note = if row.default.is_empty() { row.default_note } else { row.default };
+            let note = if row.default.is_empty() {
+                row.default_note
+            } else {
+                row.default
+            };
             notes.push(format!("[default: {}]", note.replace('`', "")));
         }
         if !row.env.is_empty() {
             notes.push(format!("[env: {}]", row.env.join(", ")));
         }
-        if notes.is_empty() { arg } else { arg.help(format!("{help} {}", notes.join(" "))) }
+        if notes.is_empty() {
+            arg
+        } else {
+            arg.help(format!("{help} {}", notes.join(" ")))
+        }
     })
 }
 
@@ -205,7 +226,9 @@ pub fn normalise_args(args: Vec<OsString>) -> Vec<OsString> {
 
 /// The name in `-name`, `--name`, `-name=value`, and whether a value is there.
 fn long_name(arg: &OsString) -> (Option<&str>, bool) {
-    let Some(text) = arg.to_str() else { return (None, false) };
+    let Some(text) = arg.to_str() else {
+        return (None, false);
+    };
     let Some(rest) = text.strip_prefix("--").or_else(|| text.strip_prefix('-')) else {
         return (None, false);
     };
@@ -233,7 +256,11 @@ mod tests {
     use super::*;
 
     fn read(args: &[&str]) -> Result<Flags, clap::Error> {
-        Flags::read(std::iter::once("krypton-hub").chain(args.iter().copied()).map(OsString::from))
+        Flags::read(
+            std::iter::once("krypton-hub")
+                .chain(args.iter().copied())
+                .map(OsString::from),
+        )
     }
 
     fn normalised(args: &[&str]) -> Vec<String> {
@@ -256,14 +283,23 @@ mod tests {
             (&["-namespace", "x"], &["--namespace", "x"]),
             (&["-chart-repo=x"], &["--chart-repo=x"]),
             (&["-zap-devel"], &["--zap-devel"]),
-            (&["-zap-devel=false", "-namespace=a"], &["--zap-devel=false", "--namespace=a"]),
+            (
+                &["-zap-devel=false", "-namespace=a"],
+                &["--zap-devel=false", "--namespace=a"],
+            ),
             (&["--namespace", "x"], &["--namespace", "x"]),
             (&["-h"], &["-h"]),
             (&["-V"], &["-V"]),
             (&["-help"], &["--help"]),
             (&["-unknown"], &["-unknown"]),
-            (&["-watch-context", "-namespace"], &["--watch-context", "-namespace"]),
-            (&["-zap-devel", "-namespace", "x"], &["--zap-devel", "--namespace", "x"]),
+            (
+                &["-watch-context", "-namespace"],
+                &["--watch-context", "-namespace"],
+            ),
+            (
+                &["-zap-devel", "-namespace", "x"],
+                &["--zap-devel", "--namespace", "x"],
+            ),
             (&["--", "-namespace"], &["--", "-namespace"]),
             (&["-"], &["-"]),
             (&[], &[]),
@@ -275,8 +311,18 @@ mod tests {
 
     #[test]
     fn both_dash_styles_give_the_same_flags() {
-        let one = read(&["-namespace", "krypton", "-chart-version=1.2.3", "-chart-install-crds=false"]);
-        let two = read(&["--namespace=krypton", "--chart-version", "1.2.3", "--chart-install-crds=false"]);
+        let one = read(&[
+            "-namespace",
+            "krypton",
+            "-chart-version=1.2.3",
+            "-chart-install-crds=false",
+        ]);
+        let two = read(&[
+            "--namespace=krypton",
+            "--chart-version",
+            "1.2.3",
+            "--chart-install-crds=false",
+        ]);
         let (one, two) = (one.unwrap(), two.unwrap());
         assert_eq!(format!("{one:?}"), format!("{two:?}"));
         assert_eq!(one.namespace.as_deref(), Some("krypton"));
@@ -303,7 +349,10 @@ mod tests {
             let error = read(&[given]).unwrap_err();
             assert_eq!(error.exit_code(), 2);
             let text = error.to_string();
-            assert!(text.contains("'--chart-nam'") && text.contains("'--chart-name'"), "{text}");
+            assert!(
+                text.contains("'--chart-nam'") && text.contains("'--chart-name'"),
+                "{text}"
+            );
         }
     }
 

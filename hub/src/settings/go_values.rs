@@ -16,7 +16,9 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     while !rest.is_empty() {
         let number_end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let (number, after) = rest.split_at_checked(number_end)?;
-        let unit_end = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
+        let unit_end = after
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(after.len());
         let (unit, next) = after.split_at_checked(unit_end)?;
         total = total.checked_add(part(number, unit)?)?;
         rest = next;
@@ -38,7 +40,11 @@ fn part(number: &str, unit: &str) -> Option<Duration> {
     if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
         return None;
     }
-    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let whole: u64 = if whole.is_empty() {
+        0
+    } else {
+        whole.parse().ok()?
+    };
     let whole = Duration::from_nanos(whole.checked_mul(nanos_per_unit)?);
     if fraction.is_empty() {
         return Some(whole);
@@ -92,7 +98,11 @@ mod tests {
             ("99999999999999h", None),
         ];
         for (text, millis) in cases {
-            assert_eq!(parse_duration(text), millis.map(Duration::from_millis), "{text:?}");
+            assert_eq!(
+                parse_duration(text),
+                millis.map(Duration::from_millis),
+                "{text:?}"
+            );
         }
     }
 

@@ -26,16 +26,52 @@ pub struct Row {
 
 const NEW: &str = "new";
 
-const fn flag(flag: &'static str, env: &'static [&'static str], default: &'static str, generations: &'static str) -> Row {
-    Row { flag, env, default, default_note: "", meaning: "", generations }
+const fn flag(
+    flag: &'static str,
+    env: &'static [&'static str],
+    default: &'static str,
+    generations: &'static str,
+) -> Row {
+    Row {
+        flag,
+        env,
+        default,
+        default_note: "",
+        meaning: "",
+        generations,
+    }
 }
 
-const fn computed(flag: &'static str, env: &'static [&'static str], default_note: &'static str, generations: &'static str) -> Row {
-    Row { flag, env, default: "", default_note, meaning: "", generations }
+const fn computed(
+    flag: &'static str,
+    env: &'static [&'static str],
+    default_note: &'static str,
+    generations: &'static str,
+) -> Row {
+    Row {
+        flag,
+        env,
+        default: "",
+        default_note,
+        meaning: "",
+        generations,
+    }
 }
 
-const fn variable(env: &'static [&'static str], default: &'static str, meaning: &'static str, generations: &'static str) -> Row {
-    Row { flag: "", env, default, default_note: "", meaning, generations }
+const fn variable(
+    env: &'static [&'static str],
+    default: &'static str,
+    meaning: &'static str,
+    generations: &'static str,
+) -> Row {
+    Row {
+        flag: "",
+        env,
+        default,
+        default_note: "",
+        meaning,
+        generations,
+    }
 }
 
 /// In the order of the documentation.
@@ -46,50 +82,224 @@ pub const ROWS: &[Row] = &[
         "the service account's namespace file, else `default`",
         "G1–G5: default `default`, no variable. HEAD: default empty, and the service-account file beats the flag; here an explicit flag beats that file.",
     ),
-    flag("watch-namespaces", &["WATCH_NAMESPACES"], "*", "from HEAD (v0.7.0) on; empty or `*` = all, blanks are dropped"),
-    computed("kubeconfig", &[], "`KUBECONFIG`, else in-cluster, else `$HOME/.kube/config`", "all generations; the flag beats `KUBECONFIG`, as in controller-runtime"),
-    flag("watch-kubeconfig", &["WATCH_KUBECONFIG", "WATCH_CLUSTER_KUBECONFIG"], "", "G5: flag and variables. HEAD: variables only."),
-    flag("watch-context", &["WATCH_CONTEXT"], "", "from G5 on; HEAD ignores it when the home cluster is the local one, here it picks the context of `KUBECONFIG` too"),
-    flag("watch-kubeconfig-secret", &["WATCH_KUBECONFIG_SECRET"], "", "from G5 on; it beats `WATCH_KUBECONFIG`"),
-    computed("watch-kubeconfig-secret-namespace", &["WATCH_KUBECONFIG_SECRET_NAMESPACE"], "the value of `--namespace`", "from G5 on"),
-    flag("watch-kubeconfig-secret-key", &["WATCH_KUBECONFIG_SECRET_KEY"], "kubeconfig", "from G5 on"),
-    flag("ensure-watch-crds", &["ENSURE_WATCH_CRDS"], "false", "from G5 on; the variable can only switch on, with exactly `true`, `1` or `yes`"),
-    flag("kubeconfig-label", &["KUBECONFIG_SECRET_LABEL"], "sigs.k8s.io/multicluster-runtime-kubeconfig", "G1–G5: flag, without a variable. HEAD: the variable is read and not used."),
-    flag("kubeconfig-key", &["KUBECONFIG_SECRET_KEY"], "kubeconfig", "as `--kubeconfig-label`"),
-    flag("self-cluster", &[], "true", "new; in the original always on"),
-    flag("insecure-kubeconfig-exec", &[], "false", "new; the original always accepted it"),
-    flag("insecure-kubeconfig-auth-provider", &[], "false", "new; the original always accepted it"),
-    flag("insecure-kubeconfig-token-file", &[], "false", "new; the original always accepted it"),
-    flag("insecure-kubeconfig-files", &[], "false", "new; the original always accepted it"),
-    flag("insecure-kubeconfig-tls", &[], "false", "new; the original always accepted it"),
-    flag("chart-repo", &[], "https://charts.jetstack.io", "G5: `https://ealenn.github.io/charts`"),
+    flag(
+        "watch-namespaces",
+        &["WATCH_NAMESPACES"],
+        "*",
+        "from HEAD (v0.7.0) on; empty or `*` = all, blanks are dropped",
+    ),
+    computed(
+        "kubeconfig",
+        &[],
+        "`KUBECONFIG`, else in-cluster, else `$HOME/.kube/config`",
+        "all generations; the flag beats `KUBECONFIG`, as in controller-runtime",
+    ),
+    flag(
+        "watch-kubeconfig",
+        &["WATCH_KUBECONFIG", "WATCH_CLUSTER_KUBECONFIG"],
+        "",
+        "G5: flag and variables. HEAD: variables only.",
+    ),
+    flag(
+        "watch-context",
+        &["WATCH_CONTEXT"],
+        "",
+        "from G5 on; HEAD ignores it when the home cluster is the local one, here it picks the context of `KUBECONFIG` too",
+    ),
+    flag(
+        "watch-kubeconfig-secret",
+        &["WATCH_KUBECONFIG_SECRET"],
+        "",
+        "from G5 on; it beats `WATCH_KUBECONFIG`",
+    ),
+    computed(
+        "watch-kubeconfig-secret-namespace",
+        &["WATCH_KUBECONFIG_SECRET_NAMESPACE"],
+        "the value of `--namespace`",
+        "from G5 on",
+    ),
+    flag(
+        "watch-kubeconfig-secret-key",
+        &["WATCH_KUBECONFIG_SECRET_KEY"],
+        "kubeconfig",
+        "from G5 on",
+    ),
+    flag(
+        "ensure-watch-crds",
+        &["ENSURE_WATCH_CRDS"],
+        "false",
+        "from G5 on; the variable can only switch on, with exactly `true`, `1` or `yes`",
+    ),
+    flag(
+        "kubeconfig-label",
+        &["KUBECONFIG_SECRET_LABEL"],
+        "sigs.k8s.io/multicluster-runtime-kubeconfig",
+        "G1–G5: flag, without a variable. HEAD: the variable is read and not used.",
+    ),
+    flag(
+        "kubeconfig-key",
+        &["KUBECONFIG_SECRET_KEY"],
+        "kubeconfig",
+        "as `--kubeconfig-label`",
+    ),
+    flag(
+        "self-cluster",
+        &[],
+        "true",
+        "new; in the original always on",
+    ),
+    flag(
+        "insecure-kubeconfig-exec",
+        &[],
+        "false",
+        "new; the original always accepted it",
+    ),
+    flag(
+        "insecure-kubeconfig-auth-provider",
+        &[],
+        "false",
+        "new; the original always accepted it",
+    ),
+    flag(
+        "insecure-kubeconfig-token-file",
+        &[],
+        "false",
+        "new; the original always accepted it",
+    ),
+    flag(
+        "insecure-kubeconfig-files",
+        &[],
+        "false",
+        "new; the original always accepted it",
+    ),
+    flag(
+        "insecure-kubeconfig-tls",
+        &[],
+        "false",
+        "new; the original always accepted it",
+    ),
+    flag(
+        "chart-repo",
+        &[],
+        "https://charts.jetstack.io",
+        "G5: `https://ealenn.github.io/charts`",
+    ),
     flag("chart-name", &[], "cert-manager", "G5: `echo-server`"),
     flag("chart-version", &[], "1.19.1", "G5: `0.5.0`"),
-    flag("chart-install-crds", &[], "true", "G1/G2: as here. HEAD: no such flag, and no CRDs."),
+    flag(
+        "chart-install-crds",
+        &[],
+        "true",
+        "G1/G2: as here. HEAD: no such flag, and no CRDs.",
+    ),
     flag("chart-values-file", &[], "", NEW),
     flag("helm", &[], "helm", "new; the original had Helm built in"),
-    flag("helm-timeout", &[], "180s", "new; 180 s and 300 s were fixed in the original"),
+    flag(
+        "helm-timeout",
+        &[],
+        "180s",
+        "new; 180 s and 300 s were fixed in the original",
+    ),
     flag("max-concurrent-helm", &[], "4", "new; 1 in the original"),
     flag("retry-max", &[], "15m", NEW),
-    computed("helm-cache-dir", &[], "`krypton-hub` in `$TMPDIR`, else in `/tmp`", NEW),
-    flag("metrics-bind-address", &[], ":8080", "G1/G2: off. HEAD: `:8080`, fixed."),
-    flag("health-probe-bind-address", &[], ":8081", "G1/G2: off. HEAD: `:8081`, fixed."),
+    computed(
+        "helm-cache-dir",
+        &[],
+        "`krypton-hub` in `$TMPDIR`, else in `/tmp`",
+        NEW,
+    ),
+    flag(
+        "metrics-bind-address",
+        &[],
+        ":8080",
+        "G1/G2: off. HEAD: `:8080`, fixed.",
+    ),
+    flag(
+        "health-probe-bind-address",
+        &[],
+        ":8081",
+        "G1/G2: off. HEAD: `:8081`, fixed.",
+    ),
     flag("log-format", &[], "text", NEW),
-    flag("leader-elect", &[], "false", "never defined in the original, though its manifest passed it"),
-    computed("zap-log-level", &[], "`info`; `RUST_LOG` beats this flag", "all generations, there default `debug`"),
-    computed("zap-encoder", &[], "the value of `--log-format`", "all generations"),
+    flag(
+        "leader-elect",
+        &[],
+        "false",
+        "never defined in the original, though its manifest passed it",
+    ),
+    computed(
+        "zap-log-level",
+        &[],
+        "`info`; `RUST_LOG` beats this flag",
+        "all generations, there default `debug`",
+    ),
+    computed(
+        "zap-encoder",
+        &[],
+        "the value of `--log-format`",
+        "all generations",
+    ),
     flag("zap-devel", &[], "", "all generations"),
     flag("zap-stacktrace-level", &[], "", "all generations"),
     flag("zap-time-encoding", &[], "", "all generations"),
-    variable(&["ALLOW_CHART_SKIP"], "", "Exactly `true`: errors in fetching the chart alone do not make a Tenant's phase `Error`.", "G1/G2"),
-    variable(&["KRYPTON_CHECK_INTERVAL"], "60s", "How often KryptonDeployments are checked: a Go duration or whole seconds, more than 0. This version reads it but does not carry out KryptonDeployments yet.", "from G8 on; as there, a value that is wrong means 60s"),
-    variable(&["KUBECONFIG"], "", "Kubeconfig files of the hub's own cluster, separated by colons and merged.", "all generations"),
-    variable(&["HOME"], "", "`.kube/config` in it is the last place where a kubeconfig is looked for.", "all generations"),
-    variable(&["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"], "", "Set by Kubernetes in pods: the in-cluster configuration.", "all generations"),
-    variable(&["POD_NAME", "HOSTNAME"], "", "Name of this process in events (reportingInstance).", "G1/G2, there `host-<cluster>` when both are unset"),
-    variable(&["RUST_LOG"], "info", "Log filter, as `info,kube=debug`.", NEW),
-    variable(&["HELM_DRIVER"], "secret", "Only `secret` is accepted: the hub reads release Secrets itself.", "from G2 on; other drivers worked there"),
-    variable(&["HELM_REPOSITORY_CONFIG", "HELM_REPOSITORY_CACHE", "HELM_REGISTRY_CONFIG"], "", "No effect: helm gets private directories.", "all generations"),
+    variable(
+        &["ALLOW_CHART_SKIP"],
+        "",
+        "Exactly `true`: errors in fetching the chart alone do not make a Tenant's phase `Error`.",
+        "G1/G2",
+    ),
+    variable(
+        &["KRYPTON_CHECK_INTERVAL"],
+        "60s",
+        "How often KryptonDeployments are checked: a Go duration or whole seconds, more than 0. This version reads it but does not carry out KryptonDeployments yet.",
+        "from G8 on; as there, a value that is wrong means 60s",
+    ),
+    variable(
+        &["KUBECONFIG"],
+        "",
+        "Kubeconfig files of the hub's own cluster, separated by colons and merged.",
+        "all generations",
+    ),
+    variable(
+        &["HOME"],
+        "",
+        "`.kube/config` in it is the last place where a kubeconfig is looked for.",
+        "all generations",
+    ),
+    variable(
+        &["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"],
+        "",
+        "Set by Kubernetes in pods: the in-cluster configuration.",
+        "all generations",
+    ),
+    variable(
+        &["POD_NAME", "HOSTNAME"],
+        "",
+        "Name of this process in events (reportingInstance).",
+        "G1/G2, there `host-<cluster>` when both are unset",
+    ),
+    variable(
+        &["RUST_LOG"],
+        "info",
+        "Log filter, as `info,kube=debug`.",
+        NEW,
+    ),
+    variable(
+        &["HELM_DRIVER"],
+        "secret",
+        "Only `secret` is accepted: the hub reads release Secrets itself.",
+        "from G2 on; other drivers worked there",
+    ),
+    variable(
+        &[
+            "HELM_REPOSITORY_CONFIG",
+            "HELM_REPOSITORY_CACHE",
+            "HELM_REGISTRY_CONFIG",
+        ],
+        "",
+        "No effect: helm gets private directories.",
+        "all generations",
+    ),
 ];
 
 /// The row of a flag, by its long name.
@@ -138,9 +348,19 @@ pub fn markdown() -> String {
             ("", note) => note.to_owned(),
             (default, _) => format!("`{default}`"),
         };
-        let flag = if row.flag.is_empty() { String::new() } else { format!("`--{}`", row.flag) };
+        let flag = if row.flag.is_empty() {
+            String::new()
+        } else {
+            format!("`--{}`", row.flag)
+        };
         let env: Vec<String> = row.env.iter().map(|name| format!("`{name}`")).collect();
-        let cells = [flag, env.join(", "), default, format!("{meaning}."), row.generations.to_owned()];
+        let cells = [
+            flag,
+            env.join(", "),
+            default,
+            format!("{meaning}."),
+            row.generations.to_owned(),
+        ];
         let cells = cells.map(|cell| cell.replace('|', "\\|"));
         writeln!(page, "| {} |", cells.join(" | ")).expect("a String takes every write");
     }
@@ -162,14 +382,21 @@ mod tests {
             .filter_map(clap::Arg::get_long)
             .filter(|long| !matches!(*long, "help" | "version"))
             .collect();
-        let rows: BTreeSet<&str> = ROWS.iter().map(|row| row.flag).filter(|f| !f.is_empty()).collect();
+        let rows: BTreeSet<&str> = ROWS
+            .iter()
+            .map(|row| row.flag)
+            .filter(|f| !f.is_empty())
+            .collect();
         assert_eq!(flags, rows);
         for row in ROWS {
             assert!(!row.generations.is_empty(), "{row:?}");
             if row.flag.is_empty() {
                 assert!(!row.meaning.is_empty() && !row.env.is_empty(), "{row:?}");
             } else {
-                assert!(row.meaning.is_empty(), "the help text is the meaning: {row:?}");
+                assert!(
+                    row.meaning.is_empty(),
+                    "the help text is the meaning: {row:?}"
+                );
             }
         }
     }

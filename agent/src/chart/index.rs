@@ -1,0 +1,188 @@
+//! Reads one chart's entries from a repository's index.yaml, and passes the rest over.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::{ChartError, ChartRef, version};
+
+/// The index's size limit, in bytes (as Flux has it).
+pub(super) const LIMIT: u64 = 50 << 20;
+
+/// A version that the repository offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub version: String,
+    /// The first address: absolute, or relative to the repository.
+    pub url: String,
+    /// Lower-case hex of sha256.
+    pub digest: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    version: Option<String>,
+    urls: Option<Vec<Option<String>>>,
+    digest: Option<String>,
+}
+
+/// Finds the entry that is meant. Slow for large indexes: not for async threads.
+pub(super) fn find(chart: &ChartRef, index: &[u8]) -> Result<Entry, ChartError> {
+    let versions = parse(index, &chart.name)
+        .map_err(|source| ChartError::Index { chart: chart.clone(), source })?
+        .ok_or_else(|| ChartError::Unlisted { chart: chart.clone() })?;
+    let offered: Vec<(String, Raw)> =
+        versions.into_iter().filter_map(|mut raw| Some((raw.version.take()?, raw))).collect();
+    let Some((version, raw)) = version::pick(&chart.version, &offered, |offer| offer.0.as_str())
+    else {
+        let newest = version::pick("", &offered, |offer| offer.0.as_str());
+        let newest = newest.map(|offer| offer.0.clone());
+        return Err(ChartError::VersionNotFound { chart: chart.clone(), newest });
+    };
+    let url = raw.urls.iter().flatten().flatten().find(|url| !url.is_empty());
+    let url = url.ok_or_else(|| ChartError::Link { chart: chart.clone() })?;
+    let digest = raw.digest.as_deref().map(|digest| {
+        digest.strip_prefix("sha256:").unwrap_or(digest).to_ascii_lowercase()
+    });
+    Ok(Entry {
+        version: version.clone(),
+        url: url.clone(),
+        digest: digest.filter(|digest| !digest.is_empty()),
+    })
+}
+
+/// The entries of the chart `name`; `None` when the index does not list it.
+fn parse(index: &[u8], name: &str) -> Result<Option<Vec<Raw>>, serde_saphyr::Error> {
+    // The input is limited already; what counts here is that it is allowed to be that large.
+    let most = usize::try_from(LIMIT).unwrap_or(usize::MAX);
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_events: most,
+            max_nodes: most,
+            max_total_scalar_bytes: most,
+        },
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
+        emit_comments: false,
+        with_snippet: false,
+    };
+    serde_saphyr::with_deserializer_from_slice_with_options(index, options, |document| {
+        let chart = At { key: name, then: PhantomData::<Option<Vec<Raw>>> };
+        At { key: "entries", then: chart }
+            .deserialize(document)?
+            .map(Option::flatten)
+            .ok_or_else(|| serde::de::Error::custom("it has no entries"))
+    })
+}
+
+/// The value at one key of a mapping, read by `then`; all others are passed over.
+#[derive(Clone, Copy)]
+struct At<'a, S> {
+    key: &'a str,
+    then: S,
+}
+
+impl<'de, S: DeserializeSeed<'de> + Clone> DeserializeSeed<'de> for At<'_, S> {
+    type Value = Option<S::Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de, S: DeserializeSeed<'de> + Clone> Visitor<'de> for At<'_, S> {
+    type Value = Option<S::Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a mapping that may have the key {:?}", self.key)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
+        let mut found = None;
+        while let Some(key) = map.next_key::<String>()? {
+            if key == self.key {
+                found = Some(map.next_value_seed(self.then.clone())?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INDEX: &str = r#"
+apiVersion: v1
+entries:
+  other:
+    - version: [not, a, version]
+  small:
+    - {version: 1.1.0, urls: [charts/small-1.1.0.tgz], digest: "sha256:AB12", created: 2026-11-20T00:00:00Z}
+    - {version: v1.0.0, urls: ["", "https://cdn.example.org/small-1.0.0.tgz"]}
+    - {urls: [without-a-version.tgz]}
+    - {version: 0.9.0, urls: null}
+generated: 2026-11-20T00:00:00Z
+"#;
+
+    fn chart(name: &str, version: &str) -> ChartRef {
+        let repo = "https://charts.example.org".to_owned();
+        ChartRef { repo, name: name.to_owned(), version: version.to_owned() }
+    }
+
+    fn found(name: &str, version: &str) -> Result<Entry, ChartError> {
+        find(&chart(name, version), INDEX.as_bytes())
+    }
+
+    #[test]
+    fn an_entry_is_found_by_name_and_version_whatever_other_charts_hold() {
+        let newest = Entry {
+            version: "1.1.0".to_owned(),
+            url: "charts/small-1.1.0.tgz".to_owned(),
+            digest: Some("ab12".to_owned()),
+        };
+        assert_eq!(found("small", "1.1.0").unwrap(), newest);
+        assert_eq!(found("small", "").unwrap(), newest);
+        let older = found("small", "1.0.0").unwrap();
+        assert_eq!(older.version, "v1.0.0");
+        assert_eq!(older.url, "https://cdn.example.org/small-1.0.0.tgz");
+        assert_eq!(older.digest, None);
+    }
+
+    #[test]
+    fn what_is_not_there_is_told_apart() {
+        let missing = found("small", "3.0.0").unwrap_err();
+        assert!(
+            matches!(&missing, ChartError::VersionNotFound { newest: Some(newest), .. } if newest == "1.1.0"),
+            "{missing}"
+        );
+        assert!(matches!(found("large", "1.0.0"), Err(ChartError::Unlisted { .. })));
+        assert!(matches!(found("small", "0.9.0"), Err(ChartError::Link { .. })));
+    }
+
+    #[test]
+    fn rubbish_is_not_an_index() {
+        for rubbish in ["<!doctype html><p>Hello", "[]", "", "apiVersion: v1", "a: b: c", "\u{0}"] {
+            let found = find(&chart("small", ""), rubbish.as_bytes());
+            assert!(matches!(found, Err(ChartError::Index { .. })), "{rubbish:?}: {found:?}");
+        }
+        assert!(matches!(find(&chart("small", ""), b"\xff\xfe"), Err(ChartError::Index { .. })));
+    }
+
+    #[test]
+    fn an_index_larger_than_the_parsers_own_limits_is_read() {
+        let mut index = String::from("entries:\n  big:\n");
+        for number in 0..30_000 {
+            index.push_str(&format!("    - {{version: 0.0.{number}, urls: [a, b, c, d, e]}}\n"));
+        }
+        let newest = find(&chart("big", ""), index.as_bytes()).unwrap();
+        assert_eq!(newest.version, "0.0.29999");
+    }
+}

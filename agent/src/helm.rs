@@ -1,0 +1,316 @@
+//! The helm driver. Nothing else knows that helm is a process.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semver::Version;
+use serde_json::{Map, Value};
+use thiserror::Error;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+mod command;
+mod complaint;
+mod process;
+mod scratch;
+mod stop;
+mod supervisor;
+
+pub use stop::{StopHandle, StopSignal};
+pub use supervisor::supervise;
+
+use complaint::Complaint;
+use process::{Ending, Job};
+use scratch::Scratch;
+
+/// Older ones have holes, or miss flags that are used here.
+const OLDEST: Version = Version::new(4, 2, 4);
+
+/// What the driver needs of the world.
+#[derive(Clone, Debug)]
+pub struct HelmConfig {
+    /// The helm executable; a bare name is looked up in PATH.
+    pub binary: PathBuf,
+    /// Runs [`supervise`] with the arguments that follow: for instance `[current_exe, "helm-run"]`.
+    pub supervisor: Vec<OsString>,
+    /// A folder of this driver alone; it is created, and what an earlier process left is removed.
+    pub scratch: PathBuf,
+    /// How many helm processes may live at once; at least 1.
+    pub max_concurrent: usize,
+}
+
+/// How long a run is waited for, beyond its own time-out.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Added to three times the time-out, which helm takes for each of its phases anew.
+    pub beyond_timeout: Duration,
+    /// From SIGTERM to SIGKILL, when a run is over its deadline.
+    pub after_deadline: Duration,
+    /// From SIGTERM to SIGKILL, when a run is to stop softly.
+    pub after_stop: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            beyond_timeout: Duration::from_secs(60),
+            after_deadline: Duration::from_secs(30),
+            after_stop: Duration::from_secs(20),
+        }
+    }
+}
+
+/// `helm upgrade --install`.
+#[derive(Clone)]
+pub struct Upgrade {
+    pub kubeconfig: PathBuf,
+    pub release: String,
+    pub namespace: String,
+    /// A local `.tgz`.
+    pub chart: PathBuf,
+    pub values: Map<String, Value>,
+    /// Put on the release Secret.
+    pub labels: BTreeMap<String, String>,
+    /// For each phase of helm; whole seconds.
+    pub timeout: Duration,
+    /// Server-side apply, with conflicts forced; else as Helm 3 did.
+    pub server_side: bool,
+    pub description: String,
+    /// Whose discovery cache is used: the member's name.
+    pub cache_key: String,
+}
+
+impl fmt::Debug for Upgrade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upgrade")
+            .field("release", &self.release)
+            .field("namespace", &self.namespace)
+            .field("chart", &self.chart)
+            .finish_non_exhaustive()
+    }
+}
+
+/// `helm uninstall`.
+#[derive(Clone, Debug)]
+pub struct Uninstall {
+    pub kubeconfig: PathBuf,
+    pub release: String,
+    pub namespace: String,
+    /// For each phase of helm; whole seconds.
+    pub timeout: Duration,
+    /// Whose discovery cache is used: the member's name.
+    pub cache_key: String,
+}
+
+/// Why helm did not do what it was asked to.
+#[derive(Debug, Error)]
+pub enum HelmError {
+    #[error(
+        "{} cannot be run; install Helm {OLDEST} or newer of major version 4, or name where it is",
+        .binary.display()
+    )]
+    Missing { binary: PathBuf, #[source] source: std::io::Error },
+    #[error(
+        "{} says its version is {found:?}; install Helm {OLDEST} or newer of major version 4",
+        .binary.display()
+    )]
+    Version { binary: PathBuf, found: String },
+    #[error("no supervisor was named to run helm under")]
+    NoSupervisor,
+    #[error("the folder {} for helm's files cannot be used; is the disk full or read-only?", .path.display())]
+    Scratch { path: PathBuf, #[source] source: std::io::Error },
+    #[error("label {key}={value} cannot be given to helm: it has a character that separates labels")]
+    Label { key: String, value: String },
+    #[error("helm could not be started for release {release}")]
+    Spawn { release: String, #[source] source: std::io::Error },
+    #[error("helm could not be started for release {release}: {complaint}")]
+    Start { release: String, complaint: String },
+    #[error(
+        "helm {verb} of release {release} did not end within {} s and was stopped{}",
+        .after.as_secs(), clause(.complaint)
+    )]
+    TimedOut { verb: &'static str, release: String, after: Duration, complaint: String },
+    #[error("helm was stopped")]
+    Stopped,
+    #[error("release {release} was not found")]
+    ReleaseNotFound { release: String },
+    #[error("helm {verb} of release {release} was killed by signal {signal}; out of memory?{}", clause(.complaint))]
+    Killed { verb: &'static str, release: String, signal: i32, complaint: String },
+    #[error("helm {verb} of release {release} failed{}", clause(.complaint))]
+    Failed { verb: &'static str, release: String, complaint: String, permanent: bool },
+}
+
+fn clause(complaint: &str) -> String {
+    if complaint.is_empty() { String::new() } else { format!(": {complaint}") }
+}
+
+impl HelmError {
+    /// Whether the same run would fail the same way: only a change of chart, values, cluster or
+    /// permissions helps.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Failed { permanent, .. } => *permanent,
+            Self::Label { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// The right to run one helm, held until it is dropped.
+#[derive(Debug)]
+pub struct Slot {
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Runs helm, at most so many times at once.
+#[derive(Debug)]
+pub struct Helm {
+    config: HelmConfig,
+    host: command::Host,
+    scratch: Scratch,
+    slots: Arc<Semaphore>,
+    patience: Patience,
+}
+
+impl Helm {
+    /// Checks the helm executable's version and prepares the scratch folder.
+    ///
+    /// # Errors
+    /// When helm cannot be run or is of another version than 4.2.4 or newer of major version 4, and
+    /// when the scratch folder cannot be written to.
+    pub async fn new(config: HelmConfig) -> Result<Self, HelmError> {
+        if config.supervisor.is_empty() {
+            return Err(HelmError::NoSupervisor);
+        }
+        let host = command::Host::read();
+        let scratch = Scratch::prepare(&config.scratch)?;
+        let environment = command::environment(&host, &scratch, None);
+        let binary = config.binary.clone();
+        let said = process::version(&binary, environment)
+            .await
+            .map_err(|source| HelmError::Missing { binary: binary.clone(), source })?;
+        let version = said.strip_prefix('v').and_then(|text| Version::parse(text).ok());
+        if !version.is_some_and(|found| found.major == OLDEST.major && found >= OLDEST) {
+            return Err(HelmError::Version { binary, found: said });
+        }
+        let slots = Arc::new(Semaphore::new(config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS)));
+        Ok(Self { config, host, scratch, slots, patience: Patience::default() })
+    }
+
+    /// Replaces the times of [`Patience::default`].
+    #[must_use]
+    pub fn with_patience(mut self, patience: Patience) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Waits for the right to run helm. A run's deadline starts after that, so one that hangs takes
+    /// nothing from another's time.
+    pub async fn slot(&self) -> Slot {
+        let permit = Arc::clone(&self.slots).acquire_owned().await;
+        Slot { _permit: permit.expect("the semaphore is never closed") }
+    }
+
+    /// Installs or upgrades. `Ok` says that helm ended well; the release Secret is the truth.
+    ///
+    /// # Errors
+    /// See [`HelmError`]; [`HelmError::Stopped`] when `stop` ended it or did not let it start.
+    pub async fn upgrade(
+        &self,
+        slot: Slot,
+        upgrade: &Upgrade,
+        stop: &StopSignal,
+    ) -> Result<(), HelmError> {
+        let run = self.scratch.run(&upgrade.cache_key)?;
+        let values = run.write_values(&upgrade.values)?;
+        let arguments = command::upgrade(upgrade, &values)?;
+        let secrets = complaint::secrets(&upgrade.values);
+        let ending = self.run(&upgrade.release, &run, arguments, upgrade.timeout, true, stop).await;
+        drop(slot);
+        self.judge("upgrade", &upgrade.release, ending?, &secrets, upgrade.timeout)
+    }
+
+    /// Uninstalls, hooks included.
+    ///
+    /// # Errors
+    /// See [`HelmError`]; [`HelmError::ReleaseNotFound`] only when helm has looked and found none.
+    pub async fn uninstall(
+        &self,
+        slot: Slot,
+        uninstall: &Uninstall,
+        stop: &StopSignal,
+    ) -> Result<(), HelmError> {
+        let run = self.scratch.run(&uninstall.cache_key)?;
+        let arguments = command::uninstall(uninstall);
+        // Helm's uninstall has no answer to SIGTERM but to die halfway, so it is left to end.
+        let ending =
+            self.run(&uninstall.release, &run, arguments, uninstall.timeout, false, stop).await;
+        drop(slot);
+        self.judge("uninstall", &uninstall.release, ending?, &[], uninstall.timeout)
+    }
+
+    async fn run(
+        &self,
+        release: &str,
+        run: &scratch::Run,
+        arguments: Vec<OsString>,
+        timeout: Duration,
+        asks_to_stop: bool,
+        stop: &StopSignal,
+    ) -> Result<Ending, HelmError> {
+        let job = Job {
+            supervisor: &self.config.supervisor,
+            binary: &self.config.binary,
+            arguments,
+            environment: command::environment(&self.host, &self.scratch, Some(run)),
+            deadline: self.deadline(timeout),
+            patience: self.patience,
+            asks_to_stop,
+        };
+        Box::pin(job.run(stop))
+            .await
+            .map_err(|source| HelmError::Spawn { release: release.to_owned(), source })
+    }
+
+    fn deadline(&self, timeout: Duration) -> Duration {
+        timeout.saturating_mul(3).saturating_add(self.patience.beyond_timeout)
+    }
+
+    fn judge(
+        &self,
+        verb: &'static str,
+        release: &str,
+        ending: Ending,
+        secrets: &[String],
+        timeout: Duration,
+    ) -> Result<(), HelmError> {
+        let release = release.to_owned();
+        let complaint = |stderr: &[u8]| Complaint::of(stderr, secrets);
+        match ending {
+            Ending::Well => Ok(()),
+            Ending::Stopped => Err(HelmError::Stopped),
+            Ending::NotStarted { stderr } => {
+                Err(HelmError::Start { release, complaint: complaint(&stderr).text })
+            }
+            Ending::TimedOut { stderr } => Err(HelmError::TimedOut {
+                verb,
+                release,
+                after: self.deadline(timeout),
+                complaint: complaint(&stderr).text,
+            }),
+            Ending::Killed { signal, stderr } => {
+                Err(HelmError::Killed { verb, release, signal, complaint: complaint(&stderr).text })
+            }
+            Ending::Failed { stderr } => {
+                let Complaint { text, permanent, not_found } = complaint(&stderr);
+                if not_found && verb == "uninstall" {
+                    return Err(HelmError::ReleaseNotFound { release });
+                }
+                Err(HelmError::Failed { verb, release, complaint: text, permanent })
+            }
+        }
+    }
+}

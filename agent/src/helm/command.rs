@@ -1,0 +1,199 @@
+//! The command lines and the environment that helm gets (reference helm.md §8).
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::time::Duration;
+
+use super::scratch::{Run, Scratch};
+use super::{HelmError, Uninstall, Upgrade};
+
+/// Revisions kept of a release.
+const HISTORY: &str = "3";
+/// client-go's own 5 requests per second would take most of a run's time.
+const QPS: &str = "50";
+const BURST: &str = "300";
+/// A soft limit to Go's collector, for one helm.
+const MEMORY: &str = "200MiB";
+/// Variables of this process that reach helm; all others do not.
+const PASSED_ON: [&str; 9] = [
+    "PATH",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+];
+
+/// What is taken over from this process's environment.
+#[derive(Clone, Debug)]
+pub(super) struct Host(Vec<(OsString, OsString)>);
+
+impl Host {
+    pub(super) fn read() -> Self {
+        let pairs = PASSED_ON.iter().filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
+        Self(pairs.collect())
+    }
+}
+
+/// The whole of helm's environment. Without a run it is that of `helm version`.
+pub(super) fn environment(
+    host: &Host,
+    scratch: &Scratch,
+    run: Option<&Run>,
+) -> Vec<(OsString, OsString)> {
+    let mut environment = host.0.clone();
+    let mut set = |name: &str, value: &OsStr| environment.push((name.into(), value.into()));
+    set("HOME", scratch.home().as_os_str());
+    set("HELM_CACHE_HOME", scratch.helm("cache").as_os_str());
+    set("HELM_CONFIG_HOME", scratch.helm("config").as_os_str());
+    set("HELM_DATA_HOME", scratch.helm("data").as_os_str());
+    // The folder is empty; HELM_NO_PLUGINS alone would still load getter plugins.
+    set("HELM_PLUGINS", scratch.helm("plugins").as_os_str());
+    set("HELM_NO_PLUGINS", OsStr::new("1"));
+    set("HELM_DRIVER", OsStr::new("secret"));
+    set("NO_COLOR", OsStr::new("1"));
+    set("GOMEMLIMIT", OsStr::new(MEMORY));
+    set("GOMAXPROCS", OsStr::new("2"));
+    if let Some(run) = run {
+        set("KUBECACHEDIR", run.cache.as_os_str());
+        set("TMPDIR", run.path().as_os_str());
+    }
+    environment
+}
+
+pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>, HelmError> {
+    let mut line = Line::default();
+    line.add(["upgrade", "--install", "--reset-values", "--wait=hookOnly", "--hide-notes"]);
+    line.add(["--disable-openapi-validation", "--history-max", HISTORY]);
+    line.common(&upgrade.namespace, &upgrade.kubeconfig, upgrade.timeout);
+    line.flag("--values", values.as_os_str());
+    if upgrade.server_side {
+        line.add(["--server-side=true", "--force-conflicts"]);
+    } else {
+        line.add(["--server-side=false"]);
+    }
+    if !upgrade.labels.is_empty() {
+        line.flag("--labels", OsStr::new(&labels(upgrade)?));
+    }
+    line.flag("--description", OsStr::new(&upgrade.description));
+    line.add(["--", &upgrade.release]);
+    line.0.push(upgrade.chart.clone().into_os_string());
+    Ok(line.0)
+}
+
+pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
+    // Never --ignore-not-found: it takes every failure to look for "not found".
+    let mut line = Line::default();
+    line.add(["uninstall", "--wait=hookOnly"]);
+    line.common(&uninstall.namespace, &uninstall.kubeconfig, uninstall.timeout);
+    line.add(["--", &uninstall.release]);
+    line.0
+}
+
+fn labels(upgrade: &Upgrade) -> Result<String, HelmError> {
+    let mut joined = Vec::new();
+    for (key, value) in &upgrade.labels {
+        if [key, value].into_iter().any(|text| text.contains([',', '=', '"', '\n', '\r'])) {
+            return Err(HelmError::Label { key: key.clone(), value: value.clone() });
+        }
+        joined.push(format!("{key}={value}"));
+    }
+    Ok(joined.join(","))
+}
+
+#[derive(Default)]
+struct Line(Vec<OsString>);
+
+impl Line {
+    fn add<const N: usize>(&mut self, words: [&str; N]) {
+        self.0.extend(words.map(OsString::from));
+    }
+
+    fn flag(&mut self, name: &str, value: &OsStr) {
+        self.0.extend([name.into(), value.into()]);
+    }
+
+    fn common(&mut self, namespace: &str, kubeconfig: &Path, timeout: Duration) {
+        self.flag("--namespace", OsStr::new(namespace));
+        self.flag("--kubeconfig", kubeconfig.as_os_str());
+        // Helm takes 0 for "no time at all".
+        let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
+        self.flag("--timeout", OsStr::new(&format!("{}s", seconds.max(1))));
+        self.add(["--qps", QPS, "--burst-limit", BURST]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+
+    fn an_upgrade(server_side: bool) -> Upgrade {
+        Upgrade {
+            kubeconfig: "/k/config".into(),
+            release: "tenant-acme-edge-1".to_owned(),
+            namespace: "acme".to_owned(),
+            chart: "/c/abc.tgz".into(),
+            values: Map::new(),
+            labels: [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())].into(),
+            timeout: Duration::from_millis(180_001),
+            server_side,
+            description: "--dry-run, as text".to_owned(),
+            cache_key: "edge-1".to_owned(),
+        }
+    }
+
+    fn words(line: Vec<OsString>) -> String {
+        let words: Vec<String> =
+            line.into_iter().map(|word| word.into_string().unwrap()).collect();
+        words.join(" ")
+    }
+
+    #[test]
+    fn the_upgrade_line_is_as_the_reference_has_it() {
+        let line = words(upgrade(&an_upgrade(true), Path::new("/r/values.json")).unwrap());
+        assert_eq!(
+            line,
+            "upgrade --install --reset-values --wait=hookOnly --hide-notes \
+             --disable-openapi-validation --history-max 3 --namespace acme --kubeconfig /k/config \
+             --timeout 181s --qps 50 --burst-limit 300 --values /r/values.json --server-side=true \
+             --force-conflicts --labels a=1,b=2 --description --dry-run, as text -- \
+             tenant-acme-edge-1 /c/abc.tgz"
+        );
+    }
+
+    #[test]
+    fn conflicts_are_forced_only_with_server_side_apply() {
+        let line = words(upgrade(&an_upgrade(false), Path::new("/r/values.json")).unwrap());
+        assert!(line.contains("--server-side=false") && !line.contains("--force"), "{line}");
+    }
+
+    #[test]
+    fn the_uninstall_line_never_ignores_what_is_not_found() {
+        let line = words(uninstall(&Uninstall {
+            kubeconfig: "/k/config".into(),
+            release: "r".to_owned(),
+            namespace: "acme".to_owned(),
+            timeout: Duration::ZERO,
+            cache_key: "edge-1".to_owned(),
+        }));
+        assert_eq!(
+            line,
+            "uninstall --wait=hookOnly --namespace acme --kubeconfig /k/config --timeout 1s \
+             --qps 50 --burst-limit 300 -- r"
+        );
+    }
+
+    #[test]
+    fn a_label_that_would_become_two_is_refused() {
+        let mut odd = an_upgrade(true);
+        odd.labels.insert("c".to_owned(), "1,owner=mine".to_owned());
+        let error = upgrade(&odd, Path::new("/r/values.json")).unwrap_err();
+        assert!(matches!(&error, HelmError::Label { key, .. } if key == "c"), "{error}");
+        assert!(error.is_permanent());
+    }
+}

@@ -1,0 +1,370 @@
+//! What helm said went wrong: cut short for people, without secrets, and whether trying again helps.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value};
+
+/// The longest text shown, in bytes.
+const LONGEST: usize = 1024;
+const HIDDEN: &str = "[redacted]";
+/// Shorter ones are no secrets, and would tear holes into words.
+const SHORTEST_SECRET: usize = 4;
+
+/// Texts of failures that the same input brings about again. The seed is Fleet's list, sharpened by
+/// what helm 4 and the apiserver write.
+const PERMANENT: [&str; 13] = [
+    "values don't meet the specifications of the schema",
+    "field is immutable",
+    "may not change once set",
+    "updates to statefulset spec for fields other than",
+    " is invalid: ",
+    " is forbidden: ",
+    "unknown field",
+    "yaml parse error",
+    "error converting yaml to json",
+    "execution error at (",
+    "parse error at (",
+    "error calling include",
+    "chart requires kubeversion",
+];
+/// What takes that back: it is the cluster's state, which changes without us.
+const PASSING: [&str; 3] =
+    ["exceeded quota", "is being terminated", "because it is being deleted"];
+const NOT_FOUND: &str = "release: not found";
+
+/// A reading of helm's standard error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Complaint {
+    pub text: String,
+    pub permanent: bool,
+    pub not_found: bool,
+}
+
+impl Complaint {
+    /// `secrets` are values that must not be shown.
+    pub(super) fn of(stderr: &[u8], secrets: &[String]) -> Self {
+        let said = String::from_utf8_lossy(stderr);
+        let error = last_error(&said);
+        let lower = error.unwrap_or(&said).to_lowercase();
+        let says = |texts: &[&str]| texts.iter().any(|text| lower.contains(text));
+        let redacted = redact(error.unwrap_or(&said), secrets);
+        let line = redacted.split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = if error.is_some() { head(&line) } else { tail(&line) };
+        Self {
+            text,
+            permanent: says(&PERMANENT) && !says(&PASSING),
+            not_found: says(&[NOT_FOUND]),
+        }
+    }
+}
+
+/// From helm's last line that starts with `Error:` on; the warnings before it are left out.
+fn last_error(said: &str) -> Option<&str> {
+    let start = match said.rfind("\nError: ") {
+        Some(at) => at + "\nError: ".len(),
+        None if said.starts_with("Error: ") => "Error: ".len(),
+        None => return None,
+    };
+    said.get(start..)
+}
+
+fn head(line: &str) -> String {
+    if line.len() <= LONGEST {
+        return line.to_owned();
+    }
+    let end = line.floor_char_boundary(LONGEST - "…".len());
+    format!("{}…", line.get(..end).unwrap_or_default())
+}
+
+fn tail(line: &str) -> String {
+    if line.len() <= LONGEST {
+        return line.to_owned();
+    }
+    let start = line.ceil_char_boundary(line.len() - (LONGEST - "…".len()));
+    format!("…{}", line.get(start..).unwrap_or_default())
+}
+
+/// The texts among the values that must not be shown, by the names they have there; longest first.
+pub(super) fn secrets(values: &Map<String, Value>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, value) in values {
+        collect(value, is_secret_value(name), &mut found);
+    }
+    found.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+    found.dedup();
+    found
+}
+
+fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
+    match value {
+        Value::String(text) if secret => {
+            // A Secret's manifest has it encoded; a text of many lines may be quoted in part.
+            found.extend([text.clone(), STANDARD.encode(text)]);
+            found.extend(text.lines().map(|line| line.trim().to_owned()));
+            found.retain(|text| text.len() >= SHORTEST_SECRET);
+        }
+        Value::Number(number) if secret => {
+            found.extend(Some(number.to_string()).filter(|text| text.len() >= SHORTEST_SECRET));
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect(item, secret, found)),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                collect(value, secret || is_secret_value(name), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// `password` and `clientSecret` hold secrets; `existingSecret` and `secretName` only name objects.
+fn is_secret_value(name: &str) -> bool {
+    let name = normal(name);
+    let holds = ["password", "passwd", "passphrase", "secret", "token", "apikey", "accesskey", "privatekey", "credential"];
+    let names = ["name", "namespace", "ref", "keyref"];
+    holds.iter().any(|word| name.contains(word))
+        && !names.iter().any(|end| name.ends_with(end))
+        && !name.starts_with("existing")
+        && !name.contains("pullsecret")
+}
+
+/// In running text only whole words count: `spec.tokenExpirationSeconds: Invalid value` is to stay.
+fn is_secret_word(word: &str) -> bool {
+    let last = word.rsplit('.').next().unwrap_or_default();
+    let words = [
+        "password", "passwd", "passphrase", "secret", "clientsecret", "token", "accesstoken",
+        "apikey", "accesskey", "secretkey", "privatekey", "authorization",
+    ];
+    words.contains(&normal(last).as_str())
+}
+
+fn normal(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+}
+
+fn redact(text: &str, secrets: &[String]) -> String {
+    let mut text = text.to_owned();
+    for secret in secrets {
+        text = text.replace(secret.as_str(), HIDDEN);
+    }
+    redact_words(&redact_userinfo(&redact_pem(&text)))
+}
+
+fn redact_pem(text: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = text;
+    while let Some((before, block)) = rest.split_once("-----BEGIN ") {
+        kept.push_str(before);
+        kept.push_str(HIDDEN);
+        // Without its end, all that follows may be of it.
+        rest = block.split_once("-----END ").map_or("", |(_, after)| {
+            after.split_once("-----").map_or(after, |(_, after)| after)
+        });
+    }
+    kept + rest
+}
+
+fn redact_userinfo(text: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("://") {
+        kept.push_str(before);
+        kept.push_str("://");
+        let end = after.find(|c: char| c == '/' || c == '"' || c.is_whitespace());
+        let (authority, path) = after.split_at(end.unwrap_or(after.len()));
+        match authority.rsplit_once('@') {
+            Some((_, host)) => {
+                kept.push_str(HIDDEN);
+                kept.push('@');
+                kept.push_str(host);
+            }
+            None => kept.push_str(authority),
+        }
+        rest = path;
+    }
+    kept + rest
+}
+
+/// Hides tokens by their looks, and what follows `Bearer`, `password:` and the like.
+fn redact_words(text: &str) -> String {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || "+/_=.-~".contains(c);
+    let mut kept = String::new();
+    let mut last_word = String::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let gap_end = rest.find(is_word).unwrap_or(rest.len());
+        let (gap, after) = rest.split_at(gap_end);
+        let word_end = after.find(|c| !is_word(c)).unwrap_or(after.len());
+        let (word, after) = after.split_at(word_end);
+        kept.push_str(gap);
+        kept.push_str(&shown(&last_word, gap, word));
+        last_word = word.to_owned();
+        rest = after;
+    }
+    kept
+}
+
+fn shown(before: &str, gap: &str, word: &str) -> String {
+    let scheme = ["bearer", "basic"].contains(&before.to_ascii_lowercase().as_str());
+    let assigned = is_secret_word(before)
+        && gap.contains([':', '='])
+        && gap.chars().all(|c| ":='\"\\ ".contains(c));
+    // The apiserver's words after a field's name.
+    let verdict = ["Invalid", "Required", "Forbidden", "Unsupported", "Duplicate", "got"];
+    if (scheme && gap.trim().is_empty() && word.len() >= 8)
+        || (assigned && !verdict.contains(&word))
+        || looks_like_token(word)
+    {
+        return HIDDEN.to_owned();
+    }
+    match word.split_once('=') {
+        Some((name, value)) if is_secret_word(name) && !value.is_empty() => {
+            format!("{name}={HIDDEN}")
+        }
+        _ => word.to_owned(),
+    }
+}
+
+fn looks_like_token(word: &str) -> bool {
+    let has = |kind: fn(&char) -> bool| word.chars().any(|c| kind(&c));
+    let jwt = word.starts_with("eyJ") && word.len() >= 20;
+    // Names in Kubernetes are lower case and digests are hex, so neither is hidden.
+    let opaque = word.len() >= 32
+        && !word.contains('.')
+        && has(char::is_ascii_uppercase)
+        && has(char::is_ascii_lowercase)
+        && has(char::is_ascii_digit);
+    jwt || opaque
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn complaint(stderr: &str) -> Complaint {
+        Complaint::of(stderr.as_bytes(), &[])
+    }
+
+    #[test]
+    fn the_error_is_taken_and_the_warnings_before_it_are_not() {
+        let said = "level=WARN msg=\"something old\"\nError: UPGRADE FAILED: values don't meet \
+                    the specifications of the schema(s) in the following chart(s):\nsmall:\n\
+                    - at '/replicaCount': got string, want integer\n";
+        let complaint = complaint(said);
+        assert_eq!(
+            complaint.text,
+            "UPGRADE FAILED: values don't meet the specifications of the schema(s) in the \
+             following chart(s): small: - at '/replicaCount': got string, want integer"
+        );
+        assert!(complaint.permanent);
+    }
+
+    #[test]
+    fn without_an_error_line_the_last_words_are_taken() {
+        let said = format!("{} panic: the end", "goroutine ".repeat(1000));
+        let text = complaint(&said).text;
+        assert!(text.len() <= LONGEST && text.starts_with('…') && text.ends_with("panic: the end"));
+        let long = format!("Error: the start {}", "ä".repeat(4000));
+        let text = complaint(&long).text;
+        assert!(text.len() <= LONGEST && text.starts_with("the start") && text.ends_with('…'));
+        assert_eq!(complaint("").text, "");
+    }
+
+    #[test]
+    fn failures_that_only_a_change_helps_against_are_told_from_passing_ones() {
+        let permanent = [
+            "Error: UPGRADE FAILED: cannot patch \"web\" with kind Service: Service \"web\" is invalid: spec.clusterIP: Invalid value: \"\": field is immutable",
+            "Error: INSTALLATION FAILED: Deployment.apps \"web\" is invalid: spec.replicas: Invalid value: -1: must be greater than or equal to 0",
+            "Error: query: failed to query with labels: secrets is forbidden: User \"x\" cannot list resource \"secrets\"",
+            "Error: execution error at (small/templates/a.yaml:1:4): message is required",
+            "Error: chart requires kubeVersion: >=1.99.0 which is incompatible with Kubernetes v1.36.0",
+        ];
+        for said in permanent {
+            assert!(complaint(said).permanent, "{said}");
+        }
+        let passing = [
+            "Error: Kubernetes cluster unreachable: Get \"https://127.0.0.1:1/version\": dial tcp 127.0.0.1:1: connect: connection refused",
+            "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
+            "Error: INSTALLATION FAILED: pods \"a\" is forbidden: exceeded quota: compute",
+            "Error: secrets \"a\" is forbidden: unable to create new content in namespace acme because it is being terminated",
+            "Error: UPGRADE FAILED: pre-upgrade hooks failed: timed out waiting for the condition",
+            "",
+        ];
+        for said in passing {
+            assert!(!complaint(said).permanent, "{said}");
+        }
+    }
+
+    #[test]
+    fn not_found_means_the_release_and_nothing_else() {
+        assert!(complaint("Error: uninstall: Release not loaded: acme: release: not found\n").not_found);
+        assert!(!complaint("Error: namespaces \"acme\" not found").not_found);
+    }
+
+    #[test]
+    fn secrets_are_hidden_and_what_helps_stays() {
+        let jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.c2ln";
+        let opaque = "AKIAIOSFODNN7EXAMPLEwJalrXUtnFEMIK7MDENG";
+        let cases = [
+            ("Authorization: Bearer abcdefgh12345678", "Authorization: [redacted] [redacted]"),
+            (&format!("header {jwt} sent"), "header [redacted] sent"),
+            (&format!("got {opaque}, sorry"), "got [redacted], sorry"),
+            ("url https://me:hunter2@example.org/charts", "url https://[redacted]@example.org/charts"),
+            ("password=hunter2 user=me", "password=[redacted] user=me"),
+            (r#"{"clientSecret": "hunter2", "a": "b"}"#, r#"{"clientSecret": "[redacted]", "a": "b"}"#),
+            ("-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY----- after", "[redacted] after"),
+            ("-----BEGIN PRIVATE KEY-----\nMIIB", "[redacted]"),
+        ];
+        for (said, expected) in cases {
+            assert_eq!(complaint(&format!("Error: {said}")).text, expected);
+        }
+        for kept in [
+            r#"secrets "sh.helm.release.v1.tenant-acme-edge-1.v1" is forbidden: User "system:serviceaccount:a:b" cannot get"#,
+            "spec.tokenExpirationSeconds: Invalid value: 1",
+            "spec.password: Required value",
+            "digest 0123456789abcdef0123456789abcdef0123456789abcdef",
+            "at small/templates/deployment.yaml:10:20 in a-rather-long-name-of-a-release-of-a-tenant-7",
+        ] {
+            assert_eq!(complaint(&format!("Error: {kept}")).text, kept);
+        }
+    }
+
+    #[test]
+    fn values_are_hidden_by_the_name_they_have() {
+        let values = json!({
+            "db": { "password": "hunter2 of all", "existingSecret": "db-login", "port": 5432 },
+            "apiToken": ["first-token", 123456],
+            "tls": { "privateKey": "line one\nline two is here\n" },
+            "imagePullSecrets": [{ "name": "registry" }],
+            "pin": "abc",
+        });
+        let secrets = secrets(values.as_object().unwrap());
+        let said = format!(
+            "Error: hunter2 of all, {}, first-token, 123456, \"line two is here\", db-login, 5432, registry",
+            STANDARD.encode("hunter2 of all")
+        );
+        let complaint = Complaint::of(said.as_bytes(), &secrets);
+        assert_eq!(
+            complaint.text,
+            "[redacted], [redacted], [redacted], [redacted], \"[redacted]\", db-login, 5432, registry"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_helm_says_is_bounded_and_without_the_secret(
+            bytes in prop::collection::vec(any::<u8>(), 0..4000),
+            before in ".{0,40}",
+            after in ".{0,40}",
+        ) {
+            let secrets = ["s3cr3t-v4lue".to_owned()];
+            let mut said = bytes;
+            said.extend_from_slice(format!("\nError: {before}s3cr3t-v4lue{after}").as_bytes());
+            let complaint = Complaint::of(&said, &secrets);
+            prop_assert!(complaint.text.len() <= LONGEST);
+            prop_assert!(!complaint.text.contains("s3cr3t-v4lue"));
+        }
+    }
+}

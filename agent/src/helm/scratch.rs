@@ -1,0 +1,100 @@
+//! Helm's private folders, and one folder per run that goes with it.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use krypton_common::{fingerprint, names};
+use serde_json::{Map, Value};
+use tempfile::TempDir;
+
+use super::HelmError;
+
+/// Where helm's files are.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    root: PathBuf,
+}
+
+/// The folder of one run, removed when it is dropped.
+#[derive(Debug)]
+pub(super) struct Run {
+    dir: TempDir,
+    /// The member's discovery cache, shared by its runs.
+    pub cache: PathBuf,
+}
+
+impl Scratch {
+    pub(super) fn prepare(root: &Path) -> Result<Self, HelmError> {
+        let failed = |source| HelmError::Scratch { path: root.to_owned(), source };
+        let scratch = Self { root: std::path::absolute(root).map_err(failed)? };
+        // Values that a killed process left behind.
+        match fs::remove_dir_all(scratch.runs()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let folders = [
+            scratch.runs(),
+            scratch.home(),
+            scratch.helm("cache"),
+            scratch.helm("config"),
+            scratch.helm("data"),
+            scratch.helm("plugins"),
+        ];
+        for folder in folders {
+            private(&folder).map_err(failed)?;
+        }
+        Ok(scratch)
+    }
+
+    pub(super) fn home(&self) -> PathBuf {
+        self.root.join("home")
+    }
+
+    pub(super) fn helm(&self, what: &str) -> PathBuf {
+        self.root.join("helm").join(what)
+    }
+
+    fn runs(&self) -> PathBuf {
+        self.root.join("runs")
+    }
+
+    pub(super) fn run(&self, cache_key: &str) -> Result<Run, HelmError> {
+        // A member's name is a legal folder; anything else gets one that is.
+        let cache = self.root.join("discovery").join(if names::is_dns_subdomain(cache_key) {
+            cache_key.to_owned()
+        } else {
+            fingerprint::sha256_hex(cache_key.as_bytes())
+        });
+        let made = private(&cache).and_then(|()| tempfile::tempdir_in(self.runs()));
+        let dir =
+            made.map_err(|source| HelmError::Scratch { path: self.root.clone(), source })?;
+        Ok(Run { dir, cache })
+    }
+}
+
+impl Run {
+    pub(super) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Writes the values for this run alone to read. JSON is YAML.
+    pub(super) fn write_values(&self, values: &Map<String, Value>) -> Result<PathBuf, HelmError> {
+        let path = self.path().join("values.json");
+        let write = || {
+            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            let mut file = BufWriter::new(file);
+            serde_json::to_writer(&mut file, values)?;
+            file.flush()
+        };
+        match write() {
+            Ok(()) => Ok(path),
+            Err(source) => Err(HelmError::Scratch { path, source }),
+        }
+    }
+}
+
+fn private(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}

@@ -1,0 +1,548 @@
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use krypton_common::conditions::{Truth, reason};
+use krypton_common::desired::{ChartState, DesiredState, Version};
+use krypton_common::names;
+use krypton_crds::tenant::{Tenant, TenantSpec};
+use proptest::prelude::*;
+
+use super::*;
+use crate::index::{ReleaseKey, Revision, Workspace};
+use crate::release::Status;
+
+const CLUSTER: &str = "edge-1";
+const ORIGINAL: &str = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
+
+/// A world with one Tenant in it, all well until a test breaks it.
+struct World {
+    tenant: Tenant,
+    others: Vec<Tenant>,
+    revisions: Vec<Revision>,
+    workspace: Option<Workspace>,
+    shared: bool,
+    facts: Option<Release>,
+    unready: Option<String>,
+    memory: Memory,
+    permit: Permit,
+    desired: DesiredState,
+    now: Boot,
+    policy: Policy,
+}
+
+fn world() -> World {
+    let mut tenant = Tenant::new("acme", TenantSpec::default());
+    tenant.metadata.namespace = Some("team".to_owned());
+    tenant.metadata.uid = Some("uid-1".to_owned());
+    tenant.metadata.generation = Some(1);
+    tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
+    tenant.metadata.annotations =
+        Some([(names::fingerprint_annotation(CLUSTER), ORIGINAL.to_owned())].into());
+    World {
+        tenant,
+        others: Vec::new(),
+        revisions: Vec::new(),
+        workspace: Some(Workspace {
+            terminating: false,
+            creator: Some("uid-1".to_owned()),
+            uid: "ns-uid".to_owned(),
+        }),
+        shared: false,
+        facts: None,
+        unready: None,
+        memory: Memory::default(),
+        permit: Permit::Granted,
+        desired: DesiredState {
+            version: Version { epoch: 1, generation: 1 },
+            chart: ChartState {
+                repo: "https://charts.jetstack.io".to_owned(),
+                name: "cert-manager".to_owned(),
+                version: "1.19.1".to_owned(),
+                install_crds: true,
+                values: serde_json::Map::new(),
+            },
+            paused: false,
+        },
+        now: Boot(Duration::from_secs(10_000)),
+        policy: Policy {
+            helm_timeout: Duration::from_secs(180),
+            foreign_lock_grace: Duration::from_secs(600),
+            protected_namespaces: vec!["krypton".to_owned()],
+        },
+    }
+}
+
+impl World {
+    fn plan(&self) -> Plan {
+        let release_key = ReleaseKey {
+            namespace: self.tenant.workspace().to_owned(),
+            name: "tenant-acme-edge-1".to_owned(),
+        };
+        let revisions: Vec<&Revision> = self.revisions.iter().collect();
+        let mut claimants: Vec<&Tenant> = self.others.iter().chain([&self.tenant]).collect();
+        claimants.sort_by_key(|tenant| {
+            tenant.metadata.creation_timestamp.as_ref().map(|time| time.0)
+        });
+        plan(&View {
+            cluster: CLUSTER,
+            now: self.now,
+            policy: &self.policy,
+            permit: self.permit.clone(),
+            desired: &self.desired,
+            tenant: &self.tenant,
+            release_key: &release_key,
+            revisions: &revisions,
+            claimants: &claimants,
+            workspace: self.workspace.as_ref(),
+            workspace_shared: self.shared,
+            facts: self.facts.as_ref(),
+            unready: self.unready.as_deref(),
+            memory: &self.memory,
+        })
+    }
+
+    fn ours(&self, revision: u32, status: Status) -> Revision {
+        Revision {
+            revision,
+            status,
+            fingerprint: Some(self.desired.chart.fingerprint()),
+            owner_uid: Some("uid-1".to_owned()),
+            owner_namespace: Some("team".to_owned()),
+            run: Some(format!("run-{revision}")),
+            uid: format!("secret-{revision}"),
+            resource_version: revision.to_string(),
+            created: None,
+        }
+    }
+
+    /// A revision that knows nothing of Krypton's labels.
+    fn foreign(&self, revision: u32, status: Status) -> Revision {
+        Revision {
+            fingerprint: None,
+            owner_uid: None,
+            owner_namespace: None,
+            run: None,
+            ..self.ours(revision, status)
+        }
+    }
+
+    fn deployed(mut self) -> Self {
+        self.revisions = vec![self.ours(1, Status::Deployed)];
+        self
+    }
+
+    fn deleted(mut self) -> Self {
+        self.tenant.metadata.deletion_timestamp =
+            Some(Time(Timestamp::from_second(1_000).unwrap()));
+        self
+    }
+
+    fn facts(mut self, chart: &str, version: &str) -> Self {
+        self.facts = Some(Release {
+            name: "tenant-acme-edge-1".to_owned(),
+            namespace: "acme".to_owned(),
+            revision: 1,
+            status: Status::Deployed,
+            chart_name: chart.to_owned(),
+            chart_version: version.to_owned(),
+            server_side: true,
+            description: String::new(),
+            workloads: Vec::new(),
+            config: serde_json::Map::new(),
+        });
+        self
+    }
+
+    fn failed(mut self, reason: &'static str, retry_in: u64) -> Self {
+        self.memory.failure = Some(Failure {
+            reason,
+            message: "it broke".to_owned(),
+            attempts: 1,
+            retry_at: Boot(self.now.0 + Duration::from_secs(retry_in)),
+            fingerprint: self.desired.chart.fingerprint(),
+            generation: 1,
+        });
+        self
+    }
+}
+
+fn ready(plan: &Plan) -> (Truth, &str) {
+    (plan.state.ready.truth, plan.state.ready.reason.as_str())
+}
+
+#[test]
+fn a_new_tenant_gets_finalizer_workspace_and_release_one_after_the_other() {
+    let mut w = world();
+    w.tenant.metadata.finalizers = None;
+    w.workspace = None;
+    assert_eq!(w.plan().action, Action::AddFinalizer);
+    w.tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
+    assert_eq!(w.plan().action, Action::CreateWorkspace);
+    w.workspace =
+        Some(Workspace { terminating: false, creator: None, uid: "n".to_owned() });
+    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+}
+
+#[test]
+fn a_release_that_is_as_desired_is_left_alone() {
+    let plan = world().deployed().plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
+    assert_eq!(plan.wake, None);
+    assert_eq!(
+        plan.applied_chart.as_deref(),
+        Some("https://charts.jetstack.io/cert-manager:1.19.1")
+    );
+}
+
+#[test]
+fn another_chart_version_or_other_values_upgrade() {
+    let mut changed = world().deployed();
+    changed.desired.chart.version = "1.20.0".to_owned();
+    assert_eq!(changed.plan().action, Action::Helm(Run::Upgrade));
+    let mut changed = world().deployed();
+    changed.desired.chart.values.insert("a".to_owned(), 1.into());
+    assert_eq!(changed.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn every_state_of_the_newest_revision_has_its_action() {
+    let unlock = |was: &str| Action::Unlock { revision: 2, was: was.to_owned() };
+    let cases = [
+        (Status::Deployed, Action::Nothing),
+        (Status::Failed, Action::Helm(Run::Upgrade)),
+        (Status::Uninstalled, Action::Helm(Run::Upgrade)),
+        (Status::Superseded, unlock("superseded")),
+        (Status::PendingInstall, unlock("pending-install")),
+        (Status::PendingUpgrade, unlock("pending-upgrade")),
+        (Status::PendingRollback, unlock("pending-rollback")),
+        (Status::Uninstalling, Action::Uninstall),
+        (Status::Unknown, Action::Nothing),
+    ];
+    for (status, action) in cases {
+        let mut w = world();
+        w.revisions =
+            vec![w.ours(1, Status::Superseded), w.ours(2, status)];
+        assert_eq!(w.plan().action, action, "{status:?}");
+    }
+}
+
+#[test]
+fn a_lock_of_somebody_else_is_respected_for_a_grace() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::PendingUpgrade)];
+    // A helm run by hand copies our labels to its revision.
+    w.revisions[1].run = w.revisions[0].run.clone();
+    w.memory.locked = Some((2, w.now));
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(600))));
+    w.now = Boot(w.now.0 + Duration::from_secs(600));
+    assert!(matches!(w.plan().action, Action::Unlock { revision: 2, .. }));
+}
+
+#[test]
+fn a_revision_made_by_hand_on_our_release_is_put_right() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Superseded), w.ours(2, Status::Deployed)];
+    w.revisions[1].run = w.revisions[0].run.clone();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn the_originals_release_is_adopted_without_a_helm_run() {
+    let mut w = world();
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    assert_eq!(w.plan().action, Action::ReadRelease(1));
+    let w = w.facts("cert-manager", "v1.19.1");
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
+}
+
+#[test]
+fn an_annotation_that_belongs_to_another_chart_version_does_not_hide_an_upgrade() {
+    let mut w = world().facts("cert-manager", "v1.18.0");
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_release_of_unknown_origin_is_refused_until_a_person_hands_it_over() {
+    let mut w = world().facts("cert-manager", "v1.19.1");
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    w.tenant.metadata.annotations = None;
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
+    assert!(plan.state.ready.message.contains(ADOPT_ANNOTATION));
+    w.tenant.metadata.annotations =
+        Some([(ADOPT_ANNOTATION.to_owned(), "true".to_owned())].into());
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn of_two_tenants_with_one_release_the_older_has_it_and_the_younger_is_told() {
+    let mut older = world();
+    older.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1).unwrap()));
+    let mut younger = world();
+    younger.tenant.metadata.uid = Some("uid-2".to_owned());
+    younger.tenant.metadata.namespace = Some("other".to_owned());
+    younger.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(2).unwrap()));
+    older.others = vec![younger.tenant.clone()];
+    younger.others = vec![older.tenant.clone()];
+    assert_eq!(older.plan().action, Action::Helm(Run::Install));
+    let plan = younger.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
+    assert!(plan.state.ready.message.contains("team/acme"), "{:?}", plan.state);
+    // Deleting the younger one touches nothing.
+    let plan = younger.deleted().plan();
+    assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
+fn a_release_left_by_a_tenant_of_another_namespace_is_not_taken_over() {
+    let mut w = world().deployed();
+    w.revisions[0].owner_uid = Some("dead".to_owned());
+    // The same namespace and name: restored from a backup.
+    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(ready(&w.plan()).0, Truth::True);
+    w.revisions[0].owner_namespace = Some("elsewhere".to_owned());
+    assert_eq!(ready(&w.plan()), (Truth::False, reason::RELEASE_IN_USE));
+}
+
+#[test]
+fn namespaces_of_others_are_never_a_workspace() {
+    for (workspace, owner) in
+        [("kube-system", "Kubernetes"), ("krypton-system", "Krypton"), ("krypton", "Krypton")]
+    {
+        let mut theirs = world();
+        theirs.tenant.spec.workspace = Some(workspace.to_owned());
+        let plan = theirs.plan();
+        assert_eq!(plan.action, Action::Nothing, "{workspace}");
+        assert_eq!(ready(&plan), (Truth::False, reason::NAMESPACE_NOT_OWNED));
+        assert!(plan.state.ready.message.contains(owner));
+    }
+    let mut dotted = world();
+    dotted.tenant.metadata.name = Some("a.b".to_owned());
+    assert_eq!(ready(&dotted.plan()), (Truth::False, reason::WORKSPACE_INVALID));
+}
+
+#[test]
+fn a_tenant_for_another_member_gets_nothing_not_even_a_finalizer() {
+    let mut w = world();
+    w.tenant.metadata.finalizers = None;
+    w.tenant.spec =
+        serde_json::from_value(serde_json::json!({ "clusterRef": { "secretName": "edge-2" } }))
+            .unwrap();
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert!(!plan.ours);
+    assert_eq!(ready(&plan), (Truth::False, reason::NOT_THIS_CLUSTER));
+}
+
+#[test]
+fn without_a_permit_and_while_paused_nothing_is_done_and_what_runs_stays_ready() {
+    let mut w = world();
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.ready.truth, Truth::Unknown);
+    let mut w = world().deployed();
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    assert_eq!(ready(&w.plan()).0, Truth::True);
+    w.permit = Permit::Granted;
+    w.desired.paused = true;
+    w.desired.chart.version = "2.0.0".to_owned();
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.progress.unwrap().reason, reason::PAUSED);
+}
+
+fn world_deployed_then_upgrading_fails() -> World {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::Failed)];
+    w.failed(reason::UPGRADE_FAILED, 60)
+}
+
+#[test]
+fn a_failed_upgrade_waits_for_its_back_off_and_says_that_the_old_release_runs() {
+    let w = world_deployed_then_upgrading_fails();
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(60))));
+    assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
+    let error = plan.state.error.unwrap();
+    assert_eq!(error.truth, Truth::True);
+    assert!(error.message.contains("revision 1 keeps running"), "{error:?}");
+}
+
+#[test]
+fn a_changed_spec_or_chart_does_not_wait_for_the_back_off() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.tenant.metadata.generation = Some(2);
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    let mut w = world_deployed_then_upgrading_fails();
+    w.desired.chart.version = "1.19.2".to_owned();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_chart_that_cannot_be_fetched_leaves_what_runs_ready() {
+    let mut w = world().deployed().failed(reason::CHART_NOT_LOADED, 60);
+    w.revisions[0].fingerprint = Some("older".to_owned());
+    w.memory.said = Some(ClusterState {
+        ready: State::new(Truth::True, reason::INSTALLED, "release installed"),
+        progress: None,
+        error: None,
+    });
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
+    assert_eq!(plan.state.error.unwrap().reason, reason::CHART_NOT_LOADED);
+}
+
+#[test]
+fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
+    let mut w = world().deployed();
+    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
+    w.memory.applied = Some(Applied { run: Run::Install, ended: w.now });
+    let plan = w.plan();
+    assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(180))));
+    w.now = Boot(w.now.0 + Duration::from_secs(180));
+    let plan = w.plan();
+    assert_eq!(ready(&plan), (Truth::False, reason::INSTALL_FAILED));
+    assert!(plan.state.error.unwrap().message.contains("Deployment acme/web"));
+    w.unready = None;
+    let plan = w.plan();
+    assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
+    assert_eq!(plan.state.error.unwrap().truth, Truth::False);
+}
+
+#[test]
+fn deletion_uninstalls_then_removes_our_namespace_then_the_finalizer() {
+    let mut w = world().deployed().deleted();
+    assert_eq!(w.plan().action, Action::Uninstall);
+    w.revisions.clear();
+    assert_eq!(w.plan().action, Action::DeleteWorkspace);
+    w.workspace.as_mut().unwrap().terminating = true;
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.workspace = None;
+    assert_eq!(w.plan().action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
+fn a_namespace_that_is_not_ours_or_is_shared_outlives_the_tenant() {
+    let mut unmarked = world().deleted();
+    unmarked.workspace.as_mut().unwrap().creator = None;
+    assert_eq!(unmarked.plan().action, Action::RemoveFinalizer { orphaned: false });
+    let mut shared = world().deleted();
+    shared.shared = true;
+    assert_eq!(shared.plan().action, Action::RemoveFinalizer { orphaned: false });
+    let mut default = world().deleted();
+    default.tenant.spec.workspace = Some("default".to_owned());
+    assert_eq!(default.plan().action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
+fn the_orphan_annotation_lets_go_at_once_and_says_what_stays() {
+    let mut w = world().deployed().deleted();
+    w.tenant.metadata.annotations =
+        Some([(names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned())].into());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: true });
+    assert!(plan.state.ready.message.contains("tenant-acme-edge-1"));
+}
+
+#[test]
+fn a_deletion_without_a_permit_waits_and_says_so() {
+    let mut w = world().deployed().deleted();
+    w.permit = Permit::Withheld("the Lease is not ours".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert!(plan.state.ready.message.contains("Lease"));
+}
+
+#[test]
+fn back_off_doubles_and_stays_between_half_the_cap_and_the_cap() {
+    let cap = Duration::from_secs(900);
+    assert_eq!(backoff(1, cap, 1.0), Duration::from_secs(5));
+    assert_eq!(backoff(2, cap, 1.0), Duration::from_secs(10));
+    assert_eq!(backoff(60, cap, 1.0), cap);
+    assert_eq!(backoff(60, cap, 0.0), cap / 2);
+}
+
+fn statuses() -> impl Strategy<Value = Status> {
+    prop::sample::select(vec![
+        Status::Deployed,
+        Status::Failed,
+        Status::Superseded,
+        Status::Uninstalled,
+        Status::Uninstalling,
+        Status::PendingInstall,
+        Status::PendingUpgrade,
+        Status::PendingRollback,
+        Status::Unknown,
+    ])
+}
+
+proptest! {
+    /// Whatever the world looks like: a Tenant that is not deleted never loses a deployed release,
+    /// and nothing is ever done without a permit.
+    #[test]
+    fn doubt_removes_nothing(
+        history in prop::collection::vec((statuses(), any::<bool>(), any::<bool>()), 0..4),
+        annotated in any::<bool>(),
+        permitted in any::<bool>(),
+        workspace in prop::option::of((any::<bool>(), any::<bool>())),
+        finalizer in any::<bool>(),
+        elsewhere in any::<bool>(),
+        paused in any::<bool>(),
+    ) {
+        let mut w = world();
+        w.revisions = history.iter().enumerate().map(|(at, (status, labelled, same))| {
+            let number = u32::try_from(at).unwrap() + 1;
+            let mut revision = if *labelled {
+                w.ours(number, *status)
+            } else {
+                w.foreign(number, *status)
+            };
+            if !same {
+                revision.fingerprint = revision.fingerprint.map(|_| "older".to_owned());
+            }
+            revision
+        }).collect();
+        if !annotated { w.tenant.metadata.annotations = None; }
+        if !permitted { w.permit = Permit::Withheld("no".to_owned()); }
+        if !finalizer { w.tenant.metadata.finalizers = None; }
+        if elsewhere {
+            w.tenant.spec = serde_json::from_value(
+                serde_json::json!({ "clusterRef": { "secretName": "edge-2" } })).unwrap();
+        }
+        w.desired.paused = paused;
+        w.workspace = workspace.map(|(terminating, ours)| Workspace {
+            terminating, creator: ours.then(|| "uid-1".to_owned()), uid: "n".to_owned(),
+        });
+        let plan = w.plan();
+        let newest = w.revisions.last().map(|revision| revision.status);
+        match plan.action {
+            Action::Uninstall => prop_assert_eq!(newest, Some(Status::Uninstalling)),
+            Action::DeleteWorkspace | Action::RemoveFinalizer { .. } => {
+                prop_assert!(false, "removed without a deletion: {:?}", plan.action);
+            }
+            _ => {}
+        }
+        if !permitted || paused || elsewhere {
+            prop_assert_eq!(&plan.action, &Action::Nothing);
+        }
+        // Ready is said only of a deployed release.
+        if plan.state.ready.truth == Truth::True {
+            prop_assert_eq!(newest, Some(Status::Deployed));
+        }
+        // The same world gives the same plan.
+        prop_assert_eq!(plan, w.plan());
+    }
+}

@@ -1,0 +1,373 @@
+//! Tables from objects as an apiserver gives them, and whole runs against a small HTTP server.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2026-01-02T03:04:05Z".parse().unwrap()
+}
+
+fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({
+        "type": kind, "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": "2026-01-02T03:00:05Z",
+    })
+}
+
+fn cluster(name: &str, spec: Value, status: Value) -> Value {
+    json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "EdgeCluster",
+        "metadata": {"name": name, "creationTimestamp": "2026-01-02T03:02:00Z"},
+        "spec": spec,
+        "status": status,
+    })
+}
+
+fn tenant(namespace: &str, name: &str, status: Value) -> Value {
+    json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"namespace": namespace, "name": name, "creationTimestamp": "2026-01-01T03:04:05Z"},
+        "spec": {"workspace": "ws"},
+        "status": status,
+    })
+}
+
+fn fleet() -> Vec<Value> {
+    vec![
+        cluster(
+            "edge-1",
+            json!({}),
+            json!({
+                "mode": "proxy",
+                "kubernetesVersion": "v1.36.3",
+                "tenants": {"total": 4, "ready": 3, "pending": 1, "error": 0},
+                "applied": {"epoch": 1, "generation": 7, "digest": "abc"},
+                "conditions": [condition("Connected", "True", "Connected", "ok")],
+                "holder": "hub-0",
+                "clusterUID": "u-1",
+                "lastSeen": "2026-01-02T03:03:55Z",
+            }),
+        ),
+        cluster(
+            "edge-22",
+            json!({"paused": true, "banned": true}),
+            json!({
+                "mode": "none",
+                "conditions": [condition("Connected", "False", "Unreachable", "no answer\nfor 30 s \u{1b}[31m")],
+            }),
+        ),
+        cluster("new", json!({}), Value::Null),
+        cluster("odd", json!({"paused": "perhaps"}), json!({})),
+    ]
+}
+
+#[test]
+fn clusters_are_shown_with_what_is_known_of_them() {
+    let expected = "\
+NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE
+edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s
+edge-22   none,paused,banned   False       -       -         -         2m5s
+new       -                    Unknown     -       -         -         2m5s
+odd       <not readable>
+";
+    assert_eq!(clusters_table(&fleet(), false, now()), expected);
+}
+
+#[test]
+fn wide_clusters_tell_who_holds_them_and_what_is_wrong() {
+    let expected = "\
+NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE    LAST-SEEN   HOLDER   CLUSTER-UID   MESSAGE
+edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s   10s         hub-0    u-1           -
+edge-22   none,paused,banned   False       -       -         -         2m5s   -           -        -             Unreachable: no answer for 30 s [31m
+";
+    assert_eq!(clusters_table(&fleet()[..2], true, now()), expected);
+}
+
+fn tenants() -> Vec<Value> {
+    let chart = "https://charts.jetstack.io/cert-manager:1.19.1";
+    vec![
+        tenant(
+            "default",
+            "acme",
+            json!({
+                "phase": "Error",
+                "lastAppliedChart": chart,
+                "lastMessage": "1 of 4 clusters ready; edge-1: UpgradeFailed: timed out waiting for the condition",
+                "conditions": [
+                    condition("Ready", "False", "ClustersNotReady", ""),
+                    condition("ClusterReady/edge-1", "False", "UpgradeFailed", "not ready"),
+                    condition("ClusterError/edge-1", "True", "UpgradeFailed", "timed out"),
+                    condition("ClusterReady/edge-2", "True", "Installed", "release installed"),
+                    condition("ClusterError/edge-2", "False", "NoError", ""),
+                    condition("ClusterReady/edge-3", "Unknown", "ClusterUnreachable", ""),
+                    condition("ClusterReady/self-cluster", "False", "NotReady", "waits"),
+                    condition("ClusterProgress/self-cluster", "True", "Installing", "helm runs"),
+                ],
+            }),
+        ),
+        tenant("default", "new", Value::Null),
+        tenant("default", "odd", json!({"conditions": "none"})),
+    ]
+}
+
+#[test]
+fn tenants_are_shown_with_the_count_of_ready_clusters() {
+    let expected = "\
+NAMESPACE   NAME   PHASE            READY   CHART                 MESSAGE                                                        AGE
+default     acme   Error            1/4     cert-manager:1.19.1   1 of 4 clusters ready; edge-1: UpgradeFailed: timed out wai…   24h
+default     new    -                0/0     -                     -                                                              24h
+default     odd    <not readable>
+";
+    assert_eq!(tenants_table(&tenants(), false, now()), expected);
+}
+
+#[test]
+fn wide_tenants_have_a_line_for_each_cluster() {
+    let expected = "\
+NAMESPACE   NAME             PHASE     READY     CHART                                            MESSAGE                                                                             AGE
+default     acme             Error     1/4       https://charts.jetstack.io/cert-manager:1.19.1   1 of 4 clusters ready; edge-1: UpgradeFailed: timed out waiting for the condition   24h
+            └ edge-1         Error     False                                                      UpgradeFailed: timed out
+            └ edge-2         Ready     True                                                       Installed: release installed
+            └ edge-3         Unknown   Unknown                                                    ClusterUnreachable
+            └ self-cluster   Pending   False                                                      Installing: helm runs
+";
+    assert_eq!(tenants_table(&tenants()[..1], true, now()), expected);
+}
+
+/// Gives out its answers in turn.
+struct Server {
+    directory: tempfile::TempDir,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    async fn start(answers: Vec<(u16, Value)>) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&asked);
+        let left = Arc::new(Mutex::new(VecDeque::from(answers)));
+        let router = Router::new().fallback(move |uri: Uri| {
+            seen.lock().unwrap().push(uri.to_string());
+            let (code, body) = left
+                .lock()
+                .unwrap()
+                .pop_front()
+                .expect("one request per answer");
+            async move { answer(code, &body) }
+        });
+        tokio::spawn(axum::serve(listener, router).into_future());
+        let kubeconfig = json!({
+            "current-context": "home",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "home", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+        });
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("config"), kubeconfig.to_string()).unwrap();
+        Self { directory, asked }
+    }
+
+    async fn run(&self, args: &[&str]) -> Result<Printed, KubectlError> {
+        let path = self
+            .directory
+            .path()
+            .join("config")
+            .to_str()
+            .unwrap()
+            .to_owned();
+        let env = |name: &str| (name == "KUBECONFIG").then(|| path.clone());
+        let all = std::iter::once("kubectl-krypton").chain(args.iter().copied());
+        Box::pin(run(all.map(OsString::from), &env, now())).await
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+fn answer(code: u16, body: &Value) -> Response {
+    let code = StatusCode::from_u16(code).unwrap();
+    (
+        code,
+        [(header::CONTENT_TYPE, "application/json")],
+        body.to_string(),
+    )
+        .into_response()
+}
+
+fn list_of(mut items: Vec<Value>, next: &str) -> (u16, Value) {
+    for item in &mut items {
+        // A real apiserver leaves these out in lists.
+        let fields = item.as_object_mut().unwrap();
+        fields.remove("apiVersion");
+        fields.remove("kind");
+    }
+    let list = json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1", "kind": "List",
+        "metadata": {"resourceVersion": "1", "continue": next}, "items": items,
+    });
+    (200, list)
+}
+
+fn failure(code: u16, reason: &str, message: &str) -> (u16, Value) {
+    let status = json!({
+        "apiVersion": "v1", "kind": "Status", "status": "Failure",
+        "code": code, "reason": reason, "message": message,
+    });
+    (code, status)
+}
+
+#[tokio::test]
+async fn tenants_are_listed_in_the_asked_namespace_the_contexts_or_all() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["get", "tenants"], "/namespaces/team/tenants"),
+        (
+            &["get", "tenant", "-n", "other"],
+            "/namespaces/other/tenants",
+        ),
+        (&["get", "tn", "-A"], "/v1alpha1/tenants"),
+        (&["get", "clusters"], "/v1alpha1/edgeclusters"),
+        (&["get", "ec", "-n", "other"], "/v1alpha1/edgeclusters"),
+    ];
+    for (args, path) in cases {
+        let server = Server::start(vec![list_of(Vec::new(), "")]).await;
+        let printed = server.run(args).await.unwrap();
+        assert_eq!(printed.stdout, "");
+        assert!(
+            printed.stderr.starts_with("No resources found"),
+            "{printed:?}"
+        );
+        let asked = server.asked().pop().unwrap();
+        assert!(asked.contains(path), "{args:?}: {asked}");
+    }
+}
+
+#[tokio::test]
+async fn all_pages_are_read_and_an_odd_object_hides_no_other() {
+    let mut pages = tenants();
+    let second = pages.split_off(2);
+    let server = Server::start(vec![list_of(pages, "more"), list_of(second, "")]).await;
+    let printed = server.run(&["get", "tenants"]).await.unwrap();
+    assert_eq!(printed.stdout, tenants_table(&tenants(), false, now()));
+    assert!(
+        server.asked()[1].contains("continue=more"),
+        "{:?}",
+        server.asked()
+    );
+}
+
+#[tokio::test]
+async fn json_and_yaml_are_whole_lists_with_every_field() {
+    let mut object = fleet().remove(3);
+    object["metadata"]["managedFields"] = json!([]);
+    let expected = json!({
+        "apiVersion": "v1", "kind": "List", "metadata": {}, "items": [fleet().remove(3)],
+    });
+    for format in ["json", "yaml"] {
+        let server = Server::start(vec![list_of(vec![object.clone()], "")]).await;
+        let printed = server
+            .run(&["get", "clusters", "-o", format])
+            .await
+            .unwrap();
+        let found: Value = serde_saphyr::from_str(&printed.stdout).unwrap();
+        assert_eq!(found, expected, "{format}: {}", printed.stdout);
+    }
+}
+
+#[tokio::test]
+async fn what_the_server_refuses_is_one_line_with_the_remedy() {
+    let cases = [
+        (
+            failure(
+                404,
+                "NotFound",
+                "the server could not find the requested resource",
+            ),
+            "has no edgeclusters",
+        ),
+        (
+            failure(403, "Forbidden", "edgeclusters is forbidden:\nno"),
+            "may not list edgeclusters in all namespaces",
+        ),
+        (
+            failure(401, "Unauthorized", "Unauthorized"),
+            "does not accept your credentials",
+        ),
+        (
+            failure(500, "InternalError", "etcd is gone"),
+            "listing edgeclusters on the cluster \"home\" failed",
+        ),
+    ];
+    for (answer, expected) in cases {
+        let server = Server::start(vec![answer]).await;
+        let text = server
+            .run(&["get", "clusters"])
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains(expected) && text.contains("\"home\"") && !text.contains('\n'),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn wrong_usage_ends_with_2_and_help_with_0() {
+    let server = Server::start(Vec::new()).await;
+    let cases: &[(&[&str], i32)] = &[
+        (&[], 2),
+        (&["get"], 2),
+        (&["get", "pods"], 2),
+        (&["get", "tenants", "-A", "-n", "x"], 2),
+        (&["get", "tenants", "-o", "xml"], 2),
+        (&["--help"], 0),
+        (&["--version"], 0),
+    ];
+    for (args, code) in cases {
+        let error = server.run(args).await.unwrap_err();
+        let KubectlError::Usage(error) = error else {
+            panic!("{args:?}: {error}")
+        };
+        assert_eq!(error.exit_code(), *code, "{args:?}");
+    }
+    assert!(server.asked().is_empty());
+}
+
+#[tokio::test]
+async fn the_version_needs_no_cluster() {
+    let server = Server::start(Vec::new()).await;
+    let printed = server.run(&["version"]).await.unwrap();
+    assert_eq!(
+        printed.stdout,
+        format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[tokio::test]
+async fn an_unknown_context_is_told_with_those_that_are_there() {
+    let server = Server::start(Vec::new()).await;
+    let error = server
+        .run(&["get", "clusters", "--context", "away"])
+        .await
+        .unwrap_err();
+    let mut text = String::new();
+    let mut next: Option<&dyn std::error::Error> = Some(&error);
+    while let Some(error) = next {
+        text.push_str(&error.to_string());
+        next = error.source();
+    }
+    assert!(
+        text.contains("\"away\" does not exist; its contexts are: home"),
+        "{text}"
+    );
+}

@@ -1,0 +1,217 @@
+//! What is refused, and what the message says.
+
+use proptest::prelude::*;
+
+use super::table;
+use super::tests::{Args, Env, resolve};
+
+#[test]
+fn every_error_names_the_setting_the_class_and_the_remedy() {
+    let cases: &[(Args, Env, &str, &str)] = &[
+        (
+            &["--namespace=A"],
+            &[],
+            "flag --namespace",
+            "a namespace name",
+        ),
+        (
+            &[],
+            &[("WATCH_NAMESPACE", "a.b")],
+            "variable WATCH_NAMESPACE",
+            "a namespace name",
+        ),
+        (
+            &["--watch-namespaces=a,B"],
+            &[],
+            "flag --watch-namespaces",
+            "a namespace name",
+        ),
+        (
+            &["--watch-namespaces=a,*"],
+            &[],
+            "flag --watch-namespaces",
+            "a namespace name",
+        ),
+        (
+            &["--watch-kubeconfig-secret=ns/name"],
+            &[],
+            "flag --watch-kubeconfig-secret",
+            "name of a Secret",
+        ),
+        (
+            &[
+                "--watch-kubeconfig-secret=a",
+                "--watch-kubeconfig-secret-key=a/b",
+            ],
+            &[],
+            "flag --watch-kubeconfig-secret-key",
+            "a key of a Secret",
+        ),
+        (
+            &["--kubeconfig-label=a b"],
+            &[],
+            "flag --kubeconfig-label",
+            "a label key",
+        ),
+        (
+            &["--kubeconfig-label=example.org/a/b"],
+            &[],
+            "flag --kubeconfig-label",
+            "a label key",
+        ),
+        (
+            &["--kubeconfig-label="],
+            &[],
+            "flag --kubeconfig-label",
+            "a label key",
+        ),
+        (
+            &[],
+            &[("KUBECONFIG_SECRET_KEY", "a/b")],
+            "variable KUBECONFIG_SECRET_KEY",
+            "a key of a Secret",
+        ),
+        (
+            &["--self-cluster=maybe"],
+            &[],
+            "flag --self-cluster",
+            "a bool",
+        ),
+        (
+            &["--ensure-watch-crds=maybe"],
+            &[],
+            "flag --ensure-watch-crds",
+            "a bool",
+        ),
+        (
+            &["--leader-elect=maybe"],
+            &[],
+            "flag --leader-elect",
+            "a bool",
+        ),
+        (
+            &["--chart-install-crds=ja"],
+            &[],
+            "flag --chart-install-crds",
+            "a bool",
+        ),
+        (
+            &["--chart-repo=charts.example.org"],
+            &[],
+            "flag --chart-repo",
+            "the URL of a chart repository",
+        ),
+        (
+            &["--chart-repo=https://"],
+            &[],
+            "flag --chart-repo",
+            "the URL of a chart repository",
+        ),
+        (&["--chart-name="], &[], "flag --chart-name", "a chart name"),
+        (&["--helm="], &[], "flag --helm", "a program"),
+        (
+            &["--helm-timeout=180"],
+            &[],
+            "flag --helm-timeout",
+            "a duration from 1s to 24h",
+        ),
+        (
+            &["--helm-timeout=0s"],
+            &[],
+            "flag --helm-timeout",
+            "a duration from 1s to 24h",
+        ),
+        (
+            &["--retry-max=25h"],
+            &[],
+            "flag --retry-max",
+            "a duration from 1s to 24h",
+        ),
+        (
+            &["--max-concurrent-helm=0"],
+            &[],
+            "flag --max-concurrent-helm",
+            "a number from 1 to 64",
+        ),
+        (
+            &["--max-concurrent-helm=65"],
+            &[],
+            "flag --max-concurrent-helm",
+            "a number from 1 to 64",
+        ),
+        (
+            &["--metrics-bind-address=8080"],
+            &[],
+            "flag --metrics-bind-address",
+            "a listen address",
+        ),
+        (
+            &["--health-probe-bind-address=:http"],
+            &[],
+            "flag --health-probe-bind-address",
+            "a listen address",
+        ),
+        (
+            &["--log-format=xml"],
+            &[],
+            "flag --log-format",
+            "a log format",
+        ),
+        (
+            &["-zap-encoder=xml"],
+            &[],
+            "flag --zap-encoder",
+            "an encoder",
+        ),
+        (
+            &["-zap-log-level=loud"],
+            &[],
+            "flag --zap-log-level",
+            "a log level",
+        ),
+        (
+            &["-zap-log-level=0"],
+            &[],
+            "flag --zap-log-level",
+            "a log level",
+        ),
+        (
+            &[],
+            &[("HELM_DRIVER", "configmap")],
+            "variable HELM_DRIVER",
+            "a driver",
+        ),
+    ];
+    for (args, env, origin, class) in cases {
+        let text = resolve(args, env).unwrap_err().to_string();
+        assert!(text.starts_with(origin), "{text}");
+        assert!(text.contains(class) && text.contains("; "), "{text}");
+    }
+}
+
+#[test]
+fn a_password_in_the_repository_url_is_not_repeated() {
+    let error = resolve(&["--chart-repo=user:hunter2@charts.example.org"], &[]).unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+}
+
+#[test]
+fn a_long_wrong_value_is_shortened_in_the_message() {
+    let error = resolve(&[&format!("--namespace={}", "é".repeat(5000))], &[]).unwrap_err();
+    assert!(error.to_string().len() < 600);
+}
+
+proptest! {
+    #[test]
+    fn any_value_is_a_setting_or_a_message_that_names_its_flag(
+        row in 0..table::ROWS.len(),
+        value in "[^\\x00]{0,40}",
+    ) {
+        let flag = table::ROWS[row].flag;
+        prop_assume!(!flag.is_empty());
+        let arg = format!("--{flag}={value}");
+        if let Err(error) = resolve(&[&arg], &[]) {
+            prop_assert!(error.to_string().contains(flag), "{}", error);
+        }
+    }
+}

@@ -1,0 +1,537 @@
+//! How each setting is found: variable, flag, default, and the few that have an order of their own.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use krypton_common::kubeconfig::Policy;
+use krypton_common::names;
+use krypton_common::telemetry::LogFormat;
+
+use super::{
+    BindAddress, ChartSettings, Discovery, Flags, HelmSettings, HomeChoice, HomeSource,
+    LocalSource, NotABindAddress, Origin, Settings, SettingsError, parse_bool, parse_duration,
+    table,
+};
+
+const CHECK_INTERVAL_DEFAULT: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+const MOST_HELM_RUNS: usize = 64;
+const SHOWN_CHARS: usize = 120;
+
+pub(super) fn resolve(
+    flags: &Flags,
+    env: &dyn Fn(&str) -> Option<String>,
+    service_account_namespace: Option<String>,
+) -> Result<Settings, SettingsError> {
+    let mut inputs = Inputs {
+        env,
+        notes: Vec::new(),
+    };
+    let namespace = inputs.namespace(flags, service_account_namespace)?;
+    let home = inputs.home(flags, &namespace)?;
+    let (metrics, health) = inputs.bind_addresses(flags)?;
+    let (log_format, log_level) = inputs.log(flags)?;
+    inputs.refuse_foreign_helm_driver()?;
+    inputs.note_flags_without_effect(flags)?;
+
+    Ok(Settings {
+        namespace,
+        watch_namespaces: inputs.watch_namespaces(flags)?,
+        home,
+        ensure_watch_crds: inputs.ensure_watch_crds(flags)?,
+        discovery: inputs.discovery(flags)?,
+        self_cluster: inputs.boolean("self-cluster", &flags.self_cluster)?,
+        kubeconfig_policy: inputs.kubeconfig_policy(flags)?,
+        chart: inputs.chart(flags)?,
+        chart_values_file: inputs.path("chart-values-file", &flags.chart_values_file),
+        allow_chart_skip: inputs.allow_chart_skip(),
+        helm: inputs.helm(flags)?,
+        retry_max: inputs.duration("retry-max", &flags.retry_max)?,
+        check_interval: inputs.check_interval(),
+        metrics_bind_address: metrics,
+        health_probe_bind_address: health,
+        log_format,
+        log_level,
+        reporting_instance: inputs
+            .variable("POD_NAME")
+            .or_else(|| inputs.variable("HOSTNAME")),
+        notes: inputs.notes,
+    })
+}
+
+/// A value and where it came from.
+struct Given {
+    text: String,
+    origin: Origin,
+}
+
+impl Given {
+    fn invalid(&self, class: &'static str, remedy: &'static str) -> SettingsError {
+        let value = self.text.chars().take(SHOWN_CHARS).collect();
+        SettingsError::Invalid {
+            origin: self.origin,
+            value,
+            class,
+            remedy,
+        }
+    }
+
+    fn namespace_name(self) -> Result<String, SettingsError> {
+        if names::is_dns_label(&self.text) {
+            return Ok(self.text);
+        }
+        Err(self.invalid(
+            "a namespace name",
+            "write lower-case letters, digits and '-', at most 63 characters",
+        ))
+    }
+
+    fn data_key(self) -> Result<String, SettingsError> {
+        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if !self.text.is_empty() && self.text.len() <= 253 && self.text.chars().all(legal) {
+            return Ok(self.text);
+        }
+        Err(self.invalid(
+            "a key of a Secret",
+            "write letters, digits, '-', '_' or '.'",
+        ))
+    }
+}
+
+/// An empty value is one that was not given, as with Go's `os.Getenv`.
+fn non_empty(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.is_empty())
+}
+
+struct Inputs<'a> {
+    env: &'a dyn Fn(&str) -> Option<String>,
+    notes: Vec<String>,
+}
+
+impl Inputs<'_> {
+    fn variable(&self, name: &str) -> Option<String> {
+        non_empty((self.env)(name))
+    }
+
+    /// Variable, flag, default; a flag given as empty text is given.
+    fn text(&mut self, name: &'static str, flag: &Option<String>) -> Given {
+        let row = table::row_of(name).expect("each flag has a row, as a test of the table shows");
+        for variable in row.env {
+            let Some(text) = self.variable(variable) else {
+                continue;
+            };
+            if flag.as_ref().is_some_and(|flag| *flag != text) {
+                self.notes
+                    .push(format!("variable {variable} overrides flag --{name}"));
+            }
+            return Given {
+                text,
+                origin: Origin::Variable(variable),
+            };
+        }
+        match flag {
+            Some(text) => Given {
+                text: text.clone(),
+                origin: Origin::Flag(name),
+            },
+            None => Given {
+                text: row.default.to_owned(),
+                origin: Origin::Default(name),
+            },
+        }
+    }
+
+    fn path(&mut self, name: &'static str, flag: &Option<String>) -> Option<PathBuf> {
+        non_empty(Some(self.text(name, flag).text)).map(PathBuf::from)
+    }
+
+    fn boolean(
+        &mut self,
+        name: &'static str,
+        flag: &Option<String>,
+    ) -> Result<bool, SettingsError> {
+        let given = self.text(name, flag);
+        parse_bool(&given.text).ok_or_else(|| given.invalid("a bool", "write true or false"))
+    }
+
+    fn duration(
+        &mut self,
+        name: &'static str,
+        flag: &Option<String>,
+    ) -> Result<Duration, SettingsError> {
+        let given = self.text(name, flag);
+        parse_duration(&given.text)
+            .filter(|duration| (Duration::from_secs(1)..=LONGEST).contains(duration))
+            .ok_or_else(|| {
+                given.invalid(
+                    "a duration from 1s to 24h",
+                    "write numbers with units, as 90s, 3m or 1h30m",
+                )
+            })
+    }
+
+    fn namespace(
+        &mut self,
+        flags: &Flags,
+        service_account: Option<String>,
+    ) -> Result<String, SettingsError> {
+        let explicit = non_empty(flags.namespace.clone());
+        let given = self.text("namespace", &explicit);
+        if given.origin != Origin::Default("namespace") {
+            return given.namespace_name();
+        }
+        // The file is written by the kubelet, so it names a namespace.
+        let from_file = non_empty(service_account.map(|text| text.trim().to_owned()));
+        Ok(from_file.unwrap_or_else(|| "default".to_owned()))
+    }
+
+    fn watch_namespaces(
+        &mut self,
+        flags: &Flags,
+    ) -> Result<Option<BTreeSet<String>>, SettingsError> {
+        let given = self.text("watch-namespaces", &flags.watch_namespaces);
+        if given.text.trim() == "*" {
+            return Ok(None);
+        }
+        let names: BTreeSet<String> = given
+            .text
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+            .map(|name| {
+                Given {
+                    text: name.to_owned(),
+                    origin: given.origin,
+                }
+                .namespace_name()
+            })
+            .collect::<Result<_, _>>()?;
+        Ok((!names.is_empty()).then_some(names))
+    }
+
+    fn home(&mut self, flags: &Flags, namespace: &str) -> Result<HomeSource, SettingsError> {
+        let secret = self.text("watch-kubeconfig-secret", &flags.watch_kubeconfig_secret);
+        let file = self.path("watch-kubeconfig", &flags.watch_kubeconfig);
+        let choice = if !secret.text.is_empty() {
+            if !names::is_dns_subdomain(&secret.text) {
+                return Err(secret.invalid(
+                    "the name of a Secret",
+                    "write the name alone; its namespace goes to --watch-kubeconfig-secret-namespace",
+                ));
+            }
+            if file.is_some() {
+                self.notes.push(format!(
+                    "{} is used, the watch kubeconfig file is not",
+                    secret.origin
+                ));
+            }
+            let flag = &flags.watch_kubeconfig_secret_namespace;
+            let in_namespace = self.text("watch-kubeconfig-secret-namespace", flag);
+            let in_namespace = if in_namespace.text.is_empty() {
+                namespace.to_owned()
+            } else {
+                in_namespace.namespace_name()?
+            };
+            let flag = non_empty(flags.watch_kubeconfig_secret_key.clone());
+            let key = self.text("watch-kubeconfig-secret-key", &flag).data_key()?;
+            HomeChoice::Secret {
+                namespace: in_namespace,
+                name: secret.text,
+                key,
+            }
+        } else if let Some(file) = file {
+            HomeChoice::File(file)
+        } else {
+            HomeChoice::Local
+        };
+
+        let list = self.variable("KUBECONFIG").unwrap_or_default();
+        Ok(HomeSource {
+            choice,
+            context: non_empty(Some(self.text("watch-context", &flags.watch_context).text)),
+            local: LocalSource {
+                flag: self.path("kubeconfig", &flags.kubeconfig),
+                kubeconfig_variable: std::env::split_paths(&list)
+                    .filter(|path| !path.as_os_str().is_empty())
+                    .collect(),
+                user_file: self
+                    .variable("HOME")
+                    .map(|home| PathBuf::from(home).join(".kube/config")),
+            },
+        })
+    }
+
+    /// The variable is case-sensitive and can only switch on, so it never goes through `boolean`.
+    fn ensure_watch_crds(&mut self, flags: &Flags) -> Result<bool, SettingsError> {
+        let by_flag = match &flags.ensure_watch_crds {
+            None => false,
+            Some(text) => {
+                let given = Given {
+                    text: text.clone(),
+                    origin: Origin::Flag("ensure-watch-crds"),
+                };
+                parse_bool(text).ok_or_else(|| given.invalid("a bool", "write true or false"))?
+            }
+        };
+        let by_variable = match self.variable("ENSURE_WATCH_CRDS").as_deref() {
+            Some("true" | "1" | "yes") => true,
+            None | Some("false" | "0" | "no") => false,
+            Some(_) => {
+                self.notes.push(
+                    "variable ENSURE_WATCH_CRDS has no effect: only true, 1 or yes switch it on"
+                        .to_owned(),
+                );
+                false
+            }
+        };
+        Ok(by_flag || by_variable)
+    }
+
+    fn discovery(&mut self, flags: &Flags) -> Result<Discovery, SettingsError> {
+        let label = self.text("kubeconfig-label", &flags.kubeconfig_label);
+        if !is_label_key(&label.text) {
+            return Err(label.invalid("a label key", "write it as name or as example.org/name"));
+        }
+        let key = self
+            .text("kubeconfig-key", &flags.kubeconfig_key)
+            .data_key()?;
+        Ok(Discovery {
+            label: label.text,
+            key,
+        })
+    }
+
+    fn kubeconfig_policy(&mut self, flags: &Flags) -> Result<Policy, SettingsError> {
+        Ok(Policy {
+            allow_exec: self
+                .boolean("insecure-kubeconfig-exec", &flags.insecure_kubeconfig_exec)?,
+            allow_auth_provider: self.boolean(
+                "insecure-kubeconfig-auth-provider",
+                &flags.insecure_kubeconfig_auth_provider,
+            )?,
+            allow_token_file: self.boolean(
+                "insecure-kubeconfig-token-file",
+                &flags.insecure_kubeconfig_token_file,
+            )?,
+            allow_files: self.boolean(
+                "insecure-kubeconfig-files",
+                &flags.insecure_kubeconfig_files,
+            )?,
+            allow_insecure_tls: self
+                .boolean("insecure-kubeconfig-tls", &flags.insecure_kubeconfig_tls)?,
+        })
+    }
+
+    fn chart(&mut self, flags: &Flags) -> Result<ChartSettings, SettingsError> {
+        let name = self.text("chart-name", &flags.chart_name);
+        if name.text.is_empty() {
+            return Err(name.invalid(
+                "a chart name",
+                "write the chart's name, or the path of a .tgz",
+            ));
+        }
+        let repo = self.text("chart-repo", &flags.chart_repo);
+        let is_file = repo.text.is_empty() && name.text.ends_with(".tgz");
+        let is_url = ["https://", "http://", "oci://"].iter().any(|scheme| {
+            repo.text
+                .strip_prefix(scheme)
+                .is_some_and(|rest| !rest.is_empty())
+        });
+        if !is_file && !is_url {
+            return Err(SettingsError::InvalidSecret {
+                origin: repo.origin,
+                class: "the URL of a chart repository",
+                remedy: "write it with https://, or leave it empty and give the path of a .tgz as --chart-name",
+            });
+        }
+        Ok(ChartSettings {
+            repo: repo.text,
+            name: name.text,
+            version: self.text("chart-version", &flags.chart_version).text,
+            install_crds: self.boolean("chart-install-crds", &flags.chart_install_crds)?,
+        })
+    }
+
+    fn allow_chart_skip(&mut self) -> bool {
+        match self.variable("ALLOW_CHART_SKIP").as_deref() {
+            Some("true") => true,
+            None | Some("false") => false,
+            Some(_) => {
+                self.notes.push(
+                    "variable ALLOW_CHART_SKIP has no effect: only true switches it on".to_owned(),
+                );
+                false
+            }
+        }
+    }
+
+    fn helm(&mut self, flags: &Flags) -> Result<HelmSettings, SettingsError> {
+        let program = self.text("helm", &flags.helm);
+        if program.text.is_empty() {
+            return Err(
+                program.invalid("a program", "write the path of helm, or leave the flag out")
+            );
+        }
+        let runs = self.text("max-concurrent-helm", &flags.max_concurrent_helm);
+        let max_concurrent = runs
+            .text
+            .parse()
+            .ok()
+            .filter(|runs| (1..=MOST_HELM_RUNS).contains(runs))
+            .ok_or_else(|| {
+                runs.invalid("a number from 1 to 64", "write how many may run at once")
+            })?;
+        let cache_dir = self
+            .path("helm-cache-dir", &flags.helm_cache_dir)
+            .unwrap_or_else(|| {
+                let temporary = self.variable("TMPDIR").unwrap_or_else(|| "/tmp".to_owned());
+                PathBuf::from(temporary).join("krypton-hub")
+            });
+        Ok(HelmSettings {
+            program: PathBuf::from(program.text),
+            timeout: self.duration("helm-timeout", &flags.helm_timeout)?,
+            max_concurrent,
+            cache_dir,
+        })
+    }
+
+    /// Whole seconds or a Go duration; anything else means the default (reference 1.2).
+    fn check_interval(&mut self) -> Duration {
+        let Some(text) = self.variable("KRYPTON_CHECK_INTERVAL") else {
+            return CHECK_INTERVAL_DEFAULT;
+        };
+        let text = text.trim();
+        let seconds = || text.parse().ok().map(Duration::from_secs);
+        parse_duration(text).or_else(seconds).filter(|d| !d.is_zero()).unwrap_or_else(|| {
+            self.notes.push(
+                "variable KRYPTON_CHECK_INTERVAL is neither a Go duration nor whole seconds above 0: 60s is used"
+                    .to_owned(),
+            );
+            CHECK_INTERVAL_DEFAULT
+        })
+    }
+
+    fn bind_addresses(
+        &mut self,
+        flags: &Flags,
+    ) -> Result<(Option<BindAddress>, Option<BindAddress>), SettingsError> {
+        let metrics = self.text(
+            "metrics-bind-address",
+            &non_empty(flags.metrics_bind_address.clone()),
+        );
+        let health = self.text(
+            "health-probe-bind-address",
+            &non_empty(flags.health_probe_bind_address.clone()),
+        );
+        let (metrics_address, health_address) = (bind_address(&metrics)?, bind_address(&health)?);
+        match (&metrics_address, &health_address) {
+            (Some(one), Some(other)) if one == other && one.port != 0 => {
+                Err(SettingsError::SameAddress {
+                    first: metrics.origin,
+                    second: health.origin,
+                    address: one.clone(),
+                })
+            }
+            _ => Ok((metrics_address, health_address)),
+        }
+    }
+
+    fn log(&mut self, flags: &Flags) -> Result<(LogFormat, Option<tracing::Level>), SettingsError> {
+        let encoder = self.text("zap-encoder", &non_empty(flags.zap_encoder.clone()));
+        let by_encoder = match encoder.text.as_str() {
+            "" => None,
+            "json" => Some(LogFormat::Json),
+            "console" => Some(LogFormat::Text),
+            _ => return Err(encoder.invalid("an encoder", "write json or console")),
+        };
+        let format = self.text("log-format", &non_empty(flags.log_format.clone()));
+        let by_format = match format.text.as_str() {
+            "text" => LogFormat::Text,
+            "json" => LogFormat::Json,
+            _ => return Err(format.invalid("a log format", "write text or json")),
+        };
+        let is_default = format.origin == Origin::Default("log-format");
+        let log_format = by_encoder.filter(|_| is_default).unwrap_or(by_format);
+
+        let level = self.text("zap-log-level", &non_empty(flags.zap_log_level.clone()));
+        let log_level = match level.text.as_str() {
+            "" => None,
+            "debug" => Some(tracing::Level::DEBUG),
+            "info" => Some(tracing::Level::INFO),
+            "warn" => Some(tracing::Level::WARN),
+            "error" | "panic" => Some(tracing::Level::ERROR),
+            number => match number.parse::<u8>() {
+                Ok(1) => Some(tracing::Level::DEBUG),
+                Ok(2..) => Some(tracing::Level::TRACE),
+                _ => {
+                    return Err(level.invalid(
+                        "a log level",
+                        "write debug, info, warn, error, panic or a number from 1 to 255",
+                    ));
+                }
+            },
+        };
+        Ok((log_format, log_level))
+    }
+
+    fn refuse_foreign_helm_driver(&self) -> Result<(), SettingsError> {
+        match self.variable("HELM_DRIVER") {
+            Some(text) if !matches!(text.as_str(), "secret" | "secrets") => {
+                let given = Given {
+                    text,
+                    origin: Origin::Variable("HELM_DRIVER"),
+                };
+                Err(given.invalid(
+                    "a driver that the hub can read releases of",
+                    "unset it, and move releases of another driver to Secrets first",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn note_flags_without_effect(&mut self, flags: &Flags) -> Result<(), SettingsError> {
+        let given = [
+            (
+                "leader-elect",
+                self.boolean("leader-elect", &flags.leader_elect)?,
+            ),
+            ("zap-devel", flags.zap_devel.is_some()),
+            ("zap-stacktrace-level", flags.zap_stacktrace_level.is_some()),
+            ("zap-time-encoding", flags.zap_time_encoding.is_some()),
+        ];
+        for (name, _) in given.iter().filter(|(_, given)| *given) {
+            self.notes.push(format!("flag --{name} has no effect"));
+        }
+        Ok(())
+    }
+}
+
+fn bind_address(given: &Given) -> Result<Option<BindAddress>, SettingsError> {
+    if given.text == "0" {
+        return Ok(None);
+    }
+    given.text.parse().map(Some).map_err(|NotABindAddress| {
+        given.invalid(
+            "a listen address",
+            "write :PORT, HOST:PORT, or 0 to switch it off",
+        )
+    })
+}
+
+/// A qualified name as Kubernetes has it: an optional DNS subdomain and `/`, then 1 to 63 letters,
+/// digits, `-`, `_` or `.`, with a letter or digit at both ends.
+fn is_label_key(text: &str) -> bool {
+    let name = match text.split_once('/') {
+        Some((prefix, _)) if !names::is_dns_subdomain(prefix) => return false,
+        Some((_, name)) => name,
+        None => text,
+    };
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    name.len() <= 63
+        && name.chars().all(legal)
+        && edge(name.chars().next())
+        && edge(name.chars().next_back())
+}
