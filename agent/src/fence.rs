@@ -1,4 +1,4 @@
-//! The Lease `krypton-agent` on the member: whoever holds it is the one writer (design §3, rules 4, 5).
+//! Leases: whoever holds a member's `krypton-agent` is the one writer there (design §3, rules 4, 5).
 
 use std::time::Duration;
 
@@ -15,8 +15,19 @@ use crate::clock::{self, Boot};
 
 /// Where Krypton keeps its own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
-/// The Lease's name.
-pub const LEASE_NAME: &str = "krypton-agent";
+/// Which Lease. Its namespace is made when it is missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl LeaseName {
+    /// The one on a member: its holder is the one writer there.
+    pub fn of_member() -> Self {
+        Self { namespace: SYSTEM_NAMESPACE.to_owned(), name: "krypton-agent".to_owned() }
+    }
+}
 /// A Lease is dead when it has not been renewed for this long, by the watcher's own clock.
 pub const DURATION: Duration = Duration::from_secs(60);
 /// How often the holder renews.
@@ -108,19 +119,20 @@ fn step(seen: Option<&Sighting>, me: &str, now: Boot) -> Step {
 /// `idle` must become true before the Lease is given up: it says that no helm run of ours lives.
 pub async fn hold(
     client: Client,
+    lease: LeaseName,
     me: String,
     holds: watch::Sender<Hold>,
     stop: CancellationToken,
     idle: CancellationToken,
 ) {
-    let api: Api<Lease> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let api: Api<Lease> = Api::namespaced(client.clone(), &lease.namespace);
     let mut current: Option<Lease> = None;
     let mut seen: Option<Sighting> = None;
     loop {
         let now = Boot::now();
         let result = tokio::time::timeout(
             CALL_DEADLINE,
-            one_round(&client, &api, &me, &mut current, &mut seen, now),
+            one_round(&client, &api, &lease, &me, &mut current, &mut seen, now),
         )
         .await
         .unwrap_or_else(|_| Err(format!("no answer within {} s", CALL_DEADLINE.as_secs())));
@@ -169,6 +181,7 @@ pub async fn hold(
 async fn one_round(
     client: &Client,
     api: &Api<Lease>,
+    name: &LeaseName,
     me: &str,
     current: &mut Option<Lease>,
     seen: &mut Option<Sighting>,
@@ -177,15 +190,15 @@ async fn one_round(
     // Holding it, the version we wrote last is the precondition, and no read is needed.
     let held = seen.as_ref().is_some_and(|seen| seen.holder == me) && current.is_some();
     if !held {
-        *current = api.get_opt(LEASE_NAME).await.map_err(|error| error.to_string())?;
+        *current = api.get_opt(&name.name).await.map_err(|error| error.to_string())?;
         *seen = current.as_ref().map(|lease| Sighting::of(lease, seen.as_ref(), now));
     }
     let written = match step(seen.as_ref(), me, now) {
         Step::Wait => return Ok(false),
         Step::Create => {
-            ensure_namespace(client).await?;
+            ensure_namespace(client, &name.namespace).await?;
             let lease = Lease {
-                metadata: ObjectMeta { name: Some(LEASE_NAME.to_owned()), ..ObjectMeta::default() },
+                metadata: ObjectMeta { name: Some(name.name.clone()), ..ObjectMeta::default() },
                 spec: Some(spec_of(&Lease::default(), me, clock::wall())),
             };
             api.create(&PostParams::default(), &lease).await
@@ -215,8 +228,9 @@ async fn one_round(
 
 async fn replace(api: &Api<Lease>, lease: Lease, spec: LeaseSpec) -> kube::Result<Lease> {
     // `metadata.resourceVersion` of what was read makes this conditional.
+    let name = lease.metadata.name.clone().unwrap_or_default();
     let next = Lease { spec: Some(spec), ..lease };
-    api.replace(LEASE_NAME, &PostParams::default(), &next).await
+    api.replace(&name, &PostParams::default(), &next).await
 }
 
 fn spec_of(lease: &Lease, holder: &str, now: Timestamp) -> LeaseSpec {
@@ -233,15 +247,15 @@ fn spec_of(lease: &Lease, holder: &str, now: Timestamp) -> LeaseSpec {
     }
 }
 
-async fn ensure_namespace(client: &Client) -> Result<(), String> {
+async fn ensure_namespace(client: &Client, name: &str) -> Result<(), String> {
     let namespace = Namespace {
-        metadata: ObjectMeta { name: Some(SYSTEM_NAMESPACE.to_owned()), ..ObjectMeta::default() },
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
         ..Namespace::default()
     };
     match Api::all(client.clone()).create(&PostParams::default(), &namespace).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        Err(error) => Err(format!("creating namespace {SYSTEM_NAMESPACE}: {error}")),
+        Err(error) => Err(format!("creating namespace {name}: {error}")),
     }
 }
 

@@ -214,6 +214,7 @@ impl<K: Ord + Clone, V: PartialEq> Watched<K, V> {
 #[derive(Debug)]
 pub struct Index {
     cluster: String,
+    source_namespace: Option<String>,
     pub tenants: Watched<TenantKey, Arc<Tenant>>,
     pub revisions: Watched<(ReleaseKey, u32), Revision>,
     pub workspaces: Watched<String, Workspace>,
@@ -223,9 +224,10 @@ pub struct Index {
 }
 
 impl Index {
-    pub fn new(cluster: &str) -> Self {
+    pub fn new(cluster: &str, source_namespace: Option<&str>) -> Self {
         Self {
             cluster: cluster.to_owned(),
+            source_namespace: source_namespace.map(str::to_owned),
             tenants: Watched::default(),
             revisions: Watched::default(),
             workspaces: Watched::default(),
@@ -314,7 +316,7 @@ impl Index {
             .into_iter()
             .flatten()
             .filter_map(|tenant| self.tenants.get(tenant))
-            .filter(|tenant| tenant.names_member().is_none_or(|member| member == self.cluster))
+            .filter(|tenant| tenant.is_for(&self.cluster, self.source_namespace.as_deref()))
             .collect();
         claimants.sort_by_key(|tenant| {
             let meta = &tenant.metadata;

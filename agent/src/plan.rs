@@ -44,6 +44,8 @@ pub enum Permit {
 #[derive(Clone, Debug)]
 pub struct View<'a> {
     pub cluster: &'a str,
+    /// The namespace of the member's kubeconfig Secret, where it has one.
+    pub source_namespace: Option<&'a str>,
     pub now: Boot,
     pub policy: &'a Policy,
     pub permit: Permit,
@@ -136,14 +138,13 @@ pub struct Plan {
 /// Decides. The same view gives the same plan.
 pub fn plan(view: &View<'_>) -> Plan {
     let deleting = view.tenant.metadata.deletion_timestamp.is_some();
-    if let Some(member) = view.tenant.names_member()
-        && member != view.cluster
-    {
+    if !view.tenant.is_for(view.cluster, view.source_namespace) {
         if deleting && view.has_finalizer() {
             return deletion::plan(view);
         }
         let message = format!(
-            "clusterRef names {member}; this is {}, which leaves the Tenant alone",
+            "clusterRef names {}; this is {}, which leaves the Tenant alone",
+            view.tenant.names_member().unwrap_or_default(),
             view.cluster
         );
         return Plan {

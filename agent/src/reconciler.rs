@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::chart::ChartCache;
 use crate::clock::Boot;
 use crate::events::Events;
-use crate::fence::{self, Hold, KILL_AFTER, NO_NEW_RUNS_AFTER};
+use crate::fence::{self, Hold, LeaseName, KILL_AFTER, NO_NEW_RUNS_AFTER};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
 use crate::ledger::{self, Advance};
@@ -53,6 +53,8 @@ pub enum StatusMode {
 pub struct Member {
     /// Its name in the fleet; part of the names of releases and conditions.
     pub name: String,
+    /// The namespace of the Secret it comes from, which a `clusterRef` may name too.
+    pub source_namespace: Option<String>,
     pub client: Client,
     /// The same access, as a file for helm.
     pub kubeconfig: PathBuf,
@@ -103,6 +105,7 @@ pub async fn run(
     let idle = CancellationToken::new();
     let lease = tokio::spawn(fence::hold(
         member.client.clone(),
+        LeaseName::of_member(),
         member.holder.clone(),
         holds,
         stop.clone(),
@@ -121,7 +124,7 @@ pub async fn run(
         stop: signal,
     });
     let mut reconciler = Reconciler {
-        index: Index::new(&member.name),
+        index: Index::new(&member.name, member.source_namespace.as_deref()),
         member,
         performer,
         board,
@@ -503,6 +506,7 @@ impl Reconciler {
         let others = self.index.users(&release_key.namespace).into_iter().any(|user| user != *key);
         let view = View {
             cluster: &self.member.name,
+            source_namespace: self.member.source_namespace.as_deref(),
             now,
             policy: &self.member.policy,
             permit: permit(&self.hold.borrow(), self.permitted, self.recorded.is_some()),
@@ -518,6 +522,7 @@ impl Reconciler {
             memory: &slot.memory,
         };
         let plan = plan::plan(&view);
+        let workspace_exists = view.workspace.is_some();
         let before = view_said(&slot.memory, &tenant, &self.member.name);
         if let Some(at) = slot.wake.take() {
             self.wakes.remove(&(at, key.clone()));
@@ -548,7 +553,8 @@ impl Reconciler {
             plan,
             before,
             release: release_key,
-            desired,
+            workspace_exists,
+            desired: Arc::clone(&desired),
         };
         if let Some(slot) = self.slots.get_mut(key) {
             slot.busy = true;
@@ -562,7 +568,7 @@ impl Reconciler {
         if said != Some(&plan.state) {
             return true;
         }
-        if self.member.status == StatusMode::Report {
+        if self.member.status == StatusMode::Report || !self.permitted {
             return self.board.generation(key) != Some(tenant.metadata.generation.unwrap_or_default())
                 && plan.ours;
         }

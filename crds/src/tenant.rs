@@ -141,6 +141,21 @@ impl Tenant {
         let secret = self.spec.cluster_ref.as_ref()?.secret_name.as_deref()?;
         Some(secret).filter(|name| !name.is_empty())
     }
+
+    /// Whether the member `name`, whose kubeconfig Secret is in `namespace` where it has one, is to
+    /// look after this Tenant: it names no member, or this one.
+    pub fn is_for(&self, name: &str, namespace: Option<&str>) -> bool {
+        let Some(member) = self.names_member() else { return true };
+        let reference = self.spec.cluster_ref.as_ref();
+        let wanted = reference
+            .and_then(|reference| reference.secret_namespace.as_deref())
+            .filter(|wanted| !wanted.is_empty());
+        let same_namespace = match (wanted, namespace) {
+            (Some(wanted), Some(namespace)) => wanted == namespace,
+            _ => true,
+        };
+        member == name && same_namespace
+    }
 }
 
 #[cfg(test)]
@@ -149,6 +164,20 @@ mod tests {
 
     fn tenant(spec: serde_json::Value) -> Tenant {
         Tenant::new("acme", serde_json::from_value(spec).unwrap())
+    }
+
+    #[test]
+    fn a_cluster_ref_names_a_member_by_its_secret_and_where_given_the_secrets_namespace() {
+        let named = |value| tenant(serde_json::json!({ "clusterRef": value }));
+        let short = named(serde_json::json!({ "secretName": "edge-1" }));
+        let full =
+            named(serde_json::json!({ "secretName": "edge-1", "secretNamespace": "krypton" }));
+        assert!(tenant(serde_json::json!({})).is_for("edge-1", Some("krypton")));
+        assert!(short.is_for("edge-1", Some("krypton")));
+        assert!(!short.is_for("edge-2", Some("krypton")));
+        assert!(full.is_for("edge-1", Some("krypton")));
+        assert!(!full.is_for("edge-1", Some("other")));
+        assert!(full.is_for("edge-1", None));
     }
 
     #[test]

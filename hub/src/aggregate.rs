@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use jiff::Timestamp;
 use krypton_agent::clock::Boot;
+use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::names;
@@ -18,7 +19,7 @@ use kube::api::{Api, Patch, PatchParams};
 use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -234,8 +235,14 @@ fn unheard(last: &ClusterState, why: &str) -> ClusterState {
     }
 }
 
-/// Keeps the status of home's Tenants until `stop`.
-pub async fn run(client: Client, reports: Arc<Reports>, rules: Rules, stop: CancellationToken) {
+/// Keeps the status of home's Tenants until `stop`, while `lead` says that this hub is the one.
+pub async fn run(
+    client: Client,
+    reports: Arc<Reports>,
+    rules: Rules,
+    mut lead: watch::Receiver<Hold>,
+    stop: CancellationToken,
+) {
     let started = Boot::now();
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
     let mut events = watcher(api, Config::default()).default_backoff().boxed();
@@ -260,7 +267,11 @@ pub async fn run(client: Client, reports: Arc<Reports>, rules: Rules, stop: Canc
             dirty.extend(std::mem::take(&mut state.dirty));
         }
         let mut wake: Option<Boot> = patient.then_some(Boot(started.0 + START_GRACE));
+        let leading = lead.borrow_and_update().may_start(now);
         for key in dirty.clone() {
+            if !leading {
+                break;
+            }
             let Some(tenant) = tenants.get(&key) else {
                 dirty.remove(&key);
                 next_write.remove(&key);
@@ -286,6 +297,7 @@ pub async fn run(client: Client, reports: Arc<Reports>, rules: Rules, stop: Canc
         tokio::select! {
             () = stop.cancelled() => return,
             () = reports.changed.notified() => {}
+            changed = lead.changed() => if changed.is_err() { return },
             Some(event) = events.next() => match event {
                 Ok(event) => see(event, &rules, &mut tenants, &mut listed, &mut dirty),
                 Err(error) => tracing::debug!(error = %chain(&error), "watching home's Tenants failed; it is tried again"),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::fence::Hold;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
@@ -76,6 +77,8 @@ pub struct Fleet {
     pub home: Option<kube::Config>,
     pub sources: watch::Receiver<Sources>,
     pub given: watch::Receiver<Given>,
+    /// Whether this hub is the one that writes on home.
+    pub lead: watch::Receiver<Hold>,
     pub shared: Arc<Shared>,
     pub found: Arc<Found>,
 }
@@ -109,12 +112,13 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     loop {
         let now = Boot::now();
         let wanted = wanted(&fleet);
+        let leading = fleet.lead.borrow_and_update().may_start(now);
         if let Some(wanted) = wanted.as_ref().filter(|_| known.synced) {
             for (name, member) in wanted {
                 // An EdgeCluster comes first: its age decides between two that are one cluster.
                 if !known.edge_clusters.contains_key(name) {
                     let due = next_write.get(name).is_none_or(|at| *at <= now);
-                    if due && !writing.contains(name) && writes.len() < WRITERS {
+                    if leading && due && !writing.contains(name) && writes.len() < WRITERS {
                         writing.insert(name.clone());
                         next_write.insert(name.clone(), Boot(now.0 + PACE));
                         writes.spawn(create(fleet.client.clone(), name.clone(), member.1.clone()));
@@ -155,6 +159,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         dirty.extend(fleet.shared.facts.take_changed());
         let mut wake: Option<Boot> = None;
         for name in dirty.clone() {
+            if !leading {
+                break;
+            }
             let (Some(object), Some(facts)) =
                 (known.edge_clusters.get(&name), fleet.shared.facts.get(&name))
             else {
@@ -186,6 +193,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => break,
             changed = fleet.sources.changed() => if changed.is_err() { break },
+            changed = fleet.lead.changed() => if changed.is_err() { break },
             () = fleet.found.changed.notified() => {}
             () = fleet.shared.facts.changed.notified() => {}
             _ = heartbeat.tick() => dirty.extend(known.edge_clusters.keys().cloned()),

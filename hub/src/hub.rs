@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::chart::ChartCache;
+use krypton_agent::fence::{self, Hold, LeaseName};
 use krypton_agent::helm::{Helm, HelmConfig};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
@@ -27,6 +28,10 @@ use crate::proxy::{Given, Shared};
 use crate::settings::Settings;
 use crate::values_file::{self, ValuesFile};
 use crate::{admin, desired};
+
+/// The Lease in the hub's namespace on home: whoever holds it writes EdgeClusters and the status of
+/// home's Tenants.
+const HUB_LEASE: &str = "krypton-hub";
 
 type Values = serde_json::Map<String, serde_json::Value>;
 
@@ -105,6 +110,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         generation: AtomicU64::new(0),
         ahead,
         scratch: scratch.path().to_owned(),
+        namespace: settings.namespace.clone(),
         holder: holder(settings.reporting_instance.as_deref()),
         instance: settings.reporting_instance.clone().unwrap_or_else(|| "krypton-hub".to_owned()),
         policy: Policy {
@@ -137,15 +143,31 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         allow_chart_skip: settings.allow_chart_skip,
         namespaces: settings.watch_namespaces.clone(),
     };
-    let aggregate_stop = CancellationToken::new();
-    let aggregator =
-        tokio::spawn(aggregate::run(client.clone(), reports, rules, aggregate_stop.clone()));
+    // Several hubs may run; one of them writes on home, as one writes on each member.
+    let (lead_tx, lead) = watch::channel(Hold::default());
+    let home_stop = CancellationToken::new();
+    let lease = tokio::spawn(fence::hold(
+        client.clone(),
+        LeaseName { namespace: settings.namespace.clone(), name: HUB_LEASE.to_owned() },
+        shared.holder.clone(),
+        lead_tx,
+        home_stop.clone(),
+        home_stop.clone(),
+    ));
+    let aggregator = tokio::spawn(aggregate::run(
+        client.clone(),
+        reports,
+        rules,
+        lead.clone(),
+        home_stop.clone(),
+    ));
     let members = tokio::spawn(fleet::run(
         Fleet {
             client: client.clone(),
             home: settings.self_cluster.then(|| chosen.config.clone()),
             sources,
             given: given_rx,
+            lead,
             shared,
             found,
         },
@@ -180,8 +202,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     }
     tracing::info!("stopping: running helm processes are waited for");
     let ended = members.await;
-    aggregate_stop.cancel();
+    home_stop.cancel();
     aggregator.await.context("the aggregator ended badly")?;
+    lease.await.context("the hub's Lease ended badly")?;
     ended.context("the fleet ended badly")?;
     tasks.abort_all();
     tracing::info!("stopped");

@@ -57,6 +57,8 @@ pub struct Shared {
     /// The latest epoch that a member has seen and we have not given: home was restored.
     pub ahead: watch::Sender<u64>,
     pub scratch: PathBuf,
+    /// Where the kubeconfig Secrets are.
+    pub namespace: String,
     pub holder: String,
     pub instance: String,
     pub policy: Policy,
@@ -277,6 +279,7 @@ async fn act(
     let home = name == names::SELF_CLUSTER;
     let member = Member {
         name: name.to_owned(),
+        source_namespace: (!home).then(|| shared.namespace.clone()),
         client: reached.client,
         kubeconfig: reached.kubeconfig,
         holder: shared.holder.clone(),

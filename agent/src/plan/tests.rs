@@ -86,6 +86,7 @@ impl World {
         });
         plan(&View {
             cluster: CLUSTER,
+            source_namespace: None,
             now: self.now,
             policy: &self.policy,
             permit: self.permit.clone(),

@@ -43,6 +43,7 @@ pub(super) struct Job {
     pub before: Option<ClusterState>,
     pub release: ReleaseKey,
     pub newest: Option<Revision>,
+    pub workspace_exists: bool,
     pub desired: Arc<DesiredState>,
 }
 
@@ -153,6 +154,11 @@ impl Performer {
         } else {
             self.board.tenant(&job.key, None);
         }
+        done.said = Some(state.clone());
+        // Without the Lease this is observation: only its holder writes and tells.
+        if !self.hold.borrow().may_start(Boot::now()) {
+            return Ok(());
+        }
         if self.member.status == StatusMode::Write {
             let next = status::status(
                 &job.tenant,
@@ -171,13 +177,23 @@ impl Performer {
                 let params = PatchParams::default();
                 let patch = Patch::Merge(&patch);
                 let call = api.patch_status(&job.key.name, &params, &patch);
-                done.tenant = Some(in_time("writing the status", call).await?);
+                match in_time("writing the status", call).await {
+                Ok(tenant) => done.tenant = Some(tenant),
+                Err(fault) => {
+                    done.said = None;
+                    if let Fault::Passing(message) = &fault {
+                        let message = message.clone();
+                        let told = Told { warning: true, reason: "StatusUpdateFailed", message };
+                        self.events.tell(&job.tenant, told);
+                    }
+                    return Err(fault);
+                }
+                }
             }
         }
         for told in status::told(job.before.as_ref(), state) {
             self.events.tell(&job.tenant, told);
         }
-        done.said = Some(state.clone());
         Ok(())
     }
 
@@ -199,6 +215,11 @@ impl Performer {
     }
 
     async fn add_finalizer(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        if job.workspace_exists {
+            let message = format!("namespace {} exists", job.release.namespace);
+            let told = Told { warning: false, reason: "WorkspaceExists", message };
+            self.events.tell(&job.tenant, told);
+        }
         let mut finalizers = job.tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
         self.patch_tenant(job, done, json!({ "finalizers": finalizers })).await
