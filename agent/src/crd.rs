@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use thiserror::Error;
 
 const DEADLINE: Duration = Duration::from_secs(10);
-const ESTABLISHED_WITHIN: Duration = Duration::from_secs(20);
+const SERVED_WITHIN: Duration = Duration::from_secs(20);
 /// The name under which Krypton owns fields.
 pub const FIELD_MANAGER: &str = "krypton";
 
@@ -21,7 +22,7 @@ pub enum CrdError {
     #[error("CRD {0} is being deleted")]
     Terminating(String),
     #[error("CRD {0} is there, but the apiserver does not serve it yet")]
-    NotEstablished(String),
+    NotServed(String),
     #[error("CRD {name}: no answer within {seconds} s", seconds = DEADLINE.as_secs())]
     Deadline { name: String },
 }
@@ -81,10 +82,14 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
             Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
         }
     };
-    if written.as_ref().is_some_and(established) {
+    if version.is_some_and(|version| version >= krypton_crds::SCHEMA_VERSION)
+        && written.as_ref().is_some_and(established)
+    {
         return Ok(());
     }
-    wait_established(&api, &name).await
+    tokio::time::timeout(SERVED_WITHIN, served(client, &api, wanted))
+        .await
+        .map_err(|_| CrdError::NotServed(name))
 }
 
 fn established(crd: &CustomResourceDefinition) -> bool {
@@ -95,23 +100,33 @@ fn established(crd: &CustomResourceDefinition) -> bool {
         .any(|condition| condition.type_ == "Established" && condition.status == "True")
 }
 
-async fn wait_established(
+/// Waits until the objects can be listed: an Established CRD answers 404 and 429 for a moment more,
+/// which would send every watch into its back-off.
+async fn served(
+    client: &Client,
     api: &Api<CustomResourceDefinition>,
-    name: &str,
-) -> Result<(), CrdError> {
-    let wait = async {
-        loop {
-            if let Ok(Some(crd)) = api.get_opt(name).await
-                && established(&crd)
-            {
-                return;
+    wanted: &CustomResourceDefinition,
+) {
+    let spec = &wanted.spec;
+    let version = spec.versions.first().map(|version| version.name.clone()).unwrap_or_default();
+    let kind = GroupVersionKind::gvk(&spec.group, &version, &spec.names.kind);
+    let resource = ApiResource::from_gvk_with_plural(&kind, &spec.names.plural);
+    let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    let name = wanted.metadata.name.as_deref().unwrap_or_default();
+    let mut is_established = false;
+    loop {
+        if !is_established {
+            is_established = matches!(api.get_opt(name).await, Ok(Some(crd)) if established(&crd));
+        } else {
+            match objects.list_metadata(&ListParams::default().limit(1)).await {
+                // Whoever may not list will be told so by what needs it.
+                Ok(_) => return,
+                Err(kube::Error::Api(status)) if status.code == 403 => return,
+                Err(_) => {}
             }
-            tokio::time::sleep(Duration::from_millis(200)).await;
         }
-    };
-    tokio::time::timeout(ESTABLISHED_WITHIN, wait)
-        .await
-        .map_err(|_| CrdError::NotEstablished(name.to_owned()))
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 async fn deadline<T>(name: &str, call: impl Future<Output = T>) -> Result<T, CrdError> {

@@ -122,7 +122,8 @@ async fn keep_and_release_now(
         let params = PatchParams::default();
         match api.patch_metadata(&tenant.name_any(), &params, &Patch::Merge(&patch)).await {
             Ok(_) => released += 1,
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            // Gone, or just written by somebody: the next round sees to it.
+            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
             Err(error) => return Err(RescueError::Release(tenant.name_any(), error)),
         }
     }
