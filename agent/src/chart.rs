@@ -96,43 +96,43 @@ pub enum ChartFault {
 #[derive(Debug, Error)]
 pub enum ChartError {
     #[error("chart version invalid: {chart}; set an exact SemVer 2 version such as 1.2.3")]
-    VersionInvalid { chart: ChartRef },
+    VersionInvalid { chart: Arc<ChartRef> },
     #[error("chart version not found in repository: {chart}; {}", offer(.newest.as_deref()))]
-    VersionNotFound { chart: ChartRef, newest: Option<String> },
+    VersionNotFound { chart: Arc<ChartRef>, newest: Option<String> },
     #[error(
         "chart not loaded: {chart}: OCI registries are not supported yet; \
          set an http(s) chart repository or the path of a .tgz"
     )]
-    Oci { chart: ChartRef },
+    Oci { chart: Arc<ChartRef> },
     #[error(
         "chart not loaded: {chart}: the repository must be an http(s) URL; \
          for a local chart leave it empty and name the path of a .tgz"
     )]
-    Address { chart: ChartRef },
+    Address { chart: Arc<ChartRef> },
     #[error("chart not loaded: {chart}: no such chart in the repository; check its name")]
-    Unlisted { chart: ChartRef },
+    Unlisted { chart: Arc<ChartRef> },
     #[error("chart not loaded; repo unreachable? {chart}: {attempt} failed; check its address and the way to it")]
-    Unreachable { chart: ChartRef, attempt: &'static str, #[source] source: reqwest::Error },
+    Unreachable { chart: Arc<ChartRef>, attempt: &'static str, #[source] source: reqwest::Error },
     #[error("chart not loaded; repo unreachable? {chart}: no full answer within {} s; check the way to it", DEADLINE.as_secs())]
-    Deadline { chart: ChartRef },
+    Deadline { chart: Arc<ChartRef> },
     #[error("chart not loaded; repo unreachable? {chart}: {attempt} was answered with {status}; check its address")]
-    Refused { chart: ChartRef, attempt: &'static str, status: u16 },
+    Refused { chart: Arc<ChartRef>, attempt: &'static str, status: u16 },
     #[error("chart not loaded: {chart}: {what} is larger than {} MiB and was not read to its end; is it the right repository?", limit >> 20)]
-    TooLarge { chart: ChartRef, what: &'static str, limit: u64 },
+    TooLarge { chart: Arc<ChartRef>, what: &'static str, limit: u64 },
     #[error("chart not loaded: {chart}: index.yaml is not the index of a chart repository; check its address")]
-    Index { chart: ChartRef, #[source] source: serde_saphyr::Error },
+    Index { chart: Arc<ChartRef>, #[source] source: serde_saphyr::Error },
     #[error("chart not loaded: {chart}: the index names no usable address for it; the repository needs repair")]
-    Link { chart: ChartRef },
+    Link { chart: Arc<ChartRef> },
     #[error("chart not loaded: {chart}: sha256 is {found}, the index says {wanted}; the chart was changed after it was indexed")]
-    Digest { chart: ChartRef, wanted: String, found: String },
+    Digest { chart: Arc<ChartRef>, wanted: String, found: String },
     #[error("chart not loaded: {chart}: the archive is refused; get the chart from its author again")]
-    Archive { chart: ChartRef, #[source] source: ArchiveError },
+    Archive { chart: Arc<ChartRef>, #[source] source: ArchiveError },
     #[error("chart not loaded: {chart}: the archive holds chart {found}; the repository needs repair")]
-    Other { chart: ChartRef, found: String },
+    Other { chart: Arc<ChartRef>, found: String },
     #[error("chart not loaded: {chart}: reading the file failed; check the path")]
-    Local { chart: ChartRef, #[source] source: std::io::Error },
+    Local { chart: Arc<ChartRef>, #[source] source: std::io::Error },
     #[error("chart not loaded: {chart}: writing it to {} failed", .dir.display())]
-    Store { chart: ChartRef, dir: PathBuf, #[source] source: std::io::Error },
+    Store { chart: Arc<ChartRef>, dir: PathBuf, #[source] source: std::io::Error },
     #[error("the chart cache {} cannot be used; it must be a writable folder", .dir.display())]
     Folder { dir: PathBuf, #[source] source: std::io::Error },
     #[error("the HTTP client of the chart cache could not be made")]
@@ -209,7 +209,8 @@ impl ChartCache {
     /// See [`ChartError::fault`].
     pub async fn fetch(&self, chart: &ChartRef) -> Result<Fetched, Arc<ChartError>> {
         if !chart.version.is_empty() && version::parse(&chart.version).is_none() {
-            return Err(Arc::new(ChartError::VersionInvalid { chart: chart.clone() }));
+            let chart = Arc::new(chart.clone());
+            return Err(Arc::new(ChartError::VersionInvalid { chart }));
         }
         let slot = self.slot(chart);
         let mut memory = slot.lock().await;
@@ -229,7 +230,7 @@ impl ChartCache {
             Memory::Failed { times, .. } => *times,
             Memory::Nothing => 0,
         };
-        match Box::pin(self.load(&wanted)).await {
+        match Box::pin(self.load(&Arc::new(wanted))).await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
                 *memory = Memory::Have(fetched.clone());
@@ -260,7 +261,7 @@ impl ChartCache {
         Arc::clone(slots.entry(chart.clone()).or_default())
     }
 
-    async fn load(&self, chart: &ChartRef) -> Result<Fetched, ChartError> {
+    async fn load(&self, chart: &Arc<ChartRef>) -> Result<Fetched, ChartError> {
         let fetched = async {
             if chart.repo.is_empty() {
                 let bytes = local(chart).await?;
@@ -269,7 +270,7 @@ impl ChartCache {
                 let repo = repository(chart)?;
                 let index = download::index(&self.http, chart, &repo).await?;
                 let entry = {
-                    let chart = chart.clone();
+                    let chart = Arc::clone(chart);
                     off_thread(move || index::find(&chart, &index)).await?
                 };
                 let bytes = download::chart(&self.http, chart, &repo, &entry).await?;
@@ -278,17 +279,17 @@ impl ChartCache {
         };
         tokio::time::timeout(DEADLINE, fetched)
             .await
-            .unwrap_or_else(|_| Err(ChartError::Deadline { chart: chart.clone() }))
+            .unwrap_or_else(|_| Err(ChartError::Deadline { chart: Arc::clone(chart) }))
     }
 
     /// Checks the archive and writes it under its digest.
     async fn keep(
         &self,
-        chart: &ChartRef,
+        chart: &Arc<ChartRef>,
         bytes: Vec<u8>,
         entry: Option<index::Entry>,
     ) -> Result<Fetched, ChartError> {
-        let chart = chart.clone();
+        let chart = Arc::clone(chart);
         let dir = self.dir.clone();
         off_thread(move || {
             let sha256 = krypton_common::fingerprint::sha256_hex(&bytes);
@@ -334,23 +335,23 @@ impl ChartCache {
     }
 }
 
-fn repository(chart: &ChartRef) -> Result<reqwest::Url, ChartError> {
+fn repository(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
     let url = reqwest::Url::parse(&chart.repo);
     match url.as_ref().map(reqwest::Url::scheme) {
-        Ok("http" | "https") => url.map_err(|_| ChartError::Address { chart: chart.clone() }),
-        Ok("oci") => Err(ChartError::Oci { chart: chart.clone() }),
-        _ => Err(ChartError::Address { chart: chart.clone() }),
+        Ok("http" | "https") => url.map_err(|_| ChartError::Address { chart: Arc::clone(chart) }),
+        Ok("oci") => Err(ChartError::Oci { chart: Arc::clone(chart) }),
+        _ => Err(ChartError::Address { chart: Arc::clone(chart) }),
     }
 }
 
-async fn local(chart: &ChartRef) -> Result<Vec<u8>, ChartError> {
+async fn local(chart: &Arc<ChartRef>) -> Result<Vec<u8>, ChartError> {
     if chart.name.starts_with("oci://") {
-        return Err(ChartError::Oci { chart: chart.clone() });
+        return Err(ChartError::Oci { chart: Arc::clone(chart) });
     }
     if !chart.name.ends_with(".tgz") {
-        return Err(ChartError::Address { chart: chart.clone() });
+        return Err(ChartError::Address { chart: Arc::clone(chart) });
     }
-    let chart = chart.clone();
+    let chart = Arc::clone(chart);
     off_thread(move || {
         let read = || {
             // A pipe or a device of that name would be read for ever.

@@ -2,6 +2,7 @@
 
 pub mod chart_repository;
 pub mod cluster;
+pub mod fleet;
 pub mod hub;
 pub mod port;
 pub mod process;

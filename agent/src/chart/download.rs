@@ -1,5 +1,6 @@
 //! Gets an index or a chart over HTTP, within limits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::redirect::Policy;
@@ -37,7 +38,7 @@ pub(super) fn client() -> reqwest::Result<Client> {
 
 pub(super) async fn index(
     http: &Client,
-    chart: &ChartRef,
+    chart: &Arc<ChartRef>,
     repo: &Url,
 ) -> Result<Vec<u8>, ChartError> {
     get(http, chart, "reading index.yaml", "index.yaml", below(repo, "index.yaml"), index::LIMIT).await
@@ -45,11 +46,11 @@ pub(super) async fn index(
 
 pub(super) async fn chart(
     http: &Client,
-    chart: &ChartRef,
+    chart: &Arc<ChartRef>,
     repo: &Url,
     entry: &index::Entry,
 ) -> Result<Vec<u8>, ChartError> {
-    let url = resolve(repo, entry).ok_or_else(|| ChartError::Link { chart: chart.clone() })?;
+    let url = resolve(repo, entry).ok_or_else(|| ChartError::Link { chart: Arc::clone(chart) })?;
     get(http, chart, "downloading the chart", "the chart", url, CHART_LIMIT).await
 }
 
@@ -80,7 +81,7 @@ fn resolve(repo: &Url, entry: &index::Entry) -> Option<Url> {
 
 async fn get(
     http: &Client,
-    chart: &ChartRef,
+    chart: &Arc<ChartRef>,
     attempt: &'static str,
     what: &'static str,
     url: Url,
@@ -89,14 +90,14 @@ async fn get(
     // The URL may carry a password, and the message names the repository anyway.
     let unreachable = |source: reqwest::Error| {
         let source = source.without_url();
-        ChartError::Unreachable { chart: chart.clone(), attempt, source }
+        ChartError::Unreachable { chart: Arc::clone(chart), attempt, source }
     };
-    let too_large = || ChartError::TooLarge { chart: chart.clone(), what, limit };
+    let too_large = || ChartError::TooLarge { chart: Arc::clone(chart), what, limit };
     let mut response = http.get(url).send().await.map_err(unreachable)?;
     let status = response.status();
     if !status.is_success() {
         let status = status.as_u16();
-        return Err(ChartError::Refused { chart: chart.clone(), attempt, status });
+        return Err(ChartError::Refused { chart: Arc::clone(chart), attempt, status });
     }
     let announced = response.content_length().unwrap_or(0);
     if announced > limit {

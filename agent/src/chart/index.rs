@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -29,20 +30,20 @@ struct Raw {
 }
 
 /// Finds the entry that is meant. Slow for large indexes: not for async threads.
-pub(super) fn find(chart: &ChartRef, index: &[u8]) -> Result<Entry, ChartError> {
+pub(super) fn find(chart: &Arc<ChartRef>, index: &[u8]) -> Result<Entry, ChartError> {
     let versions = parse(index, &chart.name)
-        .map_err(|source| ChartError::Index { chart: chart.clone(), source })?
-        .ok_or_else(|| ChartError::Unlisted { chart: chart.clone() })?;
+        .map_err(|source| ChartError::Index { chart: Arc::clone(chart), source })?
+        .ok_or_else(|| ChartError::Unlisted { chart: Arc::clone(chart) })?;
     let offered: Vec<(String, Raw)> =
         versions.into_iter().filter_map(|mut raw| Some((raw.version.take()?, raw))).collect();
     let Some((version, raw)) = version::pick(&chart.version, &offered, |offer| offer.0.as_str())
     else {
         let newest = version::pick("", &offered, |offer| offer.0.as_str());
         let newest = newest.map(|offer| offer.0.clone());
-        return Err(ChartError::VersionNotFound { chart: chart.clone(), newest });
+        return Err(ChartError::VersionNotFound { chart: Arc::clone(chart), newest });
     };
     let url = raw.urls.iter().flatten().flatten().find(|url| !url.is_empty());
-    let url = url.ok_or_else(|| ChartError::Link { chart: chart.clone() })?;
+    let url = url.ok_or_else(|| ChartError::Link { chart: Arc::clone(chart) })?;
     let digest = raw.digest.as_deref().map(|digest| {
         digest.strip_prefix("sha256:").unwrap_or(digest).to_ascii_lowercase()
     });
@@ -132,9 +133,9 @@ entries:
 generated: 2026-11-20T00:00:00Z
 "#;
 
-    fn chart(name: &str, version: &str) -> ChartRef {
+    fn chart(name: &str, version: &str) -> Arc<ChartRef> {
         let repo = "https://charts.example.org".to_owned();
-        ChartRef { repo, name: name.to_owned(), version: version.to_owned() }
+        Arc::new(ChartRef { repo, name: name.to_owned(), version: version.to_owned() })
     }
 
     fn found(name: &str, version: &str) -> Result<Entry, ChartError> {

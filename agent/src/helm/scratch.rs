@@ -1,8 +1,8 @@
 //! Helm's private folders, and one folder per run that goes with it.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use krypton_common::{fingerprint, names};
@@ -67,7 +67,10 @@ impl Scratch {
         } else {
             fingerprint::sha256_hex(cache_key.as_bytes())
         });
-        let made = private(&cache).and_then(|()| tempfile::tempdir_in(self.runs()));
+        let made = private(&cache).and_then(|()| {
+            let own = Permissions::from_mode(0o700);
+            tempfile::Builder::new().permissions(own).tempdir_in(self.runs())
+        });
         let dir =
             made.map_err(|source| HelmError::Scratch { path: self.root.clone(), source })?;
         Ok(Run { dir, cache })

@@ -1,11 +1,18 @@
 //! The plan for a Tenant that is to be there.
 
+use std::time::Duration;
+
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
 use krypton_common::names;
 
 use super::{Action, Ownership, Permit, Plan, Run, View, state};
 use crate::index::Revision;
 use crate::release::Status;
+
+const INSTALLING: &str = "installing release";
+const UPGRADING: &str = "upgrading release";
+/// After so long, the status says what a release is waiting for.
+const QUIET: Duration = Duration::from_secs(10);
 
 pub(super) fn plan(view: &View<'_>) -> Plan {
     if let Some(refusal) = refused(view) {
@@ -239,8 +246,8 @@ fn announced(view: &View<'_>, current: Option<Currency>, run: Run) -> ClusterSta
         });
     }
     let (why, message) = match run {
-        Run::Install => (reason::INSTALLING, "installing release"),
-        Run::Upgrade => (reason::UPGRADING, "upgrading release"),
+        Run::Install => (reason::INSTALLING, INSTALLING),
+        Run::Upgrade => (reason::UPGRADING, UPGRADING),
     };
     // An error stays until an attempt has succeeded.
     let error = view
@@ -360,7 +367,18 @@ fn unready(
     if view.now < deadline {
         let error = said.and_then(|said| said.error.clone());
         let error = error.filter(|error| error.truth == Truth::True && is_helm_or_chart(&error.reason));
-        let message = format!("{verb} applied, waiting for its workloads");
+        // The words of the announcement, for a while: most releases are ready before anybody reads
+        // more, and a status write each is what that would cost.
+        let told = crate::clock::Boot(begun.unwrap_or(view.now).0 + QUIET);
+        let message = if view.now < told {
+            match run {
+                Run::Install => INSTALLING.to_owned(),
+                Run::Upgrade => UPGRADING.to_owned(),
+            }
+        } else {
+            format!("{verb} applied, waiting: {detail}")
+        };
+        let deadline = if view.now < told { told.min(deadline) } else { deadline };
         let waiting = ClusterState {
             ready: state(Truth::False, going, message.clone()),
             progress: Some(state(Truth::True, going, message)),

@@ -412,8 +412,13 @@ fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
     w.memory.applied = Some(Applied { run: Run::Install, ended: w.now });
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
-    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(180))));
-    w.now = Boot(w.now.0 + Duration::from_secs(180));
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(10))));
+    w.now = Boot(w.now.0 + Duration::from_secs(10));
+    let plan = w.plan();
+    assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
+    assert!(plan.state.ready.message.contains("Deployment acme/web"));
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(170))));
+    w.now = Boot(w.now.0 + Duration::from_secs(170));
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALL_FAILED));
     assert!(plan.state.error.unwrap().message.contains("Deployment acme/web"));

@@ -1,0 +1,48 @@
+//! The executable that the helm driver's tests run it with.
+//!
+//! `helm_run -- helm args...` supervises helm; `helm_run drive HELM SCRATCH` is a driver in a process of
+//! its own, which a test can kill.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use krypton_agent::helm::{Helm, HelmConfig, StopHandle, Uninstall, supervise};
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(1).peekable();
+    if args.next_if(|word| word == "drive").is_none() {
+        return supervise(args);
+    }
+    let [helm, scratch] = [args.next(), args.next()].map(|path| PathBuf::from(path.unwrap_or_default()));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(drive(helm, scratch))
+}
+
+async fn drive(binary: PathBuf, scratch: PathBuf) -> ExitCode {
+    let supervisor: Vec<OsString> = std::env::args_os().take(1).collect();
+    let config = HelmConfig { binary, supervisor, scratch, max_concurrent: 1 };
+    let helm = match Helm::new(config).await {
+        Ok(helm) => helm,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let (_handle, stop) = StopHandle::new();
+    let uninstall = Uninstall {
+        kubeconfig: PathBuf::from("/nowhere"),
+        release: "small".to_owned(),
+        namespace: "acme".to_owned(),
+        timeout: Duration::from_secs(600),
+        cache_key: "edge-1".to_owned(),
+    };
+    match helm.uninstall(helm.slot().await, &uninstall, &stop).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! What a person does to a fleet and sees of it: Tenants, members, releases and events, by name.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::{
+    api::{
+        coordination::v1::Lease,
+        core::v1::{Event, Namespace, Secret},
+    },
+    apimachinery::pkg::apis::meta::v1::Condition,
+};
+use krypton_common::names;
+use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{chart_repository::ChartRepository, cluster::Cluster, wait::eventually};
+
+/// Above all that the hub may take for one step: a Lease (60 s), a back-off, a slow machine.
+pub const PATIENCE: Duration = Duration::from_secs(150);
+/// Where the hub runs and its kubeconfig Secrets are, unless a test says otherwise.
+pub const HUB_NAMESPACE: &str = "default";
+
+/// (type, status, reason) of a condition that is waited for.
+pub type Expected<'a> = (&'a str, &'a str, &'a str);
+
+/// A values file that the hub follows.
+#[derive(Debug)]
+pub struct ValuesFile {
+    folder: TempDir,
+}
+
+impl ValuesFile {
+    /// # Errors
+    /// When it cannot be written.
+    pub fn new(yaml: &str) -> Result<Self> {
+        let folder = TempDir::with_prefix("krypton-values-").context("making a folder")?;
+        let file = Self { folder };
+        file.write(yaml)?;
+        Ok(file)
+    }
+
+    /// Replaces the content at once, as a mounted ConfigMap does.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, yaml: &str) -> Result<()> {
+        let next = self.folder.path().join("next.yaml");
+        fs::write(&next, yaml).context("writing values")?;
+        fs::rename(next, self.path()).context("putting the values in place")
+    }
+
+    pub fn path(&self) -> std::path::PathBuf {
+        self.folder.path().join("values.yaml")
+    }
+}
+
+/// The hub's flags for a chart of `repository`, with short back-offs.
+pub fn chart_flags(repository: &ChartRepository, chart: &str, version: &str) -> Vec<String> {
+    let url = repository.url();
+    let flags = [
+        ("chart-repo", url.as_str()),
+        ("chart-name", chart),
+        ("chart-version", version),
+        ("chart-install-crds", "false"),
+        ("retry-max", "5s"),
+    ];
+    flags.map(|(flag, value)| format!("--{flag}={value}")).into()
+}
+
+pub fn values_flag(values: &ValuesFile) -> String {
+    format!("--chart-values-file={}", values.path().display())
+}
+
+/// One cluster as a person at kubectl sees it, with one connection.
+#[derive(Clone)]
+pub struct Desk {
+    pub client: Client,
+    cluster: String,
+}
+
+impl std::fmt::Debug for Desk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Desk").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
+}
+
+impl Desk {
+    pub fn at(cluster: &Cluster) -> Self {
+        Self { client: cluster.client(), cluster: cluster.name().to_owned() }
+    }
+
+    pub fn tenants(&self, namespace: &str) -> Api<Tenant> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Makes a Tenant, as soon as the cluster serves the CRD.
+    ///
+    /// # Errors
+    /// When it is not admitted in time.
+    pub async fn create(&self, namespace: &str, name: &str, spec: Value) -> Result<Tenant> {
+        self.create_annotated(namespace, name, spec, &[]).await
+    }
+
+    /// # Errors
+    /// As `create`.
+    pub async fn create_annotated(
+        &self,
+        namespace: &str,
+        name: &str,
+        spec: Value,
+        annotations: &[(&str, &str)],
+    ) -> Result<Tenant> {
+        let mut tenant = Tenant::new(name, serde_json::from_value(spec)?);
+        let pairs = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        tenant.metadata.annotations = Some(pairs.collect());
+        let api = self.tenants(namespace);
+        let what = format!("Tenant {namespace}/{name} to be admitted on {}", self.cluster);
+        eventually(&what, PATIENCE, async || {
+            Ok(Some(api.create(&PostParams::default(), &tenant).await?))
+        })
+        .await
+    }
+
+    /// # Errors
+    /// When it is not there, or the apiserver does not answer.
+    pub async fn delete(&self, namespace: &str, name: &str) -> Result<()> {
+        self.tenants(namespace).delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// # Errors
+    /// When the apiserver refuses.
+    pub async fn annotate(&self, namespace: &str, name: &str, key: &str, value: &str) -> Result<()> {
+        let patch = json!({"metadata": {"annotations": {key: value}}});
+        let merge = Patch::Merge(patch);
+        self.tenants(namespace).patch(name, &PatchParams::default(), &merge).await?;
+        Ok(())
+    }
+
+    /// Waits until the Tenant's conditions are as expected, all of this generation.
+    ///
+    /// # Errors
+    /// When they are not in time, with what they were instead.
+    pub async fn shows(
+        &self,
+        namespace: &str,
+        name: &str,
+        expected: &[Expected<'_>],
+    ) -> Result<Tenant> {
+        let api = self.tenants(namespace);
+        let what = format!("Tenant {namespace}/{name} on {} to show {expected:?}", self.cluster);
+        eventually(&what, PATIENCE, async || {
+            let tenant = api.get(name).await?;
+            let status = tenant.status.clone().unwrap_or_default();
+            let current = status.observed_generation == tenant.metadata.generation;
+            if !current || !all_there(&status.conditions, expected) {
+                bail!("{}", told(&status.conditions));
+            }
+            Ok(Some(tenant))
+        })
+        .await
+    }
+
+    /// Waits until the Tenant is gone.
+    ///
+    /// # Errors
+    /// When it is not in time, with what it says.
+    pub async fn gone(&self, namespace: &str, name: &str) -> Result<()> {
+        let api = self.tenants(namespace);
+        let what = format!("Tenant {namespace}/{name} on {} to be gone", self.cluster);
+        eventually(&what, PATIENCE, async || match api.get_opt(name).await? {
+            None => Ok(Some(())),
+            Some(tenant) => {
+                let conditions = tenant.status.unwrap_or_default().conditions;
+                bail!("finalizers {:?}; {}", tenant.metadata.finalizers, told(&conditions))
+            }
+        })
+        .await
+    }
+
+    /// The revisions of a release and their status, oldest first.
+    ///
+    /// # Errors
+    /// When the apiserver does not answer.
+    pub async fn revisions(&self, namespace: &str, release: &str) -> Result<Vec<(u32, String)>> {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        let params = ListParams::default().labels(&format!("owner=helm,name={release}"));
+        let listed = secrets.list_metadata(&params).await?;
+        let mut revisions = Vec::new();
+        for secret in listed.items {
+            let label = |name: &str| secret.labels().get(name).cloned();
+            let number = label("version").context("a revision without a number")?;
+            revisions.push((number.parse()?, label("status").unwrap_or_default()));
+        }
+        revisions.sort();
+        Ok(revisions)
+    }
+
+    /// Waits until the newest revision is this one, with this status.
+    ///
+    /// # Errors
+    /// When it is not in time, with what there is instead.
+    pub async fn newest_is(&self, namespace: &str, release: &str, number: u32, status: &str) -> Result<()> {
+        let what = format!("revision {number} of {release} on {} to be {status}", self.cluster);
+        eventually(&what, PATIENCE, async || {
+            let revisions = self.revisions(namespace, release).await?;
+            match revisions.last() {
+                Some((newest, now)) if *newest == number && now == status => Ok(Some(())),
+                _ => bail!("{revisions:?}"),
+            }
+        })
+        .await
+    }
+
+    /// All release Secrets of the cluster with their resourceVersions: what must not change when
+    /// nothing is to be done.
+    ///
+    /// # Errors
+    /// When the apiserver does not answer.
+    pub async fn releases(&self) -> Result<BTreeMap<String, String>> {
+        let secrets: Api<Secret> = Api::all(self.client.clone());
+        let listed = secrets.list_metadata(&ListParams::default().labels("owner=helm")).await?;
+        let version = |object: &ObjectMeta| object.resource_version.clone().unwrap_or_default();
+        Ok(listed
+            .items
+            .iter()
+            .map(|secret| (secret.name_any(), version(&secret.metadata)))
+            .collect())
+    }
+
+    /// How often each reason was told of a Tenant, in events.
+    ///
+    /// # Errors
+    /// When the apiserver does not answer.
+    pub async fn events(&self, namespace: &str, name: &str) -> Result<BTreeMap<String, i32>> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        let params = ListParams::default()
+            .fields(&format!("involvedObject.kind=Tenant,involvedObject.name={name}"));
+        let mut told = BTreeMap::new();
+        for event in events.list(&params).await?.items {
+            *told.entry(event.reason.unwrap_or_default()).or_default() += event.count.unwrap_or(1);
+        }
+        Ok(told)
+    }
+
+    /// Waits until an event of this reason is told, and returns its message.
+    ///
+    /// # Errors
+    /// When it is not in time, with the events that are.
+    pub async fn told(&self, namespace: &str, name: &str, reason: &str) -> Result<String> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
+        let what = format!("event {reason} of {namespace}/{name} on {}", self.cluster);
+        eventually(&what, PATIENCE, async || {
+            let all = events.list(&params).await?.items;
+            match all.iter().find(|event| event.reason.as_deref() == Some(reason)) {
+                Some(event) => Ok(Some(event.message.clone().unwrap_or_default())),
+                None => bail!("{:?}", all.iter().map(|event| &event.reason).collect::<Vec<_>>()),
+            }
+        })
+        .await
+    }
+
+    /// # Errors
+    /// When the apiserver does not answer.
+    pub async fn namespace(&self, name: &str) -> Result<Option<Namespace>> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        Ok(namespaces.get_opt(name).await?)
+    }
+
+    /// Puts the kubeconfig of a cluster into a Secret with the discovery label: a member from then
+    /// on. On a second call, its content is replaced.
+    ///
+    /// # Errors
+    /// When the apiserver refuses.
+    pub async fn add_member(&self, name: &str, kubeconfig: &str) -> Result<()> {
+        let secret = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "labels": {names::DISCOVERY_LABEL: "true"}},
+            "stringData": {names::KUBECONFIG_KEY: kubeconfig},
+        });
+        self.apply_secret(name, &secret).await
+    }
+
+    /// # Errors
+    /// When the apiserver refuses.
+    pub async fn apply_secret(&self, name: &str, secret: &Value) -> Result<()> {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
+        let params = PatchParams::apply("a-person").force();
+        secrets.patch(name, &params, &Patch::Apply(secret)).await?;
+        Ok(())
+    }
+
+    /// Sets or removes the discovery label of a member's Secret.
+    ///
+    /// # Errors
+    /// When the apiserver refuses.
+    pub async fn label_member(&self, name: &str, labelled: bool) -> Result<()> {
+        let value = if labelled { json!("true") } else { Value::Null };
+        let patch = json!({"metadata": {"labels": {names::DISCOVERY_LABEL: value}}});
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
+        secrets.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Waits until the EdgeCluster's conditions are as expected.
+    ///
+    /// # Errors
+    /// When they are not in time, with what they were instead.
+    pub async fn member_shows(&self, name: &str, expected: &[Expected<'_>]) -> Result<EdgeCluster> {
+        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        let what = format!("EdgeCluster {name} to show {expected:?}");
+        eventually(&what, PATIENCE, async || {
+            let member = members.get(name).await?;
+            let conditions = member.status.clone().unwrap_or_default().conditions;
+            if !all_there(&conditions, expected) {
+                bail!("{}", told(&conditions));
+            }
+            Ok(Some(member))
+        })
+        .await
+    }
+
+    /// Waits until the Lease is held by somebody else than `before`, and returns the holder.
+    ///
+    /// # Errors
+    /// When it is not in time.
+    pub async fn held_by_another(&self, before: &str) -> Result<String> {
+        let what = format!("the Lease of {} to be held by another than {before:?}", self.cluster);
+        eventually(&what, PATIENCE, async || match self.holder().await? {
+            holder if !holder.is_empty() && holder != before => Ok(Some(holder)),
+            holder => bail!("it is held by {holder:?}"),
+        })
+        .await
+    }
+
+    /// Who is the one writer on this cluster; empty when nobody is.
+    ///
+    /// # Errors
+    /// When there is no Lease.
+    pub async fn holder(&self) -> Result<String> {
+        let spec = self.lease().await?.spec.unwrap_or_default();
+        Ok(spec.holder_identity.unwrap_or_default())
+    }
+
+    /// Waits until the one writer has renewed its Lease: time has passed, and it lives.
+    ///
+    /// # Errors
+    /// When it does not in time.
+    pub async fn lease_renewed(&self) -> Result<()> {
+        let renewed = async || {
+            let spec = self.lease().await?.spec.unwrap_or_default();
+            Ok::<_, anyhow::Error>(spec.renew_time.map(|time| time.0))
+        };
+        let before = renewed().await?;
+        let what = format!("the Lease of {} to be renewed", self.cluster);
+        eventually(&what, PATIENCE, async || Ok((renewed().await? != before).then_some(()))).await
+    }
+
+    async fn lease(&self) -> Result<Lease> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "krypton-system");
+        Ok(leases.get("krypton-agent").await?)
+    }
+}
+
+/// The condition of this type.
+pub fn condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+fn all_there(conditions: &[Condition], expected: &[Expected<'_>]) -> bool {
+    expected.iter().all(|(type_, status, reason)| {
+        condition(conditions, type_)
+            .is_some_and(|found| found.status == *status && found.reason == *reason)
+    })
+}
+
+fn told(conditions: &[Condition]) -> String {
+    let lines = conditions.iter().map(|condition| {
+        let Condition { type_, status, reason, message, .. } = condition;
+        format!("{type_}={status} {reason} ({message})")
+    });
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+/// Command lines of the running helm processes whose arguments name something in `folder`.
+pub fn helm_processes(folder: &Path) -> Vec<String> {
+    let folder = folder.display().to_string();
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    processes
+        .filter_map(|entry| {
+            let line = fs::read(entry.ok()?.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            let helm = line.contains("upgrade --install") || line.contains("uninstall --wait");
+            (helm && line.contains(&folder)).then_some(line)
+        })
+        .collect()
+}

@@ -1,0 +1,153 @@
+//! What goes with a Tenant, what stays, and what is none: ownership and the deletion of the CRD.
+
+use anyhow::bail;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_common::names;
+use krypton_crds::tenant::Tenant;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+};
+use kube::{Api, CustomResourceExt, ResourceExt};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+/// A home cluster with a hub that installs Deployments without pods.
+async fn start(name: &str) -> anyhow::Result<(Cluster, Hub, ChartRepository, ValuesFile)> {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let home = Cluster::start(name, Parts::WithControllers).await?;
+    let values = ValuesFile::new("replicaCount: 0")?;
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    let options = HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]);
+    let hub = Hub::start(&options)?;
+    Ok((home, hub, repository, values))
+}
+
+#[tokio::test]
+async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it() {
+    let (home, _hub, _repository, _values) = start("deletion").await.unwrap();
+    let desk = Desk::at(&home);
+    home.kubectl(["create", "namespace", "theirs"]).await.unwrap();
+    for (name, spec) in [
+        ("made", json!({"workspace": "made-ws"})),
+        ("guest", json!({"workspace": "theirs"})),
+        ("orphan", json!({"workspace": "orphan-ws"})),
+    ] {
+        desk.create("default", name, spec).await.unwrap();
+    }
+    for name in ["made", "guest", "orphan"] {
+        let tenant = desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER]);
+    }
+    let theirs = desk.namespace("theirs").await.unwrap().unwrap();
+
+    desk.annotate("default", "orphan", names::ORPHAN_ANNOTATION, "true").await.unwrap();
+    for name in ["made", "guest", "orphan"] {
+        desk.delete("default", name).await.unwrap();
+    }
+    for name in ["made", "guest", "orphan"] {
+        desk.gone("default", name).await.unwrap();
+    }
+
+    assert_eq!(desk.revisions("made-ws", "tenant-made-self-cluster").await.unwrap(), []);
+    assert_eq!(desk.namespace("made-ws").await.unwrap(), None);
+    assert_eq!(desk.revisions("theirs", "tenant-guest-self-cluster").await.unwrap(), []);
+    let left = home.kubectl(["get", "deploy,svc,cm", "--namespace=theirs", "--output=name"]);
+    let left = left.await.unwrap();
+    assert!(!left.contains("tenant-guest"), "{left}");
+    let now = desk.namespace("theirs").await.unwrap().unwrap();
+    assert_eq!(now.metadata.deletion_timestamp, None);
+    assert_eq!((now.metadata.uid, now.metadata.labels), (theirs.metadata.uid, theirs.metadata.labels));
+    let orphaned = desk.revisions("orphan-ws", "tenant-orphan-self-cluster").await.unwrap();
+    assert_eq!(orphaned, [(1, "deployed".to_owned())]);
+    let deployment = ["get", "deployment", "tenant-orphan-self-cluster", "--namespace=orphan-ws"];
+    home.kubectl(deployment).await.unwrap();
+    for (name, reason) in
+        [("made", "HelmUninstalled"), ("made", "WorkspaceDeleted"), ("orphan", "Orphaned")]
+    {
+        desk.told("default", name, reason).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger() {
+    let (home, _hub, _repository, _values) = start("claim").await.unwrap();
+    let desk = Desk::at(&home);
+    for namespace in ["older", "younger"] {
+        home.kubectl(["create", "namespace", namespace]).await.unwrap();
+    }
+    let spec = json!({"workspace": "shared"});
+    desk.create("older", "acme", spec.clone()).await.unwrap();
+    desk.shows("older", "acme", &[ALL_READY]).await.unwrap();
+    let releases = desk.releases().await.unwrap();
+
+    desk.create("younger", "acme", spec).await.unwrap();
+    let refused = ("ClusterError/self-cluster", "True", "ReleaseInUse");
+    let younger = desk.shows("younger", "acme", &[refused]).await.unwrap();
+    let status = younger.status.unwrap();
+    assert_eq!(status.phase.as_deref(), Some("Error"));
+    let message = status.last_message.unwrap();
+    assert!(message.contains("Tenant older/acme"), "{message}");
+    desk.told("younger", "acme", "ReleaseInUse").await.unwrap();
+
+    desk.delete("younger", "acme").await.unwrap();
+    desk.gone("younger", "acme").await.unwrap();
+    desk.shows("older", "acme", &[ALL_READY]).await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), releases);
+    let shared = desk.namespace("shared").await.unwrap().unwrap();
+    assert_eq!(shared.metadata.deletion_timestamp, None);
+}
+
+#[tokio::test]
+async fn tenants_and_releases_outlive_the_deletion_of_their_crd() {
+    let (home, hub, _repository, _values) = start("crd").await.unwrap();
+    let desk = Desk::at(&home);
+    for name in ["one", "two"] {
+        desk.create("default", name, json!({"workspace": format!("{name}-ws")})).await.unwrap();
+    }
+    let mut before = Vec::new();
+    for name in ["one", "two"] {
+        before.push(desk.shows("default", name, &[ALL_READY]).await.unwrap());
+    }
+    // The last write of an install is the annotation; from then on nothing is under way.
+    desk.lease_renewed().await.unwrap();
+    let releases = desk.releases().await.unwrap();
+    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let crd = crds.get(Tenant::crd_name()).await.unwrap();
+
+    home.kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"]).await.unwrap();
+
+    eventually("another CRD in its place", PATIENCE, async || {
+        let now = crds.get(Tenant::crd_name()).await?;
+        if now.metadata.uid == crd.metadata.uid {
+            bail!("the old one is there, with finalizers {:?}", now.metadata.finalizers);
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    for old in before {
+        let name = old.name_any();
+        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
+            let tenant = desk.tenants("default").get_opt(&name).await?;
+            Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
+        })
+        .await
+        .unwrap();
+        let back = desk.shows("default", &name, &[ALL_READY]).await.unwrap();
+        assert_eq!(back.spec, old.spec);
+        assert_eq!(back.finalizers(), [names::TENANT_FINALIZER]);
+        desk.told("default", &name, "TenantRestored").await.unwrap();
+    }
+    assert_eq!(desk.releases().await.unwrap(), releases, "no release was touched");
+    let log = hub.log().unwrap();
+    assert!(!log.contains("running helm uninstall"), "{log}");
+    assert_eq!(log.matches("running helm").count(), 2, "{log}");
+
+    // They are still whole: what is deleted by a person goes.
+    desk.delete("default", "one").await.unwrap();
+    desk.gone("default", "one").await.unwrap();
+    assert_eq!(desk.revisions("one-ws", "tenant-one-self-cluster").await.unwrap(), []);
+    desk.newest_is("two-ws", "tenant-two-self-cluster", 1, "deployed").await.unwrap();
+}

@@ -1,0 +1,229 @@
+//! Faults of the hub and of members: restarts, a crash in the middle of an install, a lost apiserver.
+
+use std::{collections::BTreeMap, fs};
+
+use anyhow::{Result, bail};
+use k8s_openapi::api::core::v1::Pod;
+use krypton_crds::tenant::Tenant;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, helm_processes, values_flag},
+};
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, Patch, PatchParams},
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
+
+#[tokio::test]
+async fn a_restarted_hub_finds_everything_as_it_left_it() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await.unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("restart-home", Parts::WithControllers),
+        Cluster::start("restart-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let start = || {
+        let flags = chart_flags(&repository, "small", "1.0.0");
+        Hub::start(&HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]))
+    };
+    let mut hub = start().unwrap();
+    desk.add_member("edge-1", &edge.kubeconfig_with_token()).await.unwrap();
+    let places = [(&desk, "self-cluster"), (&at_edge, "edge-1")];
+    for (desk, _) in places {
+        desk.create("default", "acme", json!({})).await.unwrap();
+    }
+    let both = ("ClusterReady/edge-1", "True", "Installed");
+    desk.shows("default", "acme", &[ALL_READY, both]).await.unwrap();
+    let mut before = Vec::new();
+    for (desk, _) in places {
+        desk.lease_renewed().await.unwrap();
+        let tenant = desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        let told = desk.events("default", "acme").await.unwrap();
+        before.push((tenant, desk.releases().await.unwrap(), told));
+    }
+    let holder = at_edge.holder().await.unwrap();
+
+    assert!(hub.stop().await.unwrap().success());
+    for (desk, _) in places {
+        assert_eq!(desk.holder().await.unwrap(), "", "the Lease is given up");
+    }
+    let hub = start().unwrap();
+    for (place, name) in places {
+        let now = place.held_by_another(&holder).await.unwrap();
+        eventually(&format!("EdgeCluster {name} to name the new holder"), PATIENCE, async || {
+            let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
+            let named = member.status.unwrap_or_default().holder;
+            Ok((named.as_ref() == Some(&now)).then_some(()))
+        })
+        .await
+        .unwrap();
+        // A Lease period with the Lease held: everything has been looked at.
+        place.lease_renewed().await.unwrap();
+    }
+    for ((desk, _), before) in places.into_iter().zip(before) {
+        let tenant: Tenant = desk.tenants("default").get("acme").await.unwrap();
+        let told = desk.events("default", "acme").await.unwrap();
+        assert_eq!((tenant, desk.releases().await.unwrap(), told), before);
+    }
+    let log = hub.log().unwrap();
+    assert!(!log.contains("running helm"), "{log}");
+}
+
+/// A chart that helm waits in the middle of, until somebody lets its hook end.
+fn chart_with_a_gate() -> Result<TempDir> {
+    let folder = TempDir::with_prefix("krypton-gate-")?;
+    fs::create_dir(folder.path().join("templates"))?;
+    fs::write(
+        folder.path().join("Chart.yaml"),
+        "{apiVersion: v2, name: gate, version: 1.0.0, description: Waits for its hook.}",
+    )?;
+    let metadata = "name: '{{ .Release.Name }}', namespace: '{{ .Release.Namespace }}'";
+    let hook = "annotations: {helm.sh/hook: pre-install}";
+    let container = "containers: [{name: main, image: krypton.test/gate}]";
+    fs::write(
+        folder.path().join("templates/gate.yaml"),
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{{metadata}, {hook}}}\nspec: {{restartPolicy: Never, {container}}}\n"
+        ),
+    )?;
+    fs::write(
+        folder.path().join("templates/after.yaml"),
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{{metadata}}}\ndata: {{a: b}}\n"),
+    )?;
+    Ok(folder)
+}
+
+#[tokio::test]
+async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the_next() {
+    let gate = chart_with_a_gate().unwrap();
+    let charts = [ChartSource::folder(gate.path())];
+    let repository = ChartRepository::start(&charts).await.unwrap();
+    let home = Cluster::start("crash", Parts::WithControllers).await.unwrap();
+    let desk = Desk::at(&home);
+    let start = || {
+        let flags = chart_flags(&repository, "gate", "1.0.0");
+        Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))
+    };
+    let release = "tenant-acme-self-cluster";
+    let mut hub = start().unwrap();
+    let folder = hub.log_path().parent().unwrap().to_owned();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), "acme");
+    let hook = eventually("helm to wait for the hook", PATIENCE, async || {
+        let pods = pods.list(&ListParams::default()).await?.items;
+        Ok(pods.into_iter().next())
+    })
+    .await
+    .unwrap();
+    desk.newest_is("acme", release, 1, "pending-install").await.unwrap();
+    assert_eq!(helm_processes(&folder).len(), 2, "helm and its supervisor");
+
+    hub.kill9().await.unwrap();
+
+    eventually("helm to die with its hub", PATIENCE, async || match helm_processes(&folder) {
+        left if left.is_empty() => Ok(Some(())),
+        left => bail!("{left:?}"),
+    })
+    .await
+    .unwrap();
+    desk.newest_is("acme", release, 1, "pending-install").await.unwrap();
+    let hub = start().unwrap();
+    eventually("the hook of another helm run", PATIENCE, async || {
+        let pods = pods.list(&ListParams::default()).await?.items;
+        match pods.into_iter().find(|pod| pod.uid() != hook.uid()) {
+            Some(pod) => {
+                let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+                pods_api_done(&desk, &pod.name_any(), &done).await?;
+                Ok(Some(()))
+            }
+            None => bail!("{:?}", desk.revisions("acme", release).await),
+        }
+    })
+    .await
+    .unwrap();
+    let installed = ("ClusterReady/self-cluster", "True", "Installed");
+    desk.shows("default", "acme", &[ALL_READY, installed]).await.unwrap();
+    desk.told("default", "acme", "ReleaseUnlocked").await.unwrap();
+
+    let revisions = desk.revisions("acme", release).await.unwrap();
+    let deployed = revisions.iter().filter(|(_, status)| status == "deployed").count();
+    assert_eq!(deployed, 1, "{revisions:?}");
+    assert!(revisions.iter().all(|(_, status)| !status.starts_with("pending")), "{revisions:?}");
+    let listed = home.helm(["list", "--all-namespaces", "--short"]).await.unwrap();
+    assert_eq!(listed.trim(), release, "{}", hub.log().unwrap());
+}
+
+async fn pods_api_done(
+    desk: &Desk,
+    name: &str,
+    done: &Patch<serde_json::Value>,
+) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), "acme");
+    pods.patch_status(name, &PatchParams::default(), done).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await.unwrap();
+    let (home, one, two) = tokio::try_join!(
+        Cluster::start("lost-home", Parts::ControlPlane),
+        Cluster::start("lost-1", Parts::WithControllers),
+        Cluster::start("lost-2", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, first, second) = (Desk::at(&home), Desk::at(&one), Desk::at(&two));
+    for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
+        desk.add_member(name, &cluster.kubeconfig_with_token()).await.unwrap();
+    }
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    let options = HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]);
+    let hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
+    for edge in [&first, &second] {
+        edge.create("default", "acme", json!({})).await.unwrap();
+    }
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let on_both = [
+        ALL_READY,
+        ("ClusterReady/edge-1", "True", "Installed"),
+        ("ClusterReady/edge-2", "True", "Installed"),
+    ];
+    desk.shows("default", "acme", &on_both).await.unwrap();
+    let installed = (first.releases().await.unwrap(), second.releases().await.unwrap());
+
+    one.stop_apiserver().await.unwrap();
+    second.create("default", "meanwhile", json!({})).await.unwrap();
+    second.shows("default", "meanwhile", &[ALL_READY]).await.unwrap();
+    desk.member_shows("edge-1", &[("Connected", "False", "Unreachable")]).await.unwrap();
+    desk.member_shows("edge-2", &[CONNECTED, HEALTHY]).await.unwrap();
+    let half = [
+        ("Ready", "Unknown", "ClustersUnknown"),
+        ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
+        on_both[2],
+    ];
+    let tenant = desk.shows("default", "acme", &half).await.unwrap();
+    let message = tenant.status.unwrap().last_message.unwrap();
+    assert!(message.contains("1 of 2 clusters ready"), "{message}");
+
+    one.start_apiserver().await.unwrap();
+    desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await.unwrap();
+    desk.shows("default", "acme", &on_both).await.unwrap();
+    first.create("default", "after", json!({})).await.unwrap();
+    first.shows("default", "after", &[ALL_READY]).await.unwrap();
+    let left = |now: BTreeMap<String, String>, before: &BTreeMap<String, String>| {
+        now.into_iter().filter(|(name, _)| before.contains_key(name)).collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(left(first.releases().await.unwrap(), &installed.0), installed.0);
+    assert_eq!(left(second.releases().await.unwrap(), &installed.1), installed.1);
+    let log = hub.log().unwrap();
+    assert!(!log.contains("uninstall"), "{log}");
+}
