@@ -221,6 +221,7 @@ pub struct Index {
     workloads: BTreeMap<WorkloadKind, Watched<(ReleaseKey, WorkloadKey), WorkloadState>>,
     crd: Watched<String, CrdState>,
     claims: BTreeMap<ReleaseKey, BTreeSet<TenantKey>>,
+    claimed: BTreeMap<TenantKey, ReleaseKey>,
 }
 
 impl Index {
@@ -234,6 +235,7 @@ impl Index {
             workloads: WORKLOAD_KINDS.map(|kind| (kind, Watched::default())).into(),
             crd: Watched::default(),
             claims: BTreeMap::new(),
+            claimed: BTreeMap::new(),
         }
     }
 
@@ -352,19 +354,23 @@ impl Index {
         let mut dirty = changed.clone();
         for key in changed {
             // The other claimants of a release must hear that one of them came, went or moved.
-            for tenants in self.claims.values_mut() {
-                if tenants.remove(&key) {
-                    dirty.extend(tenants.iter().cloned());
+            if let Some(release) = self.claimed.remove(&key)
+                && let Some(tenants) = self.claims.get_mut(&release)
+            {
+                tenants.remove(&key);
+                dirty.extend(tenants.iter().cloned());
+                if tenants.is_empty() {
+                    self.claims.remove(&release);
                 }
             }
             if let Some(tenant) = self.tenants.get(&key) {
-                let release = self.release_key(&Arc::clone(tenant));
-                let claims = self.claims.entry(release).or_default();
+                let release = self.release_key(tenant);
+                let claims = self.claims.entry(release.clone()).or_default();
                 dirty.extend(claims.iter().cloned());
-                claims.insert(key);
+                claims.insert(key.clone());
+                self.claimed.insert(key, release);
             }
         }
-        self.claims.retain(|_, tenants| !tenants.is_empty());
         dirty
     }
 

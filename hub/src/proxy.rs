@@ -392,7 +392,7 @@ fn forward(name: &str, shared: &Shared, changes: Changes) {
     } else if let Some(other) = &report.other_holder {
         let message = format!("{other} holds the Lease; this hub observes");
         State::new(Truth::True, reason::OBSERVING, message)
-    } else if report.connected && report.synced && report.writing {
+    } else if report.connected && report.synced && report.writing && report.applied.is_some() {
         State::new(Truth::True, reason::RECONCILING, "")
     } else if report.connected {
         State::new(Truth::Unknown, reason::STARTING, problem.clone())

@@ -1,0 +1,163 @@
+//! What comes before any Tenant: the permit, the record of the desired state, the CRD, the report.
+
+use std::sync::Arc;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_common::desired::DesiredState;
+use krypton_crds::tenant::Tenant;
+use kube::api::Api;
+use kube::{Client, CustomResourceExt};
+use std::time::Duration;
+
+use super::perform::Chain;
+use super::{CRD_EVERY, Reconciler};
+use crate::clock::Boot;
+use crate::events::Events;
+use crate::index::CrdState;
+use crate::ledger::{self, Advance};
+use crate::report::MemberReport;
+use crate::status::Told;
+use crate::{plan, rescue};
+
+impl Reconciler {
+    /// Permit, record and CRD: what comes before any Tenant.
+    pub(super) fn see_to_member(&mut self, now: Boot) {
+        let permitted = self.hold.borrow_and_update().may_start(now);
+        if permitted != self.permitted {
+            self.permitted = permitted;
+            tracing::info!(member = %self.member.name, permitted, "the Lease");
+            if !permitted {
+                // Another writer may have been here meanwhile.
+                self.recorded = None;
+            }
+            self.look_at_all();
+        }
+        if !permitted {
+            return;
+        }
+        let wanted = Arc::clone(&self.desired.borrow());
+        let on_record = self.recorded.as_ref().is_some_and(|recorded| **recorded == *wanted);
+        if !on_record && self.recording.is_empty() {
+            let client = self.member.client.clone();
+            let pause = retry_pause(self.recording_failures);
+            self.recording.spawn(async move {
+                tokio::time::sleep(pause).await;
+                let result = ledger::record(&client, &wanted).await;
+                (wanted, result.map_err(|error| Chain(&error).to_string()))
+            });
+        }
+        if let Some(state) = self.index.crd()
+            && !self.crd_checked
+            && self.crd_jobs.is_empty()
+            && now >= self.crd_not_before
+        {
+            let client = self.member.client.clone();
+            let events = self.performer.events.clone();
+            self.crd_jobs.spawn(async move {
+                see_to_crd(&client, state, &events).await
+            });
+        }
+    }
+
+    pub(super) fn finish_recording(
+        &mut self,
+        done: Result<(Arc<DesiredState>, Result<Advance, String>), tokio::task::JoinError>,
+    ) {
+        let Ok((desired, result)) = done else { return };
+        match result {
+            Ok(Advance::Recorded | Advance::Record) => {
+                self.recording_failures = 0;
+                self.ahead = None;
+                self.recorded = Some(desired);
+                self.look_at_all();
+            }
+            Ok(Advance::Refuse(version)) => {
+                if self.ahead != Some(version) {
+                    tracing::warn!(member = %self.member.name, recorded = %version, given = %desired.version,
+                        "the member has seen a later desired state; not acting on this one");
+                }
+                self.recording_failures += 1;
+                self.ahead = Some(version);
+            }
+            Err(problem) => {
+                tracing::warn!(member = %self.member.name, %problem, "the desired state is not on record yet");
+                self.recording_failures += 1;
+                self.problem = Some(problem);
+            }
+        }
+    }
+
+    pub(super) fn finish_crd(&mut self, done: Result<Result<(), String>, tokio::task::JoinError>) {
+        match &done {
+            Ok(Ok(())) => self.crd_failures = 0,
+            _ => self.crd_failures += 1,
+        }
+        let pause = CRD_EVERY.max(retry_pause(self.crd_failures));
+        self.crd_not_before = Boot(Boot::now().0 + pause);
+        match done {
+            Ok(Ok(())) => {
+                self.crd_checked = self.index.crd() == Some(CrdState::Present);
+                self.look_at_all();
+            }
+            Ok(Err(problem)) => {
+                tracing::warn!(member = %self.member.name, %problem, "the Tenant CRD");
+                self.problem = Some(problem);
+            }
+            Err(_) => {}
+        }
+    }
+
+    pub(super) fn report_member(&mut self, now: Boot) {
+        let hold = self.hold.borrow().clone();
+        let connected = hold.connected(now);
+        let report = MemberReport {
+            // By now every Tenant that was listed has its report.
+            synced: self.index.synced() && self.index.crd() == Some(CrdState::Present),
+            writing: self.permitted,
+            other_holder: hold.other.clone(),
+            connected,
+            problem: hold.problem.or_else(|| self.problem.clone()).filter(|_| {
+                !connected || !self.index.synced() || (self.permitted && self.recorded.is_none())
+            }),
+            applied: self.recorded.as_ref().map(|desired| (desired.version, desired.digest())),
+            ahead: self.ahead,
+        };
+        self.board.member(&report);
+    }
+}
+
+/// Rescue while the CRD goes; otherwise make sure of it, and put back what was rescued.
+async fn see_to_crd(client: &Client, state: CrdState, events: &Events) -> Result<(), String> {
+    if state == CrdState::Terminating {
+        let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+        let crd = crds.get_metadata_opt(Tenant::crd_name()).await.map_err(|error| error.to_string())?;
+        let Some(deleted) = crd.and_then(|crd| crd.metadata.deletion_timestamp) else {
+            return Ok(());
+        };
+        let released = rescue::keep_and_release(client, deleted.0)
+            .await
+            .map_err(|error| Chain(&error).to_string())?;
+        if released > 0 {
+            tracing::warn!(
+                released,
+                "the Tenant CRD is being deleted: Tenants are kept and let go, nothing is uninstalled"
+            );
+        }
+        return Ok(());
+    }
+    crate::crd::ensure(client, &Tenant::crd()).await.map_err(|error| Chain(&error).to_string())?;
+    for tenant in rescue::restore(client).await.map_err(|error| Chain(&error).to_string())? {
+        let message = "put back after its CRD had been deleted; its release was left alone";
+        let told = Told { warning: true, reason: "TenantRestored", message: message.to_owned() };
+        events.tell(&tenant, told);
+    }
+    Ok(())
+}
+
+/// Before the next attempt at the member's own objects.
+fn retry_pause(failures: u32) -> Duration {
+    match failures {
+        0 => Duration::ZERO,
+        _ => plan::backoff(failures, Duration::from_secs(60), rand::random()),
+    }
+}

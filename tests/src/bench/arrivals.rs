@@ -1,0 +1,93 @@
+//! When each of many objects became as wanted, seen by a watch.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use futures::{StreamExt, stream::BoxStream};
+use kube::{
+    Api, Resource, ResourceExt,
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
+
+/// A watch that is up before the first object is made.
+pub(crate) struct Arrivals<K> {
+    events: BoxStream<'static, watcher::Result<Event<K>>>,
+}
+
+/// First and last arrival, since the clock was started.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Span {
+    pub(crate) first: Duration,
+    pub(crate) last: Duration,
+}
+
+impl<K> Arrivals<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    /// Returns when the list is complete; the watch is then asked for with the first `all`.
+    pub(crate) async fn watch(api: Api<K>) -> Result<Self> {
+        let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+        while let Some(event) = events.next().await {
+            if matches!(event?, Event::InitDone) {
+                return Ok(Self { events });
+            }
+        }
+        bail!("the watch ended")
+    }
+
+    /// Waits until `count` objects are as `wanted` says, which tells of the others what they lack.
+    ///
+    /// # Errors
+    /// When they are not by `deadline`, naming some that lack something.
+    pub(crate) async fn all(
+        &mut self,
+        count: u32,
+        clock: Instant,
+        deadline: Duration,
+        wanted: impl Fn(&K) -> Result<(), String>,
+    ) -> Result<Span> {
+        let mut first = None;
+        let mut there = BTreeSet::new();
+        let mut lacking = BTreeMap::new();
+        let arriving = async {
+            while let Some(event) = self.events.next().await {
+                // An error is a watch that is begun anew.
+                let Ok(Event::Apply(object) | Event::InitApply(object)) = event else { continue };
+                let name = object.name_any();
+                match wanted(&object) {
+                    Ok(()) => {
+                        lacking.remove(&name);
+                        there.insert(name);
+                        first.get_or_insert_with(|| clock.elapsed());
+                    }
+                    Err(lack) => drop(lacking.insert(name, lack)),
+                }
+                if there.len() >= count as usize {
+                    return Ok(clock.elapsed());
+                }
+            }
+            bail!("the watch ended")
+        };
+        let Ok(last) = tokio::time::timeout(deadline, arriving).await else {
+            let some: Vec<_> =
+                lacking.iter().take(5).map(|(name, lack)| format!("{name}: {lack}")).collect();
+            bail!(
+                "{} of {count} {} were as wanted after {deadline:?}; of the others: {}",
+                there.len(),
+                K::plural(&()),
+                some.join("; ")
+            );
+        };
+        let last = last?;
+        Ok(Span { first: first.unwrap_or(last), last })
+    }
+}

@@ -1,0 +1,81 @@
+//! CPU time and memory out of /proc.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::machine::read;
+
+pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
+/// USER_HZ, the unit of times in /proc, which is 100 for every architecture's user space.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// CPU time of the children that this process has waited for, and of theirs.
+pub(crate) fn children_seconds() -> Result<f64> {
+    let [_, children] = times(&read("/proc/self/stat")?)?;
+    Ok(children)
+}
+
+/// CPU time of these processes and of this one, with the children each has waited for.
+pub(crate) fn known_seconds(pids: &[u32]) -> Result<f64> {
+    let own = ["/proc/self/stat".to_owned()].into_iter();
+    let all = own.chain(pids.iter().map(|pid| format!("/proc/{pid}/stat")));
+    all.map(|path| Ok(times(&read(path)?)?.iter().sum::<f64>())).sum()
+}
+
+/// CPU time of the whole machine since its start, in which something ran.
+pub(crate) fn busy_seconds() -> Result<f64> {
+    busy(&read("/proc/stat")?)
+}
+
+/// The most memory that was resident at a time, in bytes.
+pub(crate) fn peak_rss_bytes(pid: u32) -> Result<u64> {
+    let status = read(format!("/proc/{pid}/status"))?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = peak.and_then(|line| line.trim().strip_suffix(" kB"));
+    let kib: u64 = kib.context("no VmHWM in /proc/<pid>/status")?.parse()?;
+    Ok(kib * 1024)
+}
+
+/// Of a process and of its children, out of proc(5)'s stat, in seconds.
+fn times(stat: &str) -> Result<[f64; 2]> {
+    // The second field is the name in parentheses, which may hold anything; the rest are numbers.
+    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/<pid>/stat")?;
+    let fields = fields.split_whitespace().skip(11).take(4);
+    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>()?;
+    let [user, system, children_user, children_system] = ticks.as_slice() else {
+        anyhow::bail!("/proc/<pid>/stat ends early");
+    };
+    Ok([(user + system) / TICKS_PER_SECOND, (children_user + children_system) / TICKS_PER_SECOND])
+}
+
+/// user, nice, system, irq, softirq and steal of proc(5)'s stat; not idle, iowait or the guests',
+/// which are in user already.
+fn busy(stat: &str) -> Result<f64> {
+    let line = stat.lines().next().and_then(|line| line.strip_prefix("cpu "));
+    let fields = line.context("no line cpu in /proc/stat")?.split_whitespace().take(8);
+    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>()?;
+    let [user, nice, system, _idle, _iowait, irq, softirq, steal] = ticks.as_slice() else {
+        anyhow::bail!("the line cpu of /proc/stat ends early");
+    };
+    Ok((user + nice + system + irq + softirq + steal) / TICKS_PER_SECOND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_time_and_that_of_children_are_told_apart() {
+        let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 200 0 0 150 50 1000 300 20 0 9 0 7 8 9";
+        assert_eq!(times(stat).unwrap(), [2.0, 13.0]);
+        assert!(times("42 (bench) S 1 2").is_err());
+    }
+
+    #[test]
+    fn idle_time_and_waiting_for_disks_are_not_busy() {
+        let stat = "cpu  100 10 20 9000 500 3 4 5 77 88\ncpu0 1 2 3\n";
+        assert_eq!(busy(stat).unwrap(), 1.42);
+        assert!(busy("intr 1\n").is_err());
+    }
+}

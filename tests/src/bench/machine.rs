@@ -1,0 +1,63 @@
+//! The machine: what it is, and how busy others keep it while we measure.
+
+use std::{fs, path::Path, time::Instant};
+
+use anyhow::{Context, Result};
+use krypton_tests::{Tools, process::Invocation};
+
+use crate::{CHART, CHART_VERSION, load};
+
+/// Cores, memory, kernel, load and the versions of what is measured.
+pub(crate) async fn describe() -> Result<String> {
+    let tools = Tools::find()?;
+    let cores = std::thread::available_parallelism().context("counting cores")?;
+    let memory = read("/proc/meminfo")?;
+    let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let total: f64 = total
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .context("no MemTotal in /proc/meminfo")?
+        .parse()?;
+    let kernel = read("/proc/sys/kernel/osrelease")?;
+    let load = read("/proc/loadavg")?;
+    let one_minute = load.split_whitespace().next().unwrap_or_default();
+    let said = async |tool: &str, args: &[&str]| {
+        let invocation = Invocation::new(tools.binary(tool)).args(args.iter().copied());
+        let said = invocation.env("HOME", "/nonexistent").output(load::COMMAND_DEADLINE).await?;
+        Ok::<_, anyhow::Error>(said.lines().next().unwrap_or_default().trim().to_owned())
+    };
+    let helm = said("helm", &["version", "--template", "{{.Version}}"]).await?;
+    let apiserver = said("kube-apiserver", &["--version"]).await?;
+    let etcd = said("etcd", &["--version"]).await?;
+    Ok(format!(
+        "machine   {cores} cores, {:.0} GiB, Linux {}; load {one_minute} at the start\n\
+         versions  krypton {}, helm {helm}, {apiserver}, {etcd}; chart {CHART} {CHART_VERSION}",
+        total / 1024.0 / 1024.0,
+        kernel.trim(),
+        env!("CARGO_PKG_VERSION"),
+    ))
+}
+
+/// How much CPU others take: the whole machine's, less that of the processes we know.
+#[derive(Debug)]
+pub(crate) struct Neighbours {
+    since: Instant,
+    busy: f64,
+    known: f64,
+}
+
+impl Neighbours {
+    pub(crate) fn watch(known: f64) -> Result<Self> {
+        Ok(Self { since: Instant::now(), busy: load::busy_seconds()?, known })
+    }
+
+    /// Cores that were kept busy by others, on average; the kernel's own work among them.
+    pub(crate) fn cores(&self, known: f64) -> Result<f64> {
+        let others = (load::busy_seconds()? - self.busy) - (known - self.known);
+        Ok((others / self.since.elapsed().as_secs_f64()).max(0.0))
+    }
+}
+
+pub(crate) fn read(path: impl AsRef<Path>) -> Result<String> {
+    let path = path.as_ref();
+    fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}

@@ -1,0 +1,221 @@
+//! Requests that reach an apiserver, by verb and resource, and of them those of one user.
+//!
+//! The user is a service account that a FlowSchema singles out: the apiserver counts by those.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result};
+use axum::http::Request;
+use k8s_openapi::api::{
+    authentication::v1::TokenRequest,
+    core::v1::ServiceAccount,
+    flowcontrol::v1::FlowSchema,
+    rbac::v1::ClusterRoleBinding,
+};
+use krypton_tests::{Cluster, eventually};
+use kube::{
+    Api, Client, Config,
+    api::PostParams,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// Of the service account, its binding and the FlowSchema.
+const SUBJECT: &str = "bench";
+const NAMESPACE: &str = "kube-system";
+const SERIES: &str = "apiserver_flowcontrol_dispatched_requests_total{";
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Longer than any run.
+const TOKEN_SECONDS: i64 = 24 * 3600;
+/// Reading the counters asks for `/metrics` twice, and each is counted when it is over.
+const OWN_READS: u64 = 2;
+
+/// By (verb, resource).
+pub(crate) type Counts = BTreeMap<(String, String), u64>;
+
+/// Requests since a control plane's start, or between two readings.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Traffic {
+    /// Of everybody: controllers, nodes, the apiserver itself.
+    pub(crate) all: Counts,
+    /// Of the subject alone; its watches count when they begin.
+    pub(crate) of_subject: u64,
+}
+
+impl Traffic {
+    pub(crate) async fn read(cluster: &Cluster) -> Result<Self> {
+        let all = cluster.requests().await?;
+        let of_subject = of_subject(&cluster.client()).await?;
+        Ok(Self { all, of_subject })
+    }
+
+    /// What has come since `earlier`, without the readings themselves.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let mut all = Counts::new();
+        for (key, now) in &self.all {
+            let before = earlier.all.get(key).copied().unwrap_or_default();
+            let own = if *key == ("GET".to_owned(), String::new()) { OWN_READS } else { 0 };
+            let more = now.saturating_sub(before).saturating_sub(own);
+            if more > 0 {
+                all.insert(key.clone(), more);
+            }
+        }
+        Self { all, of_subject: self.of_subject.saturating_sub(earlier.of_subject) }
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.all.values().sum()
+    }
+}
+
+/// Gives the subject all rights on the cluster and returns its kubeconfig (YAML), once the
+/// apiserver counts its requests.
+///
+/// # Errors
+/// When the apiserver refuses, or does not count.
+pub(crate) async fn single_out(cluster: &Cluster) -> Result<String> {
+    let client = cluster.client();
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
+    create(&accounts, json!({"metadata": {"name": SUBJECT}})).await?;
+    let user = json!({"kind": "ServiceAccount", "name": SUBJECT, "namespace": NAMESPACE});
+    let binding = json!({
+        "metadata": {"name": SUBJECT},
+        "roleRef":
+            {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [user],
+    });
+    create(&Api::<ClusterRoleBinding>::all(client.clone()), binding).await?;
+    let everything = json!({
+        "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "clusterScope": true,
+        "namespaces": ["*"],
+    });
+    let subject = json!({
+        "kind": "ServiceAccount",
+        "serviceAccount": {"name": SUBJECT, "namespace": NAMESPACE},
+    });
+    let schema = json!({
+        "metadata": {"name": SUBJECT},
+        "spec": {
+            // Never queued, as an administrator's.
+            "priorityLevelConfiguration": {"name": "exempt"},
+            "matchingPrecedence": 2,
+            "rules": [{
+                "subjects": [subject],
+                "resourceRules": [everything],
+                "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+            }],
+        },
+    });
+    create(&Api::<FlowSchema>::all(client.clone()), schema).await?;
+
+    let request: TokenRequest =
+        serde_json::from_value(json!({"spec": {"audiences": [], "expirationSeconds": TOKEN_SECONDS}}))?;
+    let answer =
+        accounts.create_token_request(SUBJECT, &PostParams::default(), &request).await?;
+    let token = answer.status.context("a TokenRequest without an answer")?.token;
+    let kubeconfig = with_token(&cluster.kubeconfig_with_token(), &token)?;
+
+    let subject = client_of(&kubeconfig).await?;
+    eventually("the FlowSchema to count", DEADLINE, async || {
+        subject.apiserver_version().await?;
+        Ok((of_subject(&client).await? > 0).then_some(()))
+    })
+    .await?;
+    Ok(kubeconfig)
+}
+
+async fn create<K>(api: &Api<K>, object: Value) -> Result<()>
+where
+    K: Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,
+{
+    let object: K = serde_json::from_value(object)?;
+    // The roles that the apiserver makes at its start may come a moment later.
+    let what = format!("{} to be created", std::any::type_name::<K>());
+    eventually(&what, DEADLINE, async || {
+        match api.create(&PostParams::default(), &object).await {
+            Ok(_) => Ok(Some(())),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Some(())),
+            Err(error) => Err(error.into()),
+        }
+    })
+    .await
+}
+
+/// JSON is YAML.
+fn with_token(kubeconfig: &str, token: &str) -> Result<String> {
+    let mut kubeconfig: Value = serde_saphyr::from_str(kubeconfig)?;
+    kubeconfig["users"][0]["user"] = json!({"token": token});
+    Ok(kubeconfig.to_string())
+}
+
+async fn client_of(kubeconfig: &str) -> Result<Client> {
+    let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
+    let options = KubeConfigOptions::default();
+    Ok(Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &options).await?)?)
+}
+
+async fn of_subject(client: &Client) -> Result<u64> {
+    let request = Request::get("/metrics").body(Vec::new()).context("building a request")?;
+    count_subject(&client.request_text(request).await?)
+}
+
+fn count_subject(metrics: &str) -> Result<u64> {
+    let schema = format!("flow_schema=\"{SUBJECT}\"");
+    let mut count = 0;
+    for line in metrics.lines() {
+        let Some((labels, value)) =
+            line.strip_prefix(SERIES).and_then(|rest| rest.rsplit_once("} "))
+        else {
+            continue;
+        };
+        if labels.split(',').any(|label| label == schema) {
+            let value: f64 = value.trim().parse().with_context(|| format!("reading {line}"))?;
+            count += value as u64;
+        }
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(verb: &str, resource: &str) -> (String, String) {
+        (verb.to_owned(), resource.to_owned())
+    }
+
+    #[test]
+    fn only_the_subjects_flow_schema_is_counted() {
+        let metrics = "\
+apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"bench\",priority_level=\"exempt\"} 41
+apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"exempt\",priority_level=\"exempt\"} 9
+apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"bench\",priority_level=\"other\"} 1
+apiserver_flowcontrol_seats{flow_schema=\"bench\"} 5
+";
+        assert_eq!(count_subject(metrics).unwrap(), 42);
+    }
+
+    #[test]
+    fn the_difference_leaves_out_what_did_not_change_and_our_own_readings() {
+        let at = |pods, plain, of_subject| Traffic {
+            all: [(key("LIST", "pods"), pods), (key("GET", ""), plain), (key("GET", "nodes"), 7)]
+                .into(),
+            of_subject,
+        };
+        let expected = Traffic {
+            all: [(key("LIST", "pods"), 3), (key("GET", ""), 4)].into(),
+            of_subject: 5,
+        };
+        assert_eq!(at(5, 16, 8).since(&at(2, 10, 3)), expected);
+        assert_eq!(at(2, 12, 3).since(&at(2, 10, 3)), Traffic::default());
+    }
+
+    #[test]
+    fn a_kubeconfig_keeps_all_but_its_user() {
+        let yaml = "clusters: [{name: a, cluster: {server: s}}]\nusers: [{name: u, user: {token: old}}]\n";
+        let changed: Value = serde_json::from_str(&with_token(yaml, "new").unwrap()).unwrap();
+        assert_eq!(changed["clusters"][0]["cluster"]["server"], "s");
+        assert_eq!(changed["users"][0], json!({"name": "u", "user": {"token": "new"}}));
+    }
+}

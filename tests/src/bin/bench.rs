@@ -1,0 +1,128 @@
+//! `make bench`: Tenants created at once on one edge, beside plain helm doing the same work.
+//!
+//! Prints figures and fails on none of them; it fails when something does not become ready.
+
+#[path = "../bench/arrivals.rs"]
+mod arrivals;
+#[path = "../bench/floor.rs"]
+mod floor;
+#[path = "../bench/krypton.rs"]
+mod krypton;
+#[path = "../bench/load.rs"]
+mod load;
+#[path = "../bench/machine.rs"]
+mod machine;
+#[path = "../bench/report.rs"]
+mod report;
+#[path = "../bench/traffic.rs"]
+mod traffic;
+
+use std::{future::Future, process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
+use krypton_tests::{ChartRepository, ChartSource};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// helm runs at once, of the hub and of the floor.
+const AT_ONCE: u32 = 4;
+const CHART: &str = "small";
+const CHART_VERSION: &str = "1.0.0";
+const SIZES: [u32; 2] = [30, 300];
+/// Starting and stopping control planes and waiting for quiet, for one size.
+const OVERHEAD: Duration = Duration::from_secs(600);
+
+/// Measures how fast and at what cost Tenants become ready, and what the hub costs afterwards.
+#[derive(Debug, Parser)]
+#[command(name = "bench", version)]
+struct Args {
+    /// Tenants to create at once; by default 30, then 300
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    tenants: Option<u32>,
+    /// Seconds of idling, once with the hub and once without; 0 leaves both out
+    #[arg(long, value_name = "SECONDS", default_value_t = 120,
+        value_parser = clap::value_parser!(u64).range(0..=3600))]
+    idle: u64,
+    /// The flags of the floor's helm
+    #[arg(long, value_enum, default_value_t = FloorFlags::Plain)]
+    floor_flags: FloorFlags,
+}
+
+/// What the floor's helm is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FloorFlags {
+    /// `upgrade --install --wait=hookOnly`
+    Plain,
+    /// The flags that the hub gives as well
+    Hub,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    let sizes = args.tenants.map_or_else(|| SIZES.to_vec(), |size| vec![size]);
+    let outcome = tokio::select! {
+        outcome = measure_all(&args, &sizes) => outcome,
+        outcome = told_to_stop() => outcome,
+    };
+    // By now everything that was started is gone: its owners are dropped.
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn measure_all(args: &Args, sizes: &[u32]) -> Result<()> {
+    let repository = ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await?;
+    println!("{}", machine::describe().await?);
+    for size in sizes {
+        let limit = OVERHEAD + Duration::from_secs(2 * args.idle) + 2 * patience(*size);
+        let measured = tokio::time::timeout(limit, measure(args, *size, &repository)).await;
+        let measured =
+            measured.with_context(|| format!("{size} Tenants: not done in {limit:?}"))??;
+        println!("{}", report::render(&measured));
+    }
+    Ok(())
+}
+
+/// The hub's control planes are gone before the floor's starts.
+async fn measure(args: &Args, size: u32, repository: &ChartRepository) -> Result<report::Measured> {
+    let idle = Duration::from_secs(args.idle);
+    let krypton = Box::pin(krypton::measure(size, idle, repository)).await?;
+    let floor = Box::pin(floor::measure(size, args.floor_flags, repository)).await?;
+    Ok(report::Measured { size, idle, floor_flags: args.floor_flags, krypton, floor })
+}
+
+/// How long `size` installations may take before they count as stuck.
+fn patience(size: u32) -> Duration {
+    Duration::from_secs(120) + Duration::from_secs(3) * size
+}
+
+async fn told_to_stop() -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+    tokio::select! {
+        pressed = tokio::signal::ctrl_c() => pressed.context("listening for Ctrl-C")?,
+        _ = terminate.recv() => {}
+    }
+    bail!("stopped before the end")
+}
+
+/// `bench-007`, as Tenant and as namespace.
+fn name(number: u32) -> String {
+    format!("bench-{number:03}")
+}
+
+fn say(progress: &str) {
+    eprintln!("bench: {progress}");
+}
+
+/// Runs `work` while `measuring` goes on; the first error ends both.
+async fn together<A, B>(
+    work: impl Future<Output = Result<A>>,
+    measuring: impl Future<Output = Result<B>>,
+) -> Result<(A, B)> {
+    tokio::try_join!(work, measuring)
+}
