@@ -15,14 +15,20 @@ fn main() -> ExitCode {
     if args.next_if(|word| word == "drive").is_none() {
         return supervise(args);
     }
-    let [helm, scratch] = [args.next(), args.next()].map(|path| PathBuf::from(path.unwrap_or_default()));
+    let [helm, scratch] =
+        [args.next(), args.next()].map(|path| PathBuf::from(path.unwrap_or_default()));
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(drive(helm, scratch))
 }
 
 async fn drive(binary: PathBuf, scratch: PathBuf) -> ExitCode {
     let supervisor: Vec<OsString> = std::env::args_os().take(1).collect();
-    let config = HelmConfig { binary, supervisor, scratch, max_concurrent: 1 };
+    let config = HelmConfig {
+        binary,
+        supervisor,
+        scratch,
+        max_concurrent: 1,
+    };
     let helm = match Helm::new(config).await {
         Ok(helm) => helm,
         Err(error) => {

@@ -46,7 +46,11 @@ impl ChartRef {
         match reqwest::Url::parse(&self.repo) {
             Ok(mut url) => {
                 let hidden = url.set_username("").and_then(|()| url.set_password(None));
-                if hidden.is_ok() { url.to_string() } else { "(not a URL)".to_owned() }
+                if hidden.is_ok() {
+                    url.to_string()
+                } else {
+                    "(not a URL)".to_owned()
+                }
             }
             Err(_) => match self.repo.rsplit_once('@') {
                 Some((_, host)) => host.escape_debug().to_string(),
@@ -63,7 +67,11 @@ impl fmt::Display for ChartRef {
             (name, "") => write!(f, "chart {name}, newest version")?,
             (name, version) => write!(f, "chart {name}, version {}", version.escape_debug())?,
         }
-        if self.repo.is_empty() { Ok(()) } else { write!(f, ", of {}", self.repo_shown()) }
+        if self.repo.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ", of {}", self.repo_shown())
+        }
     }
 }
 
@@ -98,7 +106,10 @@ pub enum ChartError {
     #[error("chart version invalid: {chart}; set an exact SemVer 2 version such as 1.2.3")]
     VersionInvalid { chart: Arc<ChartRef> },
     #[error("chart version not found in repository: {chart}; {}", offer(.newest.as_deref()))]
-    VersionNotFound { chart: Arc<ChartRef>, newest: Option<String> },
+    VersionNotFound {
+        chart: Arc<ChartRef>,
+        newest: Option<String>,
+    },
     #[error(
         "chart not loaded: {chart}: OCI registries are not supported yet; \
          set an http(s) chart repository or the path of a .tgz"
@@ -111,30 +122,82 @@ pub enum ChartError {
     Address { chart: Arc<ChartRef> },
     #[error("chart not loaded: {chart}: no such chart in the repository; check its name")]
     Unlisted { chart: Arc<ChartRef> },
-    #[error("chart not loaded; repo unreachable? {chart}: {attempt} failed; check its address and the way to it")]
-    Unreachable { chart: Arc<ChartRef>, attempt: &'static str, #[source] source: reqwest::Error },
+    #[error(
+        "chart not loaded; repo unreachable? {chart}: {attempt} failed; check its address and the way to it"
+    )]
+    Unreachable {
+        chart: Arc<ChartRef>,
+        attempt: &'static str,
+        #[source]
+        source: reqwest::Error,
+    },
     #[error("chart not loaded; repo unreachable? {chart}: no full answer within {} s; check the way to it", DEADLINE.as_secs())]
     Deadline { chart: Arc<ChartRef> },
-    #[error("chart not loaded; repo unreachable? {chart}: {attempt} was answered with {status}; check its address")]
-    Refused { chart: Arc<ChartRef>, attempt: &'static str, status: u16 },
+    #[error(
+        "chart not loaded; repo unreachable? {chart}: {attempt} was answered with {status}; check its address"
+    )]
+    Refused {
+        chart: Arc<ChartRef>,
+        attempt: &'static str,
+        status: u16,
+    },
     #[error("chart not loaded: {chart}: {what} is larger than {} MiB and was not read to its end; is it the right repository?", limit >> 20)]
-    TooLarge { chart: Arc<ChartRef>, what: &'static str, limit: u64 },
-    #[error("chart not loaded: {chart}: index.yaml is not the index of a chart repository; check its address")]
-    Index { chart: Arc<ChartRef>, #[source] source: serde_saphyr::Error },
-    #[error("chart not loaded: {chart}: the index names no usable address for it; the repository needs repair")]
+    TooLarge {
+        chart: Arc<ChartRef>,
+        what: &'static str,
+        limit: u64,
+    },
+    #[error(
+        "chart not loaded: {chart}: index.yaml is not the index of a chart repository; check its address"
+    )]
+    Index {
+        chart: Arc<ChartRef>,
+        #[source]
+        source: serde_saphyr::Error,
+    },
+    #[error(
+        "chart not loaded: {chart}: the index names no usable address for it; the repository needs repair"
+    )]
     Link { chart: Arc<ChartRef> },
-    #[error("chart not loaded: {chart}: sha256 is {found}, the index says {wanted}; the chart was changed after it was indexed")]
-    Digest { chart: Arc<ChartRef>, wanted: String, found: String },
-    #[error("chart not loaded: {chart}: the archive is refused; get the chart from its author again")]
-    Archive { chart: Arc<ChartRef>, #[source] source: ArchiveError },
-    #[error("chart not loaded: {chart}: the archive holds chart {found}; the repository needs repair")]
+    #[error(
+        "chart not loaded: {chart}: sha256 is {found}, the index says {wanted}; the chart was changed after it was indexed"
+    )]
+    Digest {
+        chart: Arc<ChartRef>,
+        wanted: String,
+        found: String,
+    },
+    #[error(
+        "chart not loaded: {chart}: the archive is refused; get the chart from its author again"
+    )]
+    Archive {
+        chart: Arc<ChartRef>,
+        #[source]
+        source: ArchiveError,
+    },
+    #[error(
+        "chart not loaded: {chart}: the archive holds chart {found}; the repository needs repair"
+    )]
     Other { chart: Arc<ChartRef>, found: String },
     #[error("chart not loaded: {chart}: reading the file failed; check the path")]
-    Local { chart: Arc<ChartRef>, #[source] source: std::io::Error },
+    Local {
+        chart: Arc<ChartRef>,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("chart not loaded: {chart}: writing it to {} failed", .dir.display())]
-    Store { chart: Arc<ChartRef>, dir: PathBuf, #[source] source: std::io::Error },
+    Store {
+        chart: Arc<ChartRef>,
+        dir: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("the chart cache {} cannot be used; it must be a writable folder", .dir.display())]
-    Folder { dir: PathBuf, #[source] source: std::io::Error },
+    Folder {
+        dir: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("the HTTP client of the chart cache could not be made")]
     Client(#[source] reqwest::Error),
 }
@@ -173,7 +236,11 @@ enum Memory {
     #[default]
     Nothing,
     Have(Fetched),
-    Failed { error: Arc<ChartError>, times: u32, until: Boot },
+    Failed {
+        error: Arc<ChartError>,
+        times: u32,
+        until: Boot,
+    },
 }
 
 impl ChartCache {
@@ -199,7 +266,11 @@ impl ChartCache {
             Err(source) => return Err(ChartError::Folder { dir, source }),
         };
         let http = download::client().map_err(ChartError::Client)?;
-        Ok(Self { dir, http, slots: Mutex::default() })
+        Ok(Self {
+            dir,
+            http,
+            slots: Mutex::default(),
+        })
     }
 
     /// The chart, from the cache or from where it is kept. Callers that ask for the same chart share
@@ -242,8 +313,11 @@ impl ChartCache {
                 let until = Boot(Boot::now().0 + pause);
                 // What was there once is not forgotten over a failure to get it back.
                 if !matches!(*memory, Memory::Have(_)) {
-                    *memory =
-                        Memory::Failed { error: Arc::clone(&error), times: failures + 1, until };
+                    *memory = Memory::Failed {
+                        error: Arc::clone(&error),
+                        times: failures + 1,
+                        until,
+                    };
                 }
                 Err(error)
             }
@@ -279,7 +353,11 @@ impl ChartCache {
         };
         tokio::time::timeout(DEADLINE, fetched)
             .await
-            .unwrap_or_else(|_| Err(ChartError::Deadline { chart: Arc::clone(chart) }))
+            .unwrap_or_else(|_| {
+                Err(ChartError::Deadline {
+                    chart: Arc::clone(chart),
+                })
+            })
     }
 
     /// Checks the archive and writes it under its digest.
@@ -296,7 +374,11 @@ impl ChartCache {
             let digest = entry.as_ref().and_then(|entry| entry.digest.as_deref());
             if let Some(wanted) = digest.filter(|wanted| *wanted != sha256) {
                 let (wanted, found) = (wanted.escape_debug().to_string(), sha256);
-                return Err(ChartError::Digest { chart, wanted, found });
+                return Err(ChartError::Digest {
+                    chart,
+                    wanted,
+                    found,
+                });
             }
             let inside = match archive::inspect(&bytes) {
                 Ok(inside) => inside,
@@ -327,7 +409,12 @@ impl ChartCache {
                 file.persist(&path).map_err(|error| error.error)
             });
             match written {
-                Ok(_) => Ok(Fetched { path, sha256, name: inside.name, version: inside.version }),
+                Ok(_) => Ok(Fetched {
+                    path,
+                    sha256,
+                    name: inside.name,
+                    version: inside.version,
+                }),
                 Err(source) => Err(ChartError::Store { chart, dir, source }),
             }
         })
@@ -338,18 +425,28 @@ impl ChartCache {
 fn repository(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
     let url = reqwest::Url::parse(&chart.repo);
     match url.as_ref().map(reqwest::Url::scheme) {
-        Ok("http" | "https") => url.map_err(|_| ChartError::Address { chart: Arc::clone(chart) }),
-        Ok("oci") => Err(ChartError::Oci { chart: Arc::clone(chart) }),
-        _ => Err(ChartError::Address { chart: Arc::clone(chart) }),
+        Ok("http" | "https") => url.map_err(|_| ChartError::Address {
+            chart: Arc::clone(chart),
+        }),
+        Ok("oci") => Err(ChartError::Oci {
+            chart: Arc::clone(chart),
+        }),
+        _ => Err(ChartError::Address {
+            chart: Arc::clone(chart),
+        }),
     }
 }
 
 async fn local(chart: &Arc<ChartRef>) -> Result<Vec<u8>, ChartError> {
     if chart.name.starts_with("oci://") {
-        return Err(ChartError::Oci { chart: Arc::clone(chart) });
+        return Err(ChartError::Oci {
+            chart: Arc::clone(chart),
+        });
     }
     if !chart.name.ends_with(".tgz") {
-        return Err(ChartError::Address { chart: Arc::clone(chart) });
+        return Err(ChartError::Address {
+            chart: Arc::clone(chart),
+        });
     }
     let chart = Arc::clone(chart);
     off_thread(move || {
@@ -367,7 +464,11 @@ async fn local(chart: &Arc<ChartRef>) -> Result<Vec<u8>, ChartError> {
         match read() {
             Ok(bytes) if bytes.len() as u64 > download::CHART_LIMIT => {
                 let limit = download::CHART_LIMIT;
-                Err(ChartError::TooLarge { chart, what: "the file", limit })
+                Err(ChartError::TooLarge {
+                    chart,
+                    what: "the file",
+                    limit,
+                })
             }
             Ok(bytes) => Ok(bytes),
             Err(source) => Err(ChartError::Local { chart, source }),
@@ -382,7 +483,9 @@ fn partial_file(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
 
 /// How long a failure is remembered: twice as long each time, and never the same for two caches.
 fn pause(failures: u32, random: f64) -> Duration {
-    let full = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures)).min(LONGEST_PAUSE);
+    let full = FIRST_PAUSE
+        .saturating_mul(2_u32.saturating_pow(failures))
+        .min(LONGEST_PAUSE);
     full.div_f64(2.0) + full.div_f64(2.0).mul_f64(random.clamp(0.0, 1.0))
 }
 

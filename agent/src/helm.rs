@@ -112,7 +112,11 @@ pub enum HelmError {
         "{} cannot be run; install Helm {OLDEST} or newer of major version 4, or name where it is",
         .binary.display()
     )]
-    Missing { binary: PathBuf, #[source] source: std::io::Error },
+    Missing {
+        binary: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error(
         "{} says its version is {found:?}; install Helm {OLDEST} or newer of major version 4",
         .binary.display()
@@ -121,30 +125,59 @@ pub enum HelmError {
     #[error("no supervisor was named to run helm under")]
     NoSupervisor,
     #[error("the folder {} for helm's files cannot be used; is the disk full or read-only?", .path.display())]
-    Scratch { path: PathBuf, #[source] source: std::io::Error },
-    #[error("label {key}={value} cannot be given to helm: it has a character that separates labels")]
+    Scratch {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(
+        "label {key}={value} cannot be given to helm: it has a character that separates labels"
+    )]
     Label { key: String, value: String },
     #[error("helm could not be started for release {release}")]
-    Spawn { release: String, #[source] source: std::io::Error },
+    Spawn {
+        release: String,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("helm could not be started for release {release}: {complaint}")]
     Start { release: String, complaint: String },
     #[error(
         "helm {verb} of release {release} did not end within {} s and was stopped{}",
         .after.as_secs(), clause(.complaint)
     )]
-    TimedOut { verb: &'static str, release: String, after: Duration, complaint: String },
+    TimedOut {
+        verb: &'static str,
+        release: String,
+        after: Duration,
+        complaint: String,
+    },
     #[error("helm was stopped")]
     Stopped,
     #[error("release {release} was not found")]
     ReleaseNotFound { release: String },
     #[error("helm {verb} of release {release} was killed by signal {signal}; out of memory?{}", clause(.complaint))]
-    Killed { verb: &'static str, release: String, signal: i32, complaint: String },
+    Killed {
+        verb: &'static str,
+        release: String,
+        signal: i32,
+        complaint: String,
+    },
     #[error("helm {verb} of release {release} failed{}", clause(.complaint))]
-    Failed { verb: &'static str, release: String, complaint: String, permanent: bool },
+    Failed {
+        verb: &'static str,
+        release: String,
+        complaint: String,
+        permanent: bool,
+    },
 }
 
 fn clause(complaint: &str) -> String {
-    if complaint.is_empty() { String::new() } else { format!(": {complaint}") }
+    if complaint.is_empty() {
+        String::new()
+    } else {
+        format!(": {complaint}")
+    }
 }
 
 impl HelmError {
@@ -191,13 +224,29 @@ impl Helm {
         let binary = config.binary.clone();
         let said = process::version(&binary, environment)
             .await
-            .map_err(|source| HelmError::Missing { binary: binary.clone(), source })?;
-        let version = said.strip_prefix('v').and_then(|text| Version::parse(text).ok());
+            .map_err(|source| HelmError::Missing {
+                binary: binary.clone(),
+                source,
+            })?;
+        let version = said
+            .strip_prefix('v')
+            .and_then(|text| Version::parse(text).ok());
         if !version.is_some_and(|found| found.major == OLDEST.major && found >= OLDEST) {
-            return Err(HelmError::Version { binary, found: said });
+            return Err(HelmError::Version {
+                binary,
+                found: said,
+            });
         }
-        let slots = Arc::new(Semaphore::new(config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS)));
-        Ok(Self { config, host, scratch, slots, patience: Patience::default() })
+        let slots = Arc::new(Semaphore::new(
+            config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS),
+        ));
+        Ok(Self {
+            config,
+            host,
+            scratch,
+            slots,
+            patience: Patience::default(),
+        })
     }
 
     /// Replaces the times of [`Patience::default`].
@@ -211,7 +260,9 @@ impl Helm {
     /// nothing from another's time.
     pub async fn slot(&self) -> Slot {
         let permit = Arc::clone(&self.slots).acquire_owned().await;
-        Slot { _permit: permit.expect("the semaphore is never closed") }
+        Slot {
+            _permit: permit.expect("the semaphore is never closed"),
+        }
     }
 
     /// Installs or upgrades. `Ok` says that helm ended well; the release Secret is the truth.
@@ -228,9 +279,24 @@ impl Helm {
         let values = run.write_values(&upgrade.values)?;
         let arguments = command::upgrade(upgrade, &values)?;
         let secrets = complaint::secrets(&upgrade.values);
-        let ending = self.run(&upgrade.release, &run, arguments, upgrade.timeout, true, stop).await;
+        let ending = self
+            .run(
+                &upgrade.release,
+                &run,
+                arguments,
+                upgrade.timeout,
+                true,
+                stop,
+            )
+            .await;
         drop(slot);
-        self.judge("upgrade", &upgrade.release, ending?, &secrets, upgrade.timeout)
+        self.judge(
+            "upgrade",
+            &upgrade.release,
+            ending?,
+            &secrets,
+            upgrade.timeout,
+        )
     }
 
     /// Uninstalls, hooks included.
@@ -246,10 +312,24 @@ impl Helm {
         let run = self.scratch.run(&uninstall.cache_key)?;
         let arguments = command::uninstall(uninstall);
         // Helm's uninstall has no answer to SIGTERM but to die halfway, so it is left to end.
-        let ending =
-            self.run(&uninstall.release, &run, arguments, uninstall.timeout, false, stop).await;
+        let ending = self
+            .run(
+                &uninstall.release,
+                &run,
+                arguments,
+                uninstall.timeout,
+                false,
+                stop,
+            )
+            .await;
         drop(slot);
-        self.judge("uninstall", &uninstall.release, ending?, &[], uninstall.timeout)
+        self.judge(
+            "uninstall",
+            &uninstall.release,
+            ending?,
+            &[],
+            uninstall.timeout,
+        )
     }
 
     async fn run(
@@ -272,11 +352,16 @@ impl Helm {
         };
         Box::pin(job.run(stop))
             .await
-            .map_err(|source| HelmError::Spawn { release: release.to_owned(), source })
+            .map_err(|source| HelmError::Spawn {
+                release: release.to_owned(),
+                source,
+            })
     }
 
     fn deadline(&self, timeout: Duration) -> Duration {
-        timeout.saturating_mul(3).saturating_add(self.patience.beyond_timeout)
+        timeout
+            .saturating_mul(3)
+            .saturating_add(self.patience.beyond_timeout)
     }
 
     fn judge(
@@ -292,24 +377,37 @@ impl Helm {
         match ending {
             Ending::Well => Ok(()),
             Ending::Stopped => Err(HelmError::Stopped),
-            Ending::NotStarted { stderr } => {
-                Err(HelmError::Start { release, complaint: complaint(&stderr).text })
-            }
+            Ending::NotStarted { stderr } => Err(HelmError::Start {
+                release,
+                complaint: complaint(&stderr).text,
+            }),
             Ending::TimedOut { stderr } => Err(HelmError::TimedOut {
                 verb,
                 release,
                 after: self.deadline(timeout),
                 complaint: complaint(&stderr).text,
             }),
-            Ending::Killed { signal, stderr } => {
-                Err(HelmError::Killed { verb, release, signal, complaint: complaint(&stderr).text })
-            }
+            Ending::Killed { signal, stderr } => Err(HelmError::Killed {
+                verb,
+                release,
+                signal,
+                complaint: complaint(&stderr).text,
+            }),
             Ending::Failed { stderr } => {
-                let Complaint { text, permanent, not_found } = complaint(&stderr);
+                let Complaint {
+                    text,
+                    permanent,
+                    not_found,
+                } = complaint(&stderr);
                 if not_found && verb == "uninstall" {
                     return Err(HelmError::ReleaseNotFound { release });
                 }
-                Err(HelmError::Failed { verb, release, complaint: text, permanent })
+                Err(HelmError::Failed {
+                    verb,
+                    release,
+                    complaint: text,
+                    permanent,
+                })
             }
         }
     }

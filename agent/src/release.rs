@@ -86,7 +86,10 @@ impl Status {
 
     /// Whether helm refuses to touch the release, since it takes another helm to be at work.
     pub fn is_pending(self) -> bool {
-        matches!(self, Self::PendingInstall | Self::PendingUpgrade | Self::PendingRollback)
+        matches!(
+            self,
+            Self::PendingInstall | Self::PendingUpgrade | Self::PendingRollback
+        )
     }
 }
 
@@ -94,7 +97,10 @@ impl FromStr for Status {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(Self::ALL.into_iter().find(|status| status.as_str() == text).unwrap_or_default())
+        Ok(Self::ALL
+            .into_iter()
+            .find(|status| status.as_str() == text)
+            .unwrap_or_default())
     }
 }
 
@@ -163,7 +169,10 @@ impl fmt::Debug for Release {
             .field("namespace", &self.namespace)
             .field("revision", &self.revision)
             .field("status", &self.status)
-            .field("chart", &format_args!("{}:{}", self.chart_name, self.chart_version))
+            .field(
+                "chart",
+                &format_args!("{}:{}", self.chart_name, self.chart_version),
+            )
             .finish_non_exhaustive()
     }
 }
@@ -177,15 +186,27 @@ pub enum ReleaseError {
         "Secret {secret} does not hold a release that can be read; \
          delete it if helm cannot read it either"
     )]
-    Unreadable { secret: String, #[source] source: serde_json::Error },
+    Unreadable {
+        secret: String,
+        #[source]
+        source: serde_json::Error,
+    },
     #[error(
         "Secret {secret} holds revision {revision} of release \"{release}\", which its name denies"
     )]
-    Mismatch { secret: String, release: String, revision: u32 },
+    Mismatch {
+        secret: String,
+        release: String,
+        revision: u32,
+    },
     #[error("Secret {secret} has no resourceVersion, so it cannot be changed safely")]
     Unversioned { secret: String },
     #[error("Secret {secret}: the unlocked release could not be encoded")]
-    Encode { secret: String, #[source] source: io::Error },
+    Encode {
+        secret: String,
+        #[source]
+        source: io::Error,
+    },
 }
 
 #[derive(Deserialize)]
@@ -228,16 +249,31 @@ struct StoredMetadata {
 /// Secret's name says.
 pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
     let of = full_name(secret);
-    let stored: Stored = serde_json::from_reader(payload(secret)?)
-        .map_err(|source| ReleaseError::Unreadable { secret: of.clone(), source })?;
+    let stored: Stored =
+        serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
+            secret: of.clone(),
+            source,
+        })?;
     if secret.metadata.name.as_deref() != Some(&secret_name(&stored.name, stored.version)) {
         let (release, revision) = (stored.name, stored.version);
-        return Err(ReleaseError::Mismatch { secret: of, release, revision });
+        return Err(ReleaseError::Mismatch {
+            secret: of,
+            release,
+            revision,
+        });
     }
-    let namespace =
-        secret.metadata.namespace.clone().filter(|name| !name.is_empty()).unwrap_or(stored.namespace);
+    let namespace = secret
+        .metadata
+        .namespace
+        .clone()
+        .filter(|name| !name.is_empty())
+        .unwrap_or(stored.namespace);
     let info = stored.info.unwrap_or_default();
-    let metadata = stored.chart.unwrap_or_default().metadata.unwrap_or_default();
+    let metadata = stored
+        .chart
+        .unwrap_or_default()
+        .metadata
+        .unwrap_or_default();
     let Ok(status) = info.status.unwrap_or_default().parse();
     Ok(Release {
         workloads: workloads(&stored.manifest.unwrap_or_default(), &namespace),
@@ -260,15 +296,27 @@ pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
 /// As [`decode`]; also when the Secret has no `resourceVersion`.
 pub fn unlocked(secret: &Secret, description: &str) -> Result<Secret, ReleaseError> {
     let of = full_name(secret);
-    if secret.metadata.resource_version.as_deref().is_none_or(str::is_empty) {
+    if secret
+        .metadata
+        .resource_version
+        .as_deref()
+        .is_none_or(str::is_empty)
+    {
         return Err(ReleaseError::Unversioned { secret: of });
     }
-    let json = marked_failed(payload(secret)?, description)
-        .map_err(|source| ReleaseError::Unreadable { secret: of.clone(), source })?;
+    let json = marked_failed(payload(secret)?, description).map_err(|source| {
+        ReleaseError::Unreadable {
+            secret: of.clone(),
+            source,
+        }
+    })?;
     let packed = pack(&json).map_err(|source| ReleaseError::Encode { secret: of, source })?;
 
     let mut unlocked = secret.clone();
-    unlocked.data.get_or_insert_default().insert(DATA_KEY.to_owned(), ByteString(packed));
+    unlocked
+        .data
+        .get_or_insert_default()
+        .insert(DATA_KEY.to_owned(), ByteString(packed));
     let labels = unlocked.metadata.labels.get_or_insert_default();
     labels.insert(STATUS_LABEL.to_owned(), Status::Failed.to_string());
     Ok(unlocked)
@@ -288,7 +336,10 @@ fn marked_failed(payload: impl Read, description: &str) -> serde_json::Result<Ve
 
 fn full_name(secret: &Secret) -> String {
     let namespace = secret.metadata.namespace.as_deref().unwrap_or_default();
-    format!("{namespace}/{}", secret.metadata.name.as_deref().unwrap_or_default())
+    format!(
+        "{namespace}/{}",
+        secret.metadata.name.as_deref().unwrap_or_default()
+    )
 }
 
 /// The payload as JSON: base64 without, then gzip, where helm has compressed it.
@@ -297,16 +348,27 @@ fn payload(secret: &Secret) -> Result<impl Read, ReleaseError> {
         .data
         .as_ref()
         .and_then(|data| data.get(DATA_KEY))
-        .ok_or_else(|| ReleaseError::Missing { secret: full_name(secret) })?;
+        .ok_or_else(|| ReleaseError::Missing {
+            secret: full_name(secret),
+        })?;
     let mut decoded = DecoderReader::new(data.0.as_slice(), &STANDARD);
     let mut head = Vec::with_capacity(GZIP_MAGIC.len());
     // What is wrong with the base64 comes up again when the rest is read.
     let readable = decoded.by_ref().take(3).read_to_end(&mut head).is_ok();
     let compressed = readable && head == GZIP_MAGIC;
     let whole = io::Cursor::new(head).chain(decoded);
-    let json: Box<dyn Read> =
-        if compressed { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
-    Ok(io::BufReader::with_capacity(32 << 10, Limited { inner: json, left: LARGEST }))
+    let json: Box<dyn Read> = if compressed {
+        Box::new(MultiGzDecoder::new(whole))
+    } else {
+        Box::new(whole)
+    };
+    Ok(io::BufReader::with_capacity(
+        32 << 10,
+        Limited {
+            inner: json,
+            left: LARGEST,
+        },
+    ))
 }
 
 /// Fails, rather than ends, at the limit: a cut payload must not pass for a short one.
@@ -337,7 +399,10 @@ fn workloads(manifest: &str, namespace: &str) -> Vec<Workload> {
     let mut found = Vec::new();
     for document in documents(manifest) {
         // Parsing is the dear part, and most documents are of other kinds.
-        if WorkloadKind::ALL.iter().any(|kind| document.contains(kind.as_str())) {
+        if WorkloadKind::ALL
+            .iter()
+            .any(|kind| document.contains(kind.as_str()))
+        {
             let options = serde_saphyr::options! {
                 duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
                 with_snippet: false,
@@ -357,7 +422,10 @@ fn documents(manifest: &str) -> Vec<String> {
             Some(rest) if rest.is_empty() || rest.starts_with(char::is_whitespace) => {
                 documents.push(rest.to_owned());
             }
-            _ => documents.last_mut().expect("there is always one").push_str(line),
+            _ => documents
+                .last_mut()
+                .expect("there is always one")
+                .push_str(line),
         }
     }
     documents
@@ -365,18 +433,24 @@ fn documents(manifest: &str) -> Vec<String> {
 
 fn collect(object: &Value, namespace: &str, found: &mut Vec<Workload>) {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
-    if let ("v1", Some("List"), Some(items)) =
-        (text("/apiVersion").unwrap_or_default(), text("/kind"), object["items"].as_array())
-    {
+    if let ("v1", Some("List"), Some(items)) = (
+        text("/apiVersion").unwrap_or_default(),
+        text("/kind"),
+        object["items"].as_array(),
+    ) {
         for item in items {
             collect(item, namespace, found);
         }
         return;
     }
-    let kind = WorkloadKind::ALL.into_iter().find(|kind| text("/kind") == Some(kind.as_str()));
-    if let (Some("apps/v1"), Some(kind), Some(name)) =
-        (text("/apiVersion"), kind, text("/metadata/name").filter(|name| !name.is_empty()))
-    {
+    let kind = WorkloadKind::ALL
+        .into_iter()
+        .find(|kind| text("/kind") == Some(kind.as_str()));
+    if let (Some("apps/v1"), Some(kind), Some(name)) = (
+        text("/apiVersion"),
+        kind,
+        text("/metadata/name").filter(|name| !name.is_empty()),
+    ) {
         let own = text("/metadata/namespace").filter(|own| !own.is_empty());
         found.push(Workload {
             kind,

@@ -1,7 +1,10 @@
 //! The helm driver with real processes. Only helm itself is played, by shell scripts: what it gets, and
 //! what becomes of it, is the same.
 
-#![allow(clippy::unwrap_used, reason = "this file is tests only, its helping functions included")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "this file is tests only, its helping functions included"
+)]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -116,7 +119,10 @@ impl Stage {
             assert_eq!(line, "started\n");
             ears
         });
-        tokio::time::timeout(LONG, opened).await.expect("helm starts").unwrap()
+        tokio::time::timeout(LONG, opened)
+            .await
+            .expect("helm starts")
+            .unwrap()
     }
 }
 
@@ -130,7 +136,10 @@ impl Ears {
             self.0.read_to_string(&mut said).unwrap();
             said
         });
-        tokio::time::timeout(LONG, read).await.expect("all processes end").unwrap()
+        tokio::time::timeout(LONG, read)
+            .await
+            .expect("all processes end")
+            .unwrap()
     }
 }
 
@@ -145,13 +154,21 @@ fn stubborn() -> String {
 fn supervisor() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let path = test.ancestors().nth(2).unwrap().join("examples/helm_run");
-    assert!(path.exists(), "{} is missing: cargo build --examples", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing: cargo build --examples",
+        path.display()
+    );
     path
 }
 
 fn quick() -> Patience {
     let short = Duration::from_millis(100);
-    Patience { beyond_timeout: short, after_deadline: short, after_stop: short }
+    Patience {
+        beyond_timeout: short,
+        after_deadline: short,
+        after_stop: short,
+    }
 }
 
 fn never() -> (StopHandle, StopSignal) {
@@ -175,10 +192,15 @@ readlink /proc/self/fd/0 >stdin
 "#;
     let stage = Stage::set(script).await;
     // It is this very process's environment that must not leak.
-    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "run it with cargo test");
+    assert!(
+        std::env::var_os("CARGO_MANIFEST_DIR").is_some(),
+        "run it with cargo test"
+    );
     let (_handle, stop) = never();
     let helm = stage.helm().await;
-    helm.upgrade(helm.slot().await, &stage.upgrade(), &stop).await.unwrap();
+    helm.upgrade(helm.slot().await, &stage.upgrade(), &stop)
+        .await
+        .unwrap();
 
     let environment: BTreeMap<String, String> = stage
         .read("environment")
@@ -188,8 +210,19 @@ readlink /proc/self/fd/0 >stdin
         .collect();
     // What the shell adds by itself, and what is passed on where it is set.
     let passed_on = [
-        "PWD", "OLDPWD", "SHLVL", "_", "PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy",
-        "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "PATH",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
     ];
     let own: Vec<&str> = environment
         .keys()
@@ -197,13 +230,32 @@ readlink /proc/self/fd/0 >stdin
         .filter(|name| !passed_on.contains(name))
         .collect();
     let expected = [
-        "GOMAXPROCS", "GOMEMLIMIT", "HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME",
-        "HELM_DRIVER", "HELM_NO_PLUGINS", "HELM_PLUGINS", "HOME", "KUBECACHEDIR", "NO_COLOR", "TMPDIR",
+        "GOMAXPROCS",
+        "GOMEMLIMIT",
+        "HELM_CACHE_HOME",
+        "HELM_CONFIG_HOME",
+        "HELM_DATA_HOME",
+        "HELM_DRIVER",
+        "HELM_NO_PLUGINS",
+        "HELM_PLUGINS",
+        "HOME",
+        "KUBECACHEDIR",
+        "NO_COLOR",
+        "TMPDIR",
     ];
     assert_eq!(own, expected);
     let scratch = stage.path("scratch");
-    for name in ["HOME", "KUBECACHEDIR", "TMPDIR", "HELM_PLUGINS", "HELM_CACHE_HOME"] {
-        assert!(Path::new(&environment[name]).starts_with(&scratch), "{name}");
+    for name in [
+        "HOME",
+        "KUBECACHEDIR",
+        "TMPDIR",
+        "HELM_PLUGINS",
+        "HELM_CACHE_HOME",
+    ] {
+        assert!(
+            Path::new(&environment[name]).starts_with(&scratch),
+            "{name}"
+        );
     }
     assert!(environment["KUBECACHEDIR"].ends_with("edge-1"));
     assert_eq!(stage.read("plugins"), "");
@@ -211,13 +263,22 @@ readlink /proc/self/fd/0 >stdin
 
     let arguments = stage.read("arguments");
     assert!(arguments.starts_with("upgrade\n--install\n"), "{arguments}");
-    let end = format!("--\ntenant-acme-edge-1\n{}\n", stage.path("chart.tgz").display());
+    let end = format!(
+        "--\ntenant-acme-edge-1\n{}\n",
+        stage.path("chart.tgz").display()
+    );
     assert!(arguments.ends_with(&end), "{arguments}");
     assert!(arguments.contains("--description\na test\n"), "{arguments}");
-    assert!(!arguments.contains("hunter2"), "values are never on the command line");
+    assert!(
+        !arguments.contains("hunter2"),
+        "values are never on the command line"
+    );
 
     let values: serde_json::Value = serde_json::from_str(&stage.read("values")).unwrap();
-    assert_eq!(values, json!({ "message": "hello", "db": { "password": "hunter2" } }));
+    assert_eq!(
+        values,
+        json!({ "message": "hello", "db": { "password": "hunter2" } })
+    );
     assert_eq!(stage.read("modes"), "600\n700\n");
     assert_eq!(entries(&scratch.join("runs")), 0, "the values are removed");
 }
@@ -229,13 +290,20 @@ async fn a_failure_carries_the_end_of_standard_error_and_no_secret() {
     let stage = Stage::set(script).await;
     let (_handle, stop) = never();
     let helm = stage.helm().await;
-    let error = helm.upgrade(helm.slot().await, &stage.upgrade(), &stop).await.unwrap_err();
+    let error = helm
+        .upgrade(helm.slot().await, &stage.upgrade(), &stop)
+        .await
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "helm upgrade of release tenant-acme-edge-1 failed: UPGRADE FAILED: no way, [redacted]"
     );
     assert!(!error.is_permanent());
-    assert_eq!(entries(&stage.path("scratch/runs")), 0, "the values are removed");
+    assert_eq!(
+        entries(&stage.path("scratch/runs")),
+        0,
+        "the values are removed"
+    );
 }
 
 #[tokio::test]
@@ -244,13 +312,22 @@ async fn a_release_that_is_not_there_is_told_from_other_failures() {
     let gone = "echo 'Error: uninstall: Release not loaded: a: release: not found' >&2; exit 1";
     let stage = Stage::set(gone).await;
     let helm = stage.helm().await;
-    let error = helm.uninstall(helm.slot().await, &stage.uninstall(), &stop).await.unwrap_err();
-    assert!(matches!(error, HelmError::ReleaseNotFound { .. }), "{error}");
+    let error = helm
+        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, HelmError::ReleaseNotFound { .. }),
+        "{error}"
+    );
     drop(stage);
 
     let stage = Stage::set("echo 'Error: Kubernetes cluster unreachable' >&2; exit 1").await;
     let helm = stage.helm().await;
-    let error = helm.uninstall(helm.slot().await, &stage.uninstall(), &stop).await.unwrap_err();
+    let error = helm
+        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
+        .await
+        .unwrap_err();
     assert!(matches!(error, HelmError::Failed { .. }), "{error}");
 }
 
@@ -259,10 +336,17 @@ async fn a_run_over_its_deadline_is_killed_with_all_that_it_started() {
     let stage = Stage::set(&stubborn()).await;
     let helm = stage.helm().await.with_patience(quick());
     let (_handle, stop) = never();
-    let upgrade = Upgrade { timeout: Duration::ZERO, ..stage.upgrade() };
+    let upgrade = Upgrade {
+        timeout: Duration::ZERO,
+        ..stage.upgrade()
+    };
     let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
     // The deadline may come before the script has started; the pipe is held open for that case.
-    let pipe = std::fs::OpenOptions::new().read(true).write(true).open(stage.path("pipe")).unwrap();
+    let pipe = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(stage.path("pipe"))
+        .unwrap();
     let error = tokio::time::timeout(LONG, run).await.unwrap().unwrap_err();
     assert!(matches!(error, HelmError::TimedOut { .. }), "{error}");
     assert_no_writer_is_left(pipe, &stage.path("pipe"));
@@ -275,7 +359,9 @@ fn assert_no_writer_is_left(own: std::fs::File, path: &Path) {
     let reader = rustix::fs::open(path, flags, Mode::empty()).unwrap();
     drop(own);
     let mut said = String::new();
-    std::fs::File::from(reader).read_to_string(&mut said).expect("a writer is left");
+    std::fs::File::from(reader)
+        .read_to_string(&mut said)
+        .expect("a writer is left");
 }
 
 #[tokio::test]
@@ -292,13 +378,19 @@ async fn helm_that_heeds_sigterm_at_its_deadline_may_end_in_order() {
     };
     let helm = stage.helm().await.with_patience(patience);
     let (_handle, stop) = never();
-    let upgrade = Upgrade { timeout: Duration::ZERO, ..stage.upgrade() };
+    let upgrade = Upgrade {
+        timeout: Duration::ZERO,
+        ..stage.upgrade()
+    };
     let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
     let heard = async { stage.first_word().await.rest().await };
     let (error, said) = tokio::join!(run, heard);
     let error = error.unwrap_err();
     assert_eq!(said, "asked\n");
-    assert!(matches!(&error, HelmError::TimedOut { complaint, .. } if complaint == "cancelled"), "{error}");
+    assert!(
+        matches!(&error, HelmError::TimedOut { complaint, .. } if complaint == "cancelled"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -346,11 +438,21 @@ async fn a_soft_stop_asks_an_upgrade_to_end_and_then_kills_it() {
 
 #[tokio::test]
 async fn a_soft_stop_lets_an_uninstall_end() {
-    let script = "trap 'echo asked >&3; exit 1' TERM\nexec 3>pipe\necho started >&3\nread go <go\nexit 0";
+    let script =
+        "trap 'echo asked >&3; exit 1' TERM\nexec 3>pipe\necho started >&3\nread go <go\nexit 0";
     let stage = Stage::set(script).await;
-    rustix::fs::mknodat(rustix::fs::CWD, stage.path("go"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
-        .unwrap();
-    let patience = Patience { after_stop: LONG, ..Patience::default() };
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        stage.path("go"),
+        FileType::Fifo,
+        Mode::RUSR | Mode::WUSR,
+        0,
+    )
+    .unwrap();
+    let patience = Patience {
+        after_stop: LONG,
+        ..Patience::default()
+    };
     let helm = stage.helm().await.with_patience(patience);
     let (handle, stop) = never();
     let uninstall = stage.uninstall();
@@ -359,7 +461,9 @@ async fn a_soft_stop_lets_an_uninstall_end() {
         let ears = stage.first_word().await;
         handle.soft();
         let go = stage.path("go");
-        tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").unwrap()).await.unwrap();
+        tokio::task::spawn_blocking(move || std::fs::write(go, "go\n").unwrap())
+            .await
+            .unwrap();
         ears.rest().await
     };
     let (ended, said) = tokio::join!(run, stopped);
@@ -394,7 +498,10 @@ async fn helm_dies_with_a_driver_that_is_killed() {
     assert_eq!(entries(&stage.path("scratch/runs")), 0);
 }
 
-#[allow(clippy::disallowed_methods, reason = "the process under test is one to be killed")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the process under test is one to be killed"
+)]
 fn start_driver(stage: &Stage) -> tokio::process::Child {
     tokio::process::Command::new(supervisor())
         .arg("drive")
@@ -424,15 +531,17 @@ async fn what_helm_leaves_running_is_ended_with_it() {
 #[tokio::test]
 async fn no_more_helms_run_at_once_than_allowed_and_each_end_makes_room() {
     let stage = Stage::set("exec 3>pipe\necho started >&3\nexit 0").await;
-    let config = HelmConfig { max_concurrent: 2, ..stage.config() };
+    let config = HelmConfig {
+        max_concurrent: 2,
+        ..stage.config()
+    };
     let helm = Helm::new(config).await.unwrap();
     let (_handle, stop) = never();
     let (first, _second) = (helm.slot().await, helm.slot().await);
     let mut third = std::pin::pin!(helm.slot());
     assert!(futures::poll!(third.as_mut()).is_pending());
     let uninstall = stage.uninstall();
-    let (ended, ears) =
-        tokio::join!(helm.uninstall(first, &uninstall, &stop), stage.first_word());
+    let (ended, ears) = tokio::join!(helm.uninstall(first, &uninstall, &stop), stage.first_word());
     ended.unwrap();
     drop(ears);
     assert!(futures::poll!(third).is_ready());
@@ -443,21 +552,40 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
     let (_handle, stop) = never();
     let stage = Stage::set("kill -9 $$").await;
     let helm = stage.helm().await;
-    let error = helm.uninstall(helm.slot().await, &stage.uninstall(), &stop).await.unwrap_err();
-    assert!(matches!(error, HelmError::Killed { signal: 9, .. }), "{error}");
+    let error = helm
+        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, HelmError::Killed { signal: 9, .. }),
+        "{error}"
+    );
 
     std::fs::remove_file(stage.path("helm")).unwrap();
-    let error = helm.uninstall(helm.slot().await, &stage.uninstall(), &stop).await.unwrap_err();
+    let error = helm
+        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
+        .await
+        .unwrap_err();
     assert!(matches!(error, HelmError::Start { .. }), "{error}");
     assert!(error.to_string().contains("No such file"), "{error}");
 
-    let nowhere = HelmConfig { supervisor: vec!["/nowhere/krypton".into()], ..stage.config() };
+    let nowhere = HelmConfig {
+        supervisor: vec!["/nowhere/krypton".into()],
+        ..stage.config()
+    };
     drop(stage);
     let stage = Stage::set("exit 0").await;
-    let helm = Helm::new(HelmConfig { binary: stage.path("helm"), scratch: stage.path("scratch"), ..nowhere })
+    let helm = Helm::new(HelmConfig {
+        binary: stage.path("helm"),
+        scratch: stage.path("scratch"),
+        ..nowhere
+    })
+    .await
+    .unwrap();
+    let error = helm
+        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
         .await
-        .unwrap();
-    let error = helm.uninstall(helm.slot().await, &stage.uninstall(), &stop).await.unwrap_err();
+        .unwrap_err();
     assert!(matches!(error, HelmError::Spawn { .. }), "{error}");
 }
 
@@ -478,12 +606,21 @@ async fn a_helm_of_another_version_is_refused_with_what_to_install() {
             Err(error) => {
                 assert!(!fits, "{version}: {error}");
                 let text = error.to_string();
-                assert!(text.contains(version) && text.contains("install Helm 4.2.4"), "{text}");
+                assert!(
+                    text.contains(version) && text.contains("install Helm 4.2.4"),
+                    "{text}"
+                );
             }
         }
     }
     let stage = Stage::set("exit 0").await;
-    let missing = HelmConfig { binary: "/nowhere/helm".into(), ..stage.config() };
+    let missing = HelmConfig {
+        binary: "/nowhere/helm".into(),
+        ..stage.config()
+    };
     let error = Helm::new(missing).await.unwrap_err();
-    assert!(error.to_string().contains("/nowhere/helm cannot be run"), "{error}");
+    assert!(
+        error.to_string().contains("/nowhere/helm cannot be run"),
+        "{error}"
+    );
 }

@@ -1,7 +1,7 @@
 //! The members: an EdgeCluster and a proxy for each source, and the verdict which of them may act.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -15,13 +15,14 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::Hearing;
 use crate::discovery::{Source, Sources, chain};
 use crate::facts::{self, reason};
+use crate::found::Found;
 use crate::identity::{self, Claim, Verdict};
 use crate::proxy::{self, Access, Given, Inputs, Shared, Wishes};
 
@@ -32,35 +33,6 @@ const PACE: Duration = Duration::from_secs(1);
 const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Writes of EdgeClusters in flight.
 const WRITERS: usize = 8;
-
-/// Which clusters the members have turned out to be.
-#[derive(Debug, Default)]
-pub struct Found {
-    uids: Mutex<BTreeMap<String, Option<String>>>,
-    changed: Notify,
-}
-
-impl Found {
-    /// `None` when the member was tried and did not say.
-    pub fn set(&self, member: &str, uid: Option<String>) {
-        let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = uids.entry(member.to_owned()).or_insert(None);
-        // A cluster that does not answer any more is still the one it was.
-        if uid.is_some() {
-            *slot = uid;
-        }
-        drop(uids);
-        self.changed.notify_one();
-    }
-
-    fn forget(&self, member: &str) {
-        self.uids.lock().unwrap_or_else(PoisonError::into_inner).remove(member);
-    }
-
-    fn get(&self, member: &str) -> Option<Option<String>> {
-        self.uids.lock().unwrap_or_else(PoisonError::into_inner).get(member).cloned()
-    }
-}
 
 struct Running {
     access: watch::Sender<Access>,

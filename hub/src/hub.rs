@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 use crate::aggregate::{self, Reports, Rules};
 use crate::discovery::{self, chain};
 use crate::facts::FactsBoard;
-use crate::fleet::{self, Fleet, Found};
+use crate::fleet::{self, Fleet};
+use crate::found::Found;
 use crate::home::{self, Home};
 use crate::metrics;
 use crate::proxy::{Given, Shared};
@@ -124,10 +125,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         retry_max: settings.retry_max,
         allow_chart_skip: settings.allow_chart_skip,
         watch_namespaces: settings.watch_namespaces.clone(),
-        found: {
-            let found = Arc::clone(&found);
-            Box::new(move |member, uid| found.set(member, uid))
-        },
+        found: Arc::clone(&found),
     });
 
     let (sources_tx, sources) = watch::channel(None);

@@ -9,6 +9,7 @@ pub mod desired;
 pub mod discovery;
 pub mod facts;
 pub mod fleet;
+pub mod found;
 pub mod home;
 pub mod hub;
 pub mod identity;

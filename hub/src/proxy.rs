@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::aggregate::{Hearing, Reports};
 use crate::discovery::chain;
 use crate::facts::{FactsBoard, reason};
+use crate::found::Found;
 use crate::home;
 use crate::identity::Verdict;
 
@@ -65,8 +66,7 @@ pub struct Shared {
     pub retry_max: Duration,
     pub allow_chart_skip: bool,
     pub watch_namespaces: Option<std::collections::BTreeSet<String>>,
-    /// Tells the fleet which cluster a member has turned out to be.
-    pub found: Box<dyn Fn(&str, Option<String>) + Send + Sync>,
+    pub found: Arc<Found>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -127,7 +127,7 @@ pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: Ca
                 if reached.is_none() {
                     silent(&name, &shared, why, &problem);
                     // Whoever waits for our identity must not wait for a kubeconfig.
-                    (shared.found)(&name, None);
+                    shared.found.set(&name, None);
                 }
             }
         }
@@ -199,7 +199,7 @@ async fn identify(name: &str, shared: &Shared, client: &Client) {
                     facts.kubernetes_version = Some(version);
                     facts.connected = State::new(Truth::True, reason::CONNECTED, "");
                 });
-                (shared.found)(name, Some(uid));
+                shared.found.set(name, Some(uid));
                 return;
             }
             Ok(Err(error)) => silent(name, shared, reason::UNREACHABLE, &chain(&error)),
@@ -208,7 +208,7 @@ async fn identify(name: &str, shared: &Shared, client: &Client) {
                 silent(name, shared, reason::UNREACHABLE, &problem);
             }
         }
-        (shared.found)(name, None);
+        shared.found.set(name, None);
         attempts += 1;
         let pause = krypton_agent::plan::backoff(attempts, RETRY_MAX, rand::random());
         tokio::time::sleep(pause).await;

@@ -51,10 +51,17 @@ pub(super) struct Inside {
 /// Reads through the archive. Slow for large ones: not for async threads.
 pub(super) fn inspect(tgz: &[u8]) -> Result<Inside, ArchiveError> {
     // Go reads all members of a gzip stream, so what helm sees is read here.
-    let mut tar = Archive::new(Counted { inner: MultiGzDecoder::new(tgz), read: 0 });
+    let mut tar = Archive::new(Counted {
+        inner: MultiGzDecoder::new(tgz),
+        read: 0,
+    });
     let result = read_through(&mut tar);
     // However the limit was hit, on a file or in between, it is the reason.
-    if tar.into_inner().read > TOTAL_LIMIT { Err(ArchiveError::Total) } else { result }
+    if tar.into_inner().read > TOTAL_LIMIT {
+        Err(ArchiveError::Total)
+    } else {
+        result
+    }
 }
 
 fn read_through(tar: &mut Archive<impl Read>) -> Result<Inside, ArchiveError> {
@@ -77,21 +84,29 @@ fn read_through(tar: &mut Archive<impl Read>) -> Result<Inside, ArchiveError> {
             continue;
         }
         if kind != EntryType::Regular {
-            return Err(ArchiveError::Kind { path: shown(path.as_bytes()) });
+            return Err(ArchiveError::Kind {
+                path: shown(path.as_bytes()),
+            });
         }
         if entry.size() > FILE_LIMIT {
-            return Err(ArchiveError::File { path: shown(path.as_bytes()) });
+            return Err(ArchiveError::File {
+                path: shown(path.as_bytes()),
+            });
         }
         let inner = same_folder(&mut folder, &path)?;
         if inner == Some("Chart.yaml") {
             let mut text = Vec::new();
-            entry.read_to_end(&mut text).map_err(ArchiveError::Damaged)?;
+            entry
+                .read_to_end(&mut text)
+                .map_err(ArchiveError::Damaged)?;
             chart_yaml = Some(text);
         } else {
             io::copy(&mut entry, &mut io::sink()).map_err(ArchiveError::Damaged)?;
         }
         if !seen.insert(path.clone()) {
-            return Err(ArchiveError::Twice { path: shown(path.as_bytes()) });
+            return Err(ArchiveError::Twice {
+                path: shown(path.as_bytes()),
+            });
         }
     }
     identity(&chart_yaml.ok_or(ArchiveError::NoChartYaml)?)
@@ -104,7 +119,9 @@ fn plain(bytes: &[u8]) -> Result<String, ArchiveError> {
     let path = path.strip_suffix('/').unwrap_or(path);
     let odd = |part: &str| part.is_empty() || part == "." || part == "..";
     // To helm, a backslash separates and a colon may name a drive.
-    let drive = path.split_once('/').is_some_and(|(top, _)| top.ends_with(':'));
+    let drive = path
+        .split_once('/')
+        .is_some_and(|(top, _)| top.ends_with(':'));
     if path.split('/').any(odd) || drive || path.contains('\\') || path.contains(char::is_control) {
         return Err(refused());
     }
@@ -120,7 +137,11 @@ fn same_folder<'a>(
         Some((top, inner)) => (top, Some(inner)),
         None => (path, None),
     };
-    if folder.get_or_insert_with(|| top.to_owned()) == top { Ok(inner) } else { Err(ArchiveError::Folders) }
+    if folder.get_or_insert_with(|| top.to_owned()) == top {
+        Ok(inner)
+    } else {
+        Err(ArchiveError::Folders)
+    }
 }
 
 fn identity(chart_yaml: &[u8]) -> Result<Inside, ArchiveError> {
@@ -144,7 +165,13 @@ fn identity(chart_yaml: &[u8]) -> Result<Inside, ArchiveError> {
 
 /// For messages: short, and without control characters.
 fn shown(bytes: &[u8]) -> String {
-    format!("{:?}", String::from_utf8_lossy(bytes).chars().take(100).collect::<String>())
+    format!(
+        "{:?}",
+        String::from_utf8_lossy(bytes)
+            .chars()
+            .take(100)
+            .collect::<String>()
+    )
 }
 
 struct Counted<R> {
@@ -220,7 +247,10 @@ pub(super) mod tests {
             file("small/charts/sub/Chart.yaml", "name: sub\nversion: 9.9.9"),
         ]);
         let inside = inspect(&tgz).unwrap();
-        assert_eq!((inside.name.as_str(), inside.version.as_str()), ("small", "1.2.3"));
+        assert_eq!(
+            (inside.name.as_str(), inside.version.as_str()),
+            ("small", "1.2.3")
+        );
     }
 
     #[test]
@@ -233,11 +263,31 @@ pub(super) mod tests {
             ("backslash", file("small\\..\\x", "x"), "leaves"),
             ("drive", file("C:/x", "x"), "leaves"),
             ("control", file("small/a\nb", "x"), "leaves"),
-            ("symlink", entry("small/link", EntryType::Symlink, b""), "neither a file"),
-            ("hard link", entry("small/link", EntryType::Link, b""), "neither a file"),
-            ("device", entry("small/dev", EntryType::Block, b""), "neither a file"),
-            ("fifo", entry("small/fifo", EntryType::Fifo, b""), "neither a file"),
-            ("second folder", file("other/Chart.yaml", "name: other"), "more than one folder"),
+            (
+                "symlink",
+                entry("small/link", EntryType::Symlink, b""),
+                "neither a file",
+            ),
+            (
+                "hard link",
+                entry("small/link", EntryType::Link, b""),
+                "neither a file",
+            ),
+            (
+                "device",
+                entry("small/dev", EntryType::Block, b""),
+                "neither a file",
+            ),
+            (
+                "fifo",
+                entry("small/fifo", EntryType::Fifo, b""),
+                "neither a file",
+            ),
+            (
+                "second folder",
+                file("other/Chart.yaml", "name: other"),
+                "more than one folder",
+            ),
             ("twice", chart(), "twice"),
         ];
         for (what, hostile, reason) in cases {
@@ -256,7 +306,11 @@ pub(super) mod tests {
 
         let mut much = vec![chart.clone()];
         for number in 0..20 {
-            much.push(entry(&format!("small/{number}"), EntryType::Regular, &vec![0; limit]));
+            much.push(entry(
+                &format!("small/{number}"),
+                EntryType::Regular,
+                &vec![0; limit],
+            ));
         }
         let error = inspect(&packed(&much)).unwrap_err();
         assert!(matches!(error, ArchiveError::Total), "{error}");
@@ -269,15 +323,34 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_no_chart_is_refused() {
-        let whole = packed(&[chart_yaml("small", "1.2.3"), file("small/b", &"b".repeat(9_000))]);
+        let whole = packed(&[
+            chart_yaml("small", "1.2.3"),
+            file("small/b", &"b".repeat(9_000)),
+        ]);
         let cases: Vec<(&str, Vec<u8>, &str)> = vec![
             ("rubbish", b"rubbish".to_vec(), "not a gzip"),
             ("empty", Vec::new(), "not a gzip"),
             ("cut", whole[..whole.len() / 2].to_vec(), "not a gzip"),
-            ("no Chart.yaml", packed(&[file("small/values.yaml", "")]), "no Chart.yaml"),
-            ("Chart.yaml at the top", packed(&[file("Chart.yaml", "name: a")]), "no Chart.yaml"),
-            ("odd Chart.yaml", packed(&[file("small/Chart.yaml", "[]")]), "cannot be read"),
-            ("no version", packed(&[chart_yaml("small", "latest")]), "version \"latest\""),
+            (
+                "no Chart.yaml",
+                packed(&[file("small/values.yaml", "")]),
+                "no Chart.yaml",
+            ),
+            (
+                "Chart.yaml at the top",
+                packed(&[file("Chart.yaml", "name: a")]),
+                "no Chart.yaml",
+            ),
+            (
+                "odd Chart.yaml",
+                packed(&[file("small/Chart.yaml", "[]")]),
+                "cannot be read",
+            ),
+            (
+                "no version",
+                packed(&[chart_yaml("small", "latest")]),
+                "version \"latest\"",
+            ),
             (
                 "a path for a name",
                 packed(&[file("small/Chart.yaml", "name: ../x\nversion: 1.0.0")]),

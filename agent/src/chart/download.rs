@@ -41,7 +41,15 @@ pub(super) async fn index(
     chart: &Arc<ChartRef>,
     repo: &Url,
 ) -> Result<Vec<u8>, ChartError> {
-    get(http, chart, "reading index.yaml", "index.yaml", below(repo, "index.yaml"), index::LIMIT).await
+    get(
+        http,
+        chart,
+        "reading index.yaml",
+        "index.yaml",
+        below(repo, "index.yaml"),
+        index::LIMIT,
+    )
+    .await
 }
 
 pub(super) async fn chart(
@@ -50,8 +58,18 @@ pub(super) async fn chart(
     repo: &Url,
     entry: &index::Entry,
 ) -> Result<Vec<u8>, ChartError> {
-    let url = resolve(repo, entry).ok_or_else(|| ChartError::Link { chart: Arc::clone(chart) })?;
-    get(http, chart, "downloading the chart", "the chart", url, CHART_LIMIT).await
+    let url = resolve(repo, entry).ok_or_else(|| ChartError::Link {
+        chart: Arc::clone(chart),
+    })?;
+    get(
+        http,
+        chart,
+        "downloading the chart",
+        "the chart",
+        url,
+        CHART_LIMIT,
+    )
+    .await
 }
 
 /// The repository's path with `name` added; its query stays, as in Helm.
@@ -90,14 +108,26 @@ async fn get(
     // The URL may carry a password, and the message names the repository anyway.
     let unreachable = |source: reqwest::Error| {
         let source = source.without_url();
-        ChartError::Unreachable { chart: Arc::clone(chart), attempt, source }
+        ChartError::Unreachable {
+            chart: Arc::clone(chart),
+            attempt,
+            source,
+        }
     };
-    let too_large = || ChartError::TooLarge { chart: Arc::clone(chart), what, limit };
+    let too_large = || ChartError::TooLarge {
+        chart: Arc::clone(chart),
+        what,
+        limit,
+    };
     let mut response = http.get(url).send().await.map_err(unreachable)?;
     let status = response.status();
     if !status.is_success() {
         let status = status.as_u16();
-        return Err(ChartError::Refused { chart: Arc::clone(chart), attempt, status });
+        return Err(ChartError::Refused {
+            chart: Arc::clone(chart),
+            attempt,
+            status,
+        });
     }
     let announced = response.content_length().unwrap_or(0);
     if announced > limit {
@@ -130,10 +160,19 @@ mod tests {
     fn the_index_is_below_the_repositorys_path() {
         for (repo, index) in [
             ("https://example.org", "https://example.org/index.yaml"),
-            ("https://example.org/charts", "https://example.org/charts/index.yaml"),
-            ("https://example.org/charts/?key=1", "https://example.org/charts/index.yaml?key=1"),
+            (
+                "https://example.org/charts",
+                "https://example.org/charts/index.yaml",
+            ),
+            (
+                "https://example.org/charts/?key=1",
+                "https://example.org/charts/index.yaml?key=1",
+            ),
         ] {
-            assert_eq!(below(&Url::parse(repo).unwrap(), "index.yaml").as_str(), index);
+            assert_eq!(
+                below(&Url::parse(repo).unwrap(), "index.yaml").as_str(),
+                index
+            );
         }
     }
 
@@ -143,10 +182,17 @@ mod tests {
         let cases = [
             ("a.tgz", "https://me:pw@example.org/charts/a.tgz?key=1"),
             ("/a.tgz", "https://me:pw@example.org/a.tgz?key=1"),
-            ("https://cdn.example.org/a.tgz", "https://cdn.example.org/a.tgz"),
+            (
+                "https://cdn.example.org/a.tgz",
+                "https://cdn.example.org/a.tgz",
+            ),
         ];
         for (url, expected) in cases {
-            assert_eq!(resolved(repo, url, None).as_deref(), Some(expected), "{url}");
+            assert_eq!(
+                resolved(repo, url, None).as_deref(),
+                Some(expected),
+                "{url}"
+            );
         }
     }
 

@@ -32,20 +32,40 @@ struct Raw {
 /// Finds the entry that is meant. Slow for large indexes: not for async threads.
 pub(super) fn find(chart: &Arc<ChartRef>, index: &[u8]) -> Result<Entry, ChartError> {
     let versions = parse(index, &chart.name)
-        .map_err(|source| ChartError::Index { chart: Arc::clone(chart), source })?
-        .ok_or_else(|| ChartError::Unlisted { chart: Arc::clone(chart) })?;
-    let offered: Vec<(String, Raw)> =
-        versions.into_iter().filter_map(|mut raw| Some((raw.version.take()?, raw))).collect();
+        .map_err(|source| ChartError::Index {
+            chart: Arc::clone(chart),
+            source,
+        })?
+        .ok_or_else(|| ChartError::Unlisted {
+            chart: Arc::clone(chart),
+        })?;
+    let offered: Vec<(String, Raw)> = versions
+        .into_iter()
+        .filter_map(|mut raw| Some((raw.version.take()?, raw)))
+        .collect();
     let Some((version, raw)) = version::pick(&chart.version, &offered, |offer| offer.0.as_str())
     else {
         let newest = version::pick("", &offered, |offer| offer.0.as_str());
         let newest = newest.map(|offer| offer.0.clone());
-        return Err(ChartError::VersionNotFound { chart: Arc::clone(chart), newest });
+        return Err(ChartError::VersionNotFound {
+            chart: Arc::clone(chart),
+            newest,
+        });
     };
-    let url = raw.urls.iter().flatten().flatten().find(|url| !url.is_empty());
-    let url = url.ok_or_else(|| ChartError::Link { chart: Arc::clone(chart) })?;
+    let url = raw
+        .urls
+        .iter()
+        .flatten()
+        .flatten()
+        .find(|url| !url.is_empty());
+    let url = url.ok_or_else(|| ChartError::Link {
+        chart: Arc::clone(chart),
+    })?;
     let digest = raw.digest.as_deref().map(|digest| {
-        digest.strip_prefix("sha256:").unwrap_or(digest).to_ascii_lowercase()
+        digest
+            .strip_prefix("sha256:")
+            .unwrap_or(digest)
+            .to_ascii_lowercase()
     });
     Ok(Entry {
         version: version.clone(),
@@ -69,11 +89,17 @@ fn parse(index: &[u8], name: &str) -> Result<Option<Vec<Raw>>, serde_saphyr::Err
         with_snippet: false,
     };
     serde_saphyr::with_deserializer_from_slice_with_options(index, options, |document| {
-        let chart = At { key: name, then: PhantomData::<Option<Vec<Raw>>> };
-        At { key: "entries", then: chart }
-            .deserialize(document)?
-            .map(Option::flatten)
-            .ok_or_else(|| serde::de::Error::custom("it has no entries"))
+        let chart = At {
+            key: name,
+            then: PhantomData::<Option<Vec<Raw>>>,
+        };
+        At {
+            key: "entries",
+            then: chart,
+        }
+        .deserialize(document)?
+        .map(Option::flatten)
+        .ok_or_else(|| serde::de::Error::custom("it has no entries"))
     })
 }
 
@@ -135,7 +161,11 @@ generated: 2026-11-20T00:00:00Z
 
     fn chart(name: &str, version: &str) -> Arc<ChartRef> {
         let repo = "https://charts.example.org".to_owned();
-        Arc::new(ChartRef { repo, name: name.to_owned(), version: version.to_owned() })
+        Arc::new(ChartRef {
+            repo,
+            name: name.to_owned(),
+            version: version.to_owned(),
+        })
     }
 
     fn found(name: &str, version: &str) -> Result<Entry, ChartError> {
@@ -164,24 +194,45 @@ generated: 2026-11-20T00:00:00Z
             matches!(&missing, ChartError::VersionNotFound { newest: Some(newest), .. } if newest == "1.1.0"),
             "{missing}"
         );
-        assert!(matches!(found("large", "1.0.0"), Err(ChartError::Unlisted { .. })));
-        assert!(matches!(found("small", "0.9.0"), Err(ChartError::Link { .. })));
+        assert!(matches!(
+            found("large", "1.0.0"),
+            Err(ChartError::Unlisted { .. })
+        ));
+        assert!(matches!(
+            found("small", "0.9.0"),
+            Err(ChartError::Link { .. })
+        ));
     }
 
     #[test]
     fn rubbish_is_not_an_index() {
-        for rubbish in ["<!doctype html><p>Hello", "[]", "", "apiVersion: v1", "a: b: c", "\u{0}"] {
+        for rubbish in [
+            "<!doctype html><p>Hello",
+            "[]",
+            "",
+            "apiVersion: v1",
+            "a: b: c",
+            "\u{0}",
+        ] {
             let found = find(&chart("small", ""), rubbish.as_bytes());
-            assert!(matches!(found, Err(ChartError::Index { .. })), "{rubbish:?}: {found:?}");
+            assert!(
+                matches!(found, Err(ChartError::Index { .. })),
+                "{rubbish:?}: {found:?}"
+            );
         }
-        assert!(matches!(find(&chart("small", ""), b"\xff\xfe"), Err(ChartError::Index { .. })));
+        assert!(matches!(
+            find(&chart("small", ""), b"\xff\xfe"),
+            Err(ChartError::Index { .. })
+        ));
     }
 
     #[test]
     fn an_index_larger_than_the_parsers_own_limits_is_read() {
         let mut index = String::from("entries:\n  big:\n");
         for number in 0..30_000 {
-            index.push_str(&format!("    - {{version: 0.0.{number}, urls: [a, b, c, d, e]}}\n"));
+            index.push_str(&format!(
+                "    - {{version: 0.0.{number}, urls: [a, b, c, d, e]}}\n"
+            ));
         }
         let newest = find(&chart("big", ""), index.as_bytes()).unwrap();
         assert_eq!(newest.version, "0.0.29999");

@@ -40,7 +40,10 @@ impl Repository {
             hits: Arc::default(),
             sent: Arc::default(),
         };
-        let (answers, hits) = (Arc::clone(&repository.answers), Arc::clone(&repository.hits));
+        let (answers, hits) = (
+            Arc::clone(&repository.answers),
+            Arc::clone(&repository.hits),
+        );
         let sent = Arc::clone(&repository.sent);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -101,7 +104,12 @@ async fn serve(
     let request = String::from_utf8(request).unwrap();
     let path = request.split(' ').nth(1).unwrap().to_owned();
     *hits.lock().unwrap().entry(path.clone()).or_default() += 1;
-    let answer = answers.lock().unwrap().get(&path).cloned().unwrap_or(Answer::Status(404));
+    let answer = answers
+        .lock()
+        .unwrap()
+        .get(&path)
+        .cloned()
+        .unwrap_or(Answer::Status(404));
     let head = |status: u16, more: String| {
         format!("HTTP/1.1 {status} -\r\nconnection: close\r\n{more}\r\n").into_bytes()
     };
@@ -112,7 +120,10 @@ async fn serve(
             stream.write_all(&body).await.ok()?;
         }
         Answer::Status(status) => {
-            stream.write_all(&head(status, "content-length: 0\r\n".to_owned())).await.ok()?;
+            stream
+                .write_all(&head(status, "content-length: 0\r\n".to_owned()))
+                .await
+                .ok()?;
         }
         Answer::Redirect(to) => {
             let more = format!("location: {to}\r\ncontent-length: 0\r\n");
@@ -126,7 +137,10 @@ async fn serve(
             }
         }
         Answer::Claims(length) => {
-            stream.write_all(&head(200, format!("content-length: {length}\r\n"))).await.ok()?;
+            stream
+                .write_all(&head(200, format!("content-length: {length}\r\n")))
+                .await
+                .ok()?;
             stream.read_u8().await.ok()?;
         }
     }
@@ -134,7 +148,10 @@ async fn serve(
 }
 
 fn small(version: &str) -> Vec<u8> {
-    packed(&[chart_yaml("small", version), file("small/values.yaml", "a: 1\n")])
+    packed(&[
+        chart_yaml("small", version),
+        file("small/values.yaml", "a: 1\n"),
+    ])
 }
 
 fn cache() -> (TempDir, ChartCache) {
@@ -150,10 +167,19 @@ async fn a_chart_is_fetched_checked_and_kept_under_its_digest() {
     let repository = Repository::of(&["1.0.0", "1.1.0"]).await;
     let (_dir, cache) = cache();
     let fetched = cache.fetch(&repository.chart("1.0.0")).await.unwrap();
-    assert_eq!((fetched.name.as_str(), fetched.version.as_str()), ("small", "1.0.0"));
+    assert_eq!(
+        (fetched.name.as_str(), fetched.version.as_str()),
+        ("small", "1.0.0")
+    );
     assert_eq!(std::fs::read(&fetched.path).unwrap(), small("1.0.0"));
-    assert_eq!(fetched.path.file_name().unwrap().to_str().unwrap(), format!("{}.tgz", fetched.sha256));
-    assert_eq!(cache.fetch(&repository.chart("1.0.0")).await.unwrap(), fetched);
+    assert_eq!(
+        fetched.path.file_name().unwrap().to_str().unwrap(),
+        format!("{}.tgz", fetched.sha256)
+    );
+    assert_eq!(
+        cache.fetch(&repository.chart("1.0.0")).await.unwrap(),
+        fetched
+    );
     assert_eq!(repository.all_hits(), 2);
 }
 
@@ -161,7 +187,14 @@ async fn a_chart_is_fetched_checked_and_kept_under_its_digest() {
 async fn a_leading_v_makes_no_difference() {
     let repository = Repository::of(&["v1.19.1"]).await;
     let (_dir, cache) = cache();
-    assert_eq!(cache.fetch(&repository.chart("1.19.1")).await.unwrap().version, "v1.19.1");
+    assert_eq!(
+        cache
+            .fetch(&repository.chart("1.19.1"))
+            .await
+            .unwrap()
+            .version,
+        "v1.19.1"
+    );
 }
 
 #[tokio::test]
@@ -220,15 +253,47 @@ async fn what_a_broken_repository_answers_is_not_loaded_and_says_why() {
         ("/index.yaml", html(), "not the index"),
         ("/index.yaml", Answer::Status(404), "answered with 404"),
         ("/index.yaml", Answer::Status(503), "answered with 503"),
-        ("/index.yaml", Answer::Redirect("/index.yaml".to_owned()), "more than 5 redirects"),
-        ("/index.yaml", Answer::Claims(200 << 20), "larger than 50 MiB"),
-        ("/small-1.0.0.tgz", Answer::Status(404), "downloading the chart was answered with 404"),
-        ("/small-1.0.0.tgz", Answer::Claims(11 << 20), "larger than 10 MiB"),
+        (
+            "/index.yaml",
+            Answer::Redirect("/index.yaml".to_owned()),
+            "more than 5 redirects",
+        ),
+        (
+            "/index.yaml",
+            Answer::Claims(200 << 20),
+            "larger than 50 MiB",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Status(404),
+            "downloading the chart was answered with 404",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Claims(11 << 20),
+            "larger than 10 MiB",
+        ),
         ("/small-1.0.0.tgz", html(), "not a gzip"),
-        ("/small-1.0.0.tgz", Answer::Body(other), "holds chart other 1.0.0"),
-        ("/small-1.0.0.tgz", Answer::Body(newer), "holds chart small 1.0.1"),
-        ("/small-1.0.0.tgz", Answer::Body(traversal), "leaves the chart's folder"),
-        ("/small-1.0.0.tgz", Answer::Body(link), "neither a file nor a folder"),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Body(other),
+            "holds chart other 1.0.0",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Body(newer),
+            "holds chart small 1.0.1",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Body(traversal),
+            "leaves the chart's folder",
+        ),
+        (
+            "/small-1.0.0.tgz",
+            Answer::Body(link),
+            "neither a file nor a folder",
+        ),
     ];
     for (path, answer, reason) in cases {
         let repository = Repository::of(&["1.0.0"]).await;
@@ -237,7 +302,10 @@ async fn what_a_broken_repository_answers_is_not_loaded_and_says_why() {
         let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
         let text = chain(&error);
         assert!(text.contains(reason), "{path}: {text}");
-        assert!(text.contains("chart small, version 1.0.0, of http://127.0.0.1"), "{text}");
+        assert!(
+            text.contains("chart small, version 1.0.0, of http://127.0.0.1"),
+            "{text}"
+        );
         assert_eq!(error.fault(), ChartFault::NotLoaded);
     }
     let left = std::fs::read_dir(&cache.dir).unwrap().count();
@@ -258,7 +326,10 @@ async fn an_index_without_end_is_not_read_to_its_end() {
 #[tokio::test]
 async fn a_chart_that_differs_from_its_digest_is_refused() {
     let repository = Repository::of(&["1.0.0"]).await;
-    repository.answer("/small-1.0.0.tgz", Answer::Body(packed(&[chart_yaml("small", "1.0.0")])));
+    repository.answer(
+        "/small-1.0.0.tgz",
+        Answer::Body(packed(&[chart_yaml("small", "1.0.0")])),
+    );
     let (_dir, cache) = cache();
     let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
     assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
@@ -271,7 +342,13 @@ async fn many_callers_share_one_fetch() {
     let chart = repository.chart("1.0.0");
     let results = join_all((0..50).map(|_| cache.fetch(&chart))).await;
     assert!(results.iter().all(Result::is_ok));
-    assert_eq!((repository.hits("/index.yaml"), repository.hits("/small-1.0.0.tgz")), (1, 1));
+    assert_eq!(
+        (
+            repository.hits("/index.yaml"),
+            repository.hits("/small-1.0.0.tgz")
+        ),
+        (1, 1)
+    );
 }
 
 #[tokio::test]
@@ -291,7 +368,9 @@ async fn a_failure_is_shared_and_remembered_until_its_pause_is_over() {
 
     let slot = cache.slot(&chart);
     match &mut *slot.lock().await {
-        Memory::Failed { until, times: 1, .. } => *until = Boot::default(),
+        Memory::Failed {
+            until, times: 1, ..
+        } => *until = Boot::default(),
         other => panic!("the failure is not remembered: {other:?}"),
     }
     assert_eq!(cache.fetch(&chart).await.unwrap().version, "1.0.0");
@@ -326,22 +405,39 @@ async fn a_repository_that_nobody_listens_for_is_unreachable_and_its_password_is
     };
     let error = cache.fetch(&chart).await.unwrap_err();
     let text = chain(&error);
-    assert!(text.starts_with("chart not loaded; repo unreachable?"), "{text}");
-    assert!(!text.contains("hunter2") && !format!("{error:?}{chart:?}").contains("hunter2"), "{error:?}");
+    assert!(
+        text.starts_with("chart not loaded; repo unreachable?"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("hunter2") && !format!("{error:?}{chart:?}").contains("hunter2"),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
 async fn other_addresses_are_refused_with_the_remedy() {
     let (_dir, cache) = cache();
     for (repo, name, reason) in [
-        ("oci://registry.example.org/charts", "small", "OCI registries are not supported yet"),
-        ("", "oci://registry.example.org/small", "OCI registries are not supported yet"),
+        (
+            "oci://registry.example.org/charts",
+            "small",
+            "OCI registries are not supported yet",
+        ),
+        (
+            "",
+            "oci://registry.example.org/small",
+            "OCI registries are not supported yet",
+        ),
         ("file:///srv/charts", "small", "must be an http(s) URL"),
         ("charts.example.org", "small", "must be an http(s) URL"),
         ("", "small", "must be an http(s) URL"),
     ] {
-        let chart =
-            ChartRef { repo: repo.to_owned(), name: name.to_owned(), version: "1.0.0".to_owned() };
+        let chart = ChartRef {
+            repo: repo.to_owned(),
+            name: name.to_owned(),
+            version: "1.0.0".to_owned(),
+        };
         let error = cache.fetch(&chart).await.unwrap_err();
         assert!(error.to_string().contains(reason), "{repo}: {error}");
     }
@@ -359,7 +455,10 @@ async fn a_local_chart_is_checked_like_any_other() {
     };
     for version in ["", "1.0.0", "v1.0.0"] {
         let fetched = cache.fetch(&chart(version)).await.unwrap();
-        assert_eq!((fetched.name.as_str(), fetched.version.as_str()), ("small", "1.0.0"));
+        assert_eq!(
+            (fetched.name.as_str(), fetched.version.as_str()),
+            ("small", "1.0.0")
+        );
     }
     let error = cache.fetch(&chart("1.0.1")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
@@ -368,7 +467,10 @@ async fn a_local_chart_is_checked_like_any_other() {
     let error = cache.fetch(&chart("1.0.2")).await.unwrap_err();
     assert!(matches!(*error, ChartError::Archive { .. }), "{error}");
 
-    let lost = ChartRef { name: "/nowhere/small.tgz".to_owned(), ..chart("1.0.0") };
+    let lost = ChartRef {
+        name: "/nowhere/small.tgz".to_owned(),
+        ..chart("1.0.0")
+    };
     let error = cache.fetch(&lost).await.unwrap_err();
     assert!(matches!(*error, ChartError::Local { .. }), "{error}");
 }
@@ -379,7 +481,10 @@ fn a_folder_that_cannot_be_used_is_named_at_once_and_leftovers_are_removed() {
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     let error = ChartCache::new(file.clone()).unwrap_err();
-    assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
+    assert!(
+        error.to_string().contains(file.to_str().unwrap()),
+        "{error}"
+    );
 
     let folder = dir.path().join("charts");
     let left = folder.join(format!("{PARTIAL}old"));

@@ -47,22 +47,28 @@ mod tests {
             assert!(parse(good).is_some(), "{good}");
         }
         let long = format!("1.2.{}", "3".repeat(10_000));
-        for bad in
-            ["", "1", "v1.2", "1.2.3+", "01.2.3", "^1", ">=1.0.0", "latest", "vv1.2.3", " 1.2.3", "1.2.3\n", &long]
-        {
+        for bad in [
+            "", "1", "v1.2", "1.2.3+", "01.2.3", "^1", ">=1.0.0", "latest", "vv1.2.3", " 1.2.3",
+            "1.2.3\n", &long,
+        ] {
             assert!(parse(bad).is_none(), "{bad}");
         }
     }
 
     #[test]
     fn the_way_a_version_is_written_wins_over_its_meaning() {
-        let pick = |wanted, offered: &[&str]| {
-            pick(wanted, offered, |text| text).map(ToString::to_string)
-        };
+        let pick =
+            |wanted, offered: &[&str]| pick(wanted, offered, |text| text).map(ToString::to_string);
         assert_eq!(pick("1.19.1", &["v1.19.1"]).as_deref(), Some("v1.19.1"));
         assert_eq!(pick("v1.19.1", &["1.19.1"]).as_deref(), Some("1.19.1"));
-        assert_eq!(pick("1.19.1", &["v1.19.1", "1.19.1"]).as_deref(), Some("1.19.1"));
-        assert_eq!(pick("1.19.1", &["1.19.10", "1.19.1-rc.1", "1.19.1+other"]), None);
+        assert_eq!(
+            pick("1.19.1", &["v1.19.1", "1.19.1"]).as_deref(),
+            Some("1.19.1")
+        );
+        assert_eq!(
+            pick("1.19.1", &["1.19.10", "1.19.1-rc.1", "1.19.1+other"]),
+            None
+        );
     }
 
     #[test]

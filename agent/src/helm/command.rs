@@ -33,7 +33,9 @@ pub(super) struct Host(Vec<(OsString, OsString)>);
 
 impl Host {
     pub(super) fn read() -> Self {
-        let pairs = PASSED_ON.iter().filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
+        let pairs = PASSED_ON
+            .iter()
+            .filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
         Self(pairs.collect())
     }
 }
@@ -66,7 +68,13 @@ pub(super) fn environment(
 
 pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>, HelmError> {
     let mut line = Line::default();
-    line.add(["upgrade", "--install", "--reset-values", "--wait=hookOnly", "--hide-notes"]);
+    line.add([
+        "upgrade",
+        "--install",
+        "--reset-values",
+        "--wait=hookOnly",
+        "--hide-notes",
+    ]);
     line.add(["--disable-openapi-validation", "--history-max", HISTORY]);
     line.common(&upgrade.namespace, &upgrade.kubeconfig, upgrade.timeout);
     line.flag("--values", values.as_os_str());
@@ -88,7 +96,11 @@ pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
     // Never --ignore-not-found: it takes every failure to look for "not found".
     let mut line = Line::default();
     line.add(["uninstall", "--wait=hookOnly"]);
-    line.common(&uninstall.namespace, &uninstall.kubeconfig, uninstall.timeout);
+    line.common(
+        &uninstall.namespace,
+        &uninstall.kubeconfig,
+        uninstall.timeout,
+    );
     line.add(["--", &uninstall.release]);
     line.0
 }
@@ -96,8 +108,14 @@ pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
 fn labels(upgrade: &Upgrade) -> Result<String, HelmError> {
     let mut joined = Vec::new();
     for (key, value) in &upgrade.labels {
-        if [key, value].into_iter().any(|text| text.contains([',', '=', '"', '\n', '\r'])) {
-            return Err(HelmError::Label { key: key.clone(), value: value.clone() });
+        if [key, value]
+            .into_iter()
+            .any(|text| text.contains([',', '=', '"', '\n', '\r']))
+        {
+            return Err(HelmError::Label {
+                key: key.clone(),
+                value: value.clone(),
+            });
         }
         joined.push(format!("{key}={value}"));
     }
@@ -139,7 +157,11 @@ mod tests {
             namespace: "acme".to_owned(),
             chart: "/c/abc.tgz".into(),
             values: Map::new(),
-            labels: [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())].into(),
+            labels: [
+                ("a".to_owned(), "1".to_owned()),
+                ("b".to_owned(), "2".to_owned()),
+            ]
+            .into(),
             timeout: Duration::from_millis(180_001),
             server_side,
             description: "--dry-run, as text".to_owned(),
@@ -148,8 +170,10 @@ mod tests {
     }
 
     fn words(line: Vec<OsString>) -> String {
-        let words: Vec<String> =
-            line.into_iter().map(|word| word.into_string().unwrap()).collect();
+        let words: Vec<String> = line
+            .into_iter()
+            .map(|word| word.into_string().unwrap())
+            .collect();
         words.join(" ")
     }
 
@@ -169,7 +193,10 @@ mod tests {
     #[test]
     fn conflicts_are_forced_only_with_server_side_apply() {
         let line = words(upgrade(&an_upgrade(false), Path::new("/r/values.json")).unwrap());
-        assert!(line.contains("--server-side=false") && !line.contains("--force"), "{line}");
+        assert!(
+            line.contains("--server-side=false") && !line.contains("--force"),
+            "{line}"
+        );
     }
 
     #[test]
@@ -193,7 +220,10 @@ mod tests {
         let mut odd = an_upgrade(true);
         odd.labels.insert("c".to_owned(), "1,owner=mine".to_owned());
         let error = upgrade(&odd, Path::new("/r/values.json")).unwrap_err();
-        assert!(matches!(&error, HelmError::Label { key, .. } if key == "c"), "{error}");
+        assert!(
+            matches!(&error, HelmError::Label { key, .. } if key == "c"),
+            "{error}"
+        );
         assert!(error.is_permanent());
     }
 }

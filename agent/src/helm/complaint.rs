@@ -28,8 +28,11 @@ const PERMANENT: [&str; 13] = [
     "chart requires kubeversion",
 ];
 /// What takes that back: it is the cluster's state, which changes without us.
-const PASSING: [&str; 3] =
-    ["exceeded quota", "is being terminated", "because it is being deleted"];
+const PASSING: [&str; 3] = [
+    "exceeded quota",
+    "is being terminated",
+    "because it is being deleted",
+];
 const NOT_FOUND: &str = "release: not found";
 
 /// A reading of helm's standard error.
@@ -49,7 +52,11 @@ impl Complaint {
         let says = |texts: &[&str]| texts.iter().any(|text| lower.contains(text));
         let redacted = redact(error.unwrap_or(&said), secrets);
         let line = redacted.split_whitespace().collect::<Vec<_>>().join(" ");
-        let text = if error.is_some() { head(&line) } else { tail(&line) };
+        let text = if error.is_some() {
+            head(&line)
+        } else {
+            tail(&line)
+        };
         Self {
             text,
             permanent: says(&PERMANENT) && !says(&PASSING),
@@ -119,7 +126,17 @@ fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
 /// `password` and `clientSecret` hold secrets; `existingSecret` and `secretName` only name objects.
 fn is_secret_value(name: &str) -> bool {
     let name = normal(name);
-    let holds = ["password", "passwd", "passphrase", "secret", "token", "apikey", "accesskey", "privatekey", "credential"];
+    let holds = [
+        "password",
+        "passwd",
+        "passphrase",
+        "secret",
+        "token",
+        "apikey",
+        "accesskey",
+        "privatekey",
+        "credential",
+    ];
     let names = ["name", "namespace", "ref", "keyref"];
     holds.iter().any(|word| name.contains(word))
         && !names.iter().any(|end| name.ends_with(end))
@@ -131,14 +148,27 @@ fn is_secret_value(name: &str) -> bool {
 fn is_secret_word(word: &str) -> bool {
     let last = word.rsplit('.').next().unwrap_or_default();
     let words = [
-        "password", "passwd", "passphrase", "secret", "clientsecret", "token", "accesstoken",
-        "apikey", "accesskey", "secretkey", "privatekey", "authorization",
+        "password",
+        "passwd",
+        "passphrase",
+        "secret",
+        "clientsecret",
+        "token",
+        "accesstoken",
+        "apikey",
+        "accesskey",
+        "secretkey",
+        "privatekey",
+        "authorization",
     ];
     words.contains(&normal(last).as_str())
 }
 
 fn normal(name: &str) -> String {
-    name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+    name.chars()
+        .filter(char::is_ascii_alphanumeric)
+        .map(|c| c.to_ascii_lowercase())
+        .collect()
 }
 
 fn redact(text: &str, secrets: &[String]) -> String {
@@ -209,7 +239,14 @@ fn shown(before: &str, gap: &str, word: &str) -> String {
         && gap.contains([':', '='])
         && gap.chars().all(|c| ":='\"\\ ".contains(c));
     // The apiserver's words after a field's name.
-    let verdict = ["Invalid", "Required", "Forbidden", "Unsupported", "Duplicate", "got"];
+    let verdict = [
+        "Invalid",
+        "Required",
+        "Forbidden",
+        "Unsupported",
+        "Duplicate",
+        "got",
+    ];
     if (scheme && gap.trim().is_empty() && word.len() >= 8)
         || (assigned && !verdict.contains(&word))
         || looks_like_token(word)
@@ -299,7 +336,9 @@ mod tests {
 
     #[test]
     fn not_found_means_the_release_and_nothing_else() {
-        assert!(complaint("Error: uninstall: Release not loaded: acme: release: not found\n").not_found);
+        assert!(
+            complaint("Error: uninstall: Release not loaded: acme: release: not found\n").not_found
+        );
         assert!(!complaint("Error: namespaces \"acme\" not found").not_found);
     }
 
@@ -308,13 +347,25 @@ mod tests {
         let jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.c2ln";
         let opaque = "AKIAIOSFODNN7EXAMPLEwJalrXUtnFEMIK7MDENG";
         let cases = [
-            ("Authorization: Bearer abcdefgh12345678", "Authorization: [redacted] [redacted]"),
+            (
+                "Authorization: Bearer abcdefgh12345678",
+                "Authorization: [redacted] [redacted]",
+            ),
             (&format!("header {jwt} sent"), "header [redacted] sent"),
             (&format!("got {opaque}, sorry"), "got [redacted], sorry"),
-            ("url https://me:hunter2@example.org/charts", "url https://[redacted]@example.org/charts"),
+            (
+                "url https://me:hunter2@example.org/charts",
+                "url https://[redacted]@example.org/charts",
+            ),
             ("password=hunter2 user=me", "password=[redacted] user=me"),
-            (r#"{"clientSecret": "hunter2", "a": "b"}"#, r#"{"clientSecret": "[redacted]", "a": "b"}"#),
-            ("-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY----- after", "[redacted] after"),
+            (
+                r#"{"clientSecret": "hunter2", "a": "b"}"#,
+                r#"{"clientSecret": "[redacted]", "a": "b"}"#,
+            ),
+            (
+                "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY----- after",
+                "[redacted] after",
+            ),
             ("-----BEGIN PRIVATE KEY-----\nMIIB", "[redacted]"),
         ];
         for (said, expected) in cases {

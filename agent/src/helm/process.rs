@@ -127,7 +127,10 @@ impl Job<'_> {
         })
     }
 
-    #[allow(clippy::disallowed_methods, reason = "the one place where a helm run starts")]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the one place where a helm run starts"
+    )]
     fn spawn(&self) -> io::Result<Process> {
         let (program, first) = self.supervisor.split_first().expect("it is not empty");
         let mut child = Command::new(program)
@@ -147,8 +150,17 @@ impl Job<'_> {
         let pipe = child.stdin.take();
         let life = child.stdout.take().expect("standard output is piped");
         let stderr = child.stderr.take().expect("standard error is piped");
-        let ears = Ears { stderr: Some(stderr), tail: Tail::default() };
-        Ok(Process { child, group, life, pipe, ears })
+        let ears = Ears {
+            stderr: Some(stderr),
+            tail: Tail::default(),
+        };
+        Ok(Process {
+            child,
+            group,
+            life,
+            pipe,
+            ears,
+        })
     }
 }
 
@@ -157,7 +169,10 @@ fn ending(status: ExitStatus, stderr: Vec<u8>) -> Ending {
     match (status.code(), status.signal()) {
         (Some(0), _) => Ending::Well,
         (Some(code), _) if code == i32::from(NOT_STARTED) => Ending::NotStarted { stderr },
-        (Some(code), _) if code > signalled => Ending::Killed { signal: code - signalled, stderr },
+        (Some(code), _) if code > signalled => Ending::Killed {
+            signal: code - signalled,
+            stderr,
+        },
         (_, Some(signal)) => Ending::Killed { signal, stderr },
         _ => Ending::Failed { stderr },
     }
@@ -258,7 +273,10 @@ impl Tail {
 }
 
 /// What `helm version` says.
-#[allow(clippy::disallowed_methods, reason = "asking for the version needs no supervisor")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "asking for the version needs no supervisor"
+)]
 pub(super) async fn version(
     binary: &Path,
     environment: Vec<(OsString, OsString)>,
@@ -280,7 +298,10 @@ pub(super) async fn version(
     };
     timeout(VERSION_DEADLINE, ended).await.map_err(|_| {
         let seconds = VERSION_DEADLINE.as_secs();
-        io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {seconds} s"))
+        io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("no answer within {seconds} s"),
+        )
     })??;
     Ok(String::from_utf8_lossy(&said).trim().to_owned())
 }
@@ -308,8 +329,14 @@ mod tests {
         let ended = |raw: i32| ending(ExitStatus::from_raw(raw), Vec::new());
         assert!(matches!(ended(0), Ending::Well));
         assert!(matches!(ended(1 << 8), Ending::Failed { .. }));
-        assert!(matches!(ended(i32::from(NOT_STARTED) << 8), Ending::NotStarted { .. }));
-        assert!(matches!(ended((128 + 9) << 8), Ending::Killed { signal: 9, .. }));
+        assert!(matches!(
+            ended(i32::from(NOT_STARTED) << 8),
+            Ending::NotStarted { .. }
+        ));
+        assert!(matches!(
+            ended((128 + 9) << 8),
+            Ending::Killed { signal: 9, .. }
+        ));
         assert!(matches!(ended(15), Ending::Killed { signal: 15, .. }));
     }
 }

@@ -27,8 +27,13 @@ pub(super) struct Run {
 
 impl Scratch {
     pub(super) fn prepare(root: &Path) -> Result<Self, HelmError> {
-        let failed = |source| HelmError::Scratch { path: root.to_owned(), source };
-        let scratch = Self { root: std::path::absolute(root).map_err(failed)? };
+        let failed = |source| HelmError::Scratch {
+            path: root.to_owned(),
+            source,
+        };
+        let scratch = Self {
+            root: std::path::absolute(root).map_err(failed)?,
+        };
         // Values that a killed process left behind.
         match fs::remove_dir_all(scratch.runs()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
@@ -62,17 +67,24 @@ impl Scratch {
 
     pub(super) fn run(&self, cache_key: &str) -> Result<Run, HelmError> {
         // A member's name is a legal folder; anything else gets one that is.
-        let cache = self.root.join("discovery").join(if names::is_dns_subdomain(cache_key) {
-            cache_key.to_owned()
-        } else {
-            fingerprint::sha256_hex(cache_key.as_bytes())
-        });
+        let cache = self
+            .root
+            .join("discovery")
+            .join(if names::is_dns_subdomain(cache_key) {
+                cache_key.to_owned()
+            } else {
+                fingerprint::sha256_hex(cache_key.as_bytes())
+            });
         let made = private(&cache).and_then(|()| {
             let own = Permissions::from_mode(0o700);
-            tempfile::Builder::new().permissions(own).tempdir_in(self.runs())
+            tempfile::Builder::new()
+                .permissions(own)
+                .tempdir_in(self.runs())
         });
-        let dir =
-            made.map_err(|source| HelmError::Scratch { path: self.root.clone(), source })?;
+        let dir = made.map_err(|source| HelmError::Scratch {
+            path: self.root.clone(),
+            source,
+        })?;
         Ok(Run { dir, cache })
     }
 }
@@ -86,7 +98,11 @@ impl Run {
     pub(super) fn write_values(&self, values: &Map<String, Value>) -> Result<PathBuf, HelmError> {
         let path = self.path().join("values.json");
         let write = || {
-            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            let file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path)?;
             let mut file = BufWriter::new(file);
             serde_json::to_writer(&mut file, values)?;
             file.flush()

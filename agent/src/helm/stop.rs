@@ -27,7 +27,8 @@ impl StopHandle {
 
     /// No new run starts, and those under way are asked to end. Not to be taken back.
     pub fn soft(&self) {
-        self.0.send_if_modified(|state| !std::mem::replace(&mut state.soft, true));
+        self.0
+            .send_if_modified(|state| !std::mem::replace(&mut state.soft, true));
     }
 
     /// Those under way are killed at once, and no new run starts until [`Self::permit`].
@@ -41,7 +42,8 @@ impl StopHandle {
 
     /// New runs may start again after a [`Self::kill`].
     pub fn permit(&self) {
-        self.0.send_if_modified(|state| std::mem::replace(&mut state.killed, false));
+        self.0
+            .send_if_modified(|state| std::mem::replace(&mut state.killed, false));
     }
 }
 

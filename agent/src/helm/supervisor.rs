@@ -44,7 +44,9 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     let target = Arc::new(Mutex::new(Some(pid)));
     let listener = {
         let target = Arc::clone(&target);
-        std::thread::Builder::new().stack_size(64 << 10).spawn(move || listen(&target))
+        std::thread::Builder::new()
+            .stack_size(64 << 10)
+            .spawn(move || listen(&target))
     };
     if let Err(error) = listener {
         // Unwatched, helm would outlive the driver.
@@ -57,7 +59,11 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     match helm.wait() {
         Ok(status) => {
             let code = status.code().map_or_else(
-                || u8::try_from(status.signal().unwrap_or(0)).unwrap_or(0).saturating_add(SIGNALLED),
+                || {
+                    u8::try_from(status.signal().unwrap_or(0))
+                        .unwrap_or(0)
+                        .saturating_add(SIGNALLED)
+                },
                 |code| u8::try_from(code).unwrap_or(1),
             );
             ExitCode::from(code)
@@ -94,9 +100,16 @@ fn listen(target: &Mutex<Option<Pid>>) {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "the one place where helm itself is started")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the one place where helm itself is started"
+)]
 fn start(binary: &OsString, args: impl Iterator<Item = OsString>) -> std::io::Result<Child> {
-    Command::new(binary).args(args).stdin(Stdio::null()).stdout(Stdio::null()).spawn()
+    Command::new(binary)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
 }
 
 fn end(helm: &mut Child) {

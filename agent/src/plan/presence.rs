@@ -74,7 +74,7 @@ fn next(view: &View<'_>) -> Plan {
     let deployed = |revision: &&Revision| {
         matches!(revision.status, Status::Deployed | Status::Superseded)
     };
-    let run = if view.revisions.iter().any(|revision| deployed(revision)) {
+    let run = if view.revisions.iter().any(deployed) {
         Run::Upgrade
     } else {
         Run::Install

@@ -70,7 +70,7 @@ pub(super) enum ReleaseNews {
     /// All of them, afresh.
     All { metas: Vec<ObjectMeta>, version: u64 },
     /// One more.
-    Added(ObjectMeta),
+    Added(Box<ObjectMeta>),
 }
 
 /// Why an action did not succeed.
@@ -419,7 +419,7 @@ impl Performer {
             revision.status == Status::Deployed && revision.run.as_deref() == Some(&id)
         });
         if deployed {
-            done.release = secret.map(|secret| ReleaseNews::Added(secret.metadata));
+            done.release = secret.map(|secret| ReleaseNews::Added(Box::new(secret.metadata)));
             done.facts = facts;
             done.applied = Some(run);
             done.progressed = true;

@@ -177,7 +177,7 @@ impl Reconciler {
                 self.index.release_listed(&done.of, metas, version);
             }
             Some(ReleaseNews::Added(meta)) => {
-                let dirty = self.index.release_event(Event::Apply(meta));
+                let dirty = self.index.release_event(Event::Apply(*meta));
                 self.dirty.extend(dirty);
             }
             None => {}

@@ -70,7 +70,11 @@ fn zipped(json: &str) -> Secret {
 }
 
 fn workload(kind: WorkloadKind, namespace: &str, name: &str) -> Workload {
-    Workload { kind, namespace: namespace.to_owned(), name: name.to_owned() }
+    Workload {
+        kind,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }
 }
 
 #[test]
@@ -79,11 +83,18 @@ fn a_release_is_read_whether_compressed_or_not() {
     for secret in [zipped(&stored("deployed")), plain] {
         let release = decode(&secret).unwrap();
         assert_eq!(
-            (release.name.as_str(), release.namespace.as_str(), release.revision),
+            (
+                release.name.as_str(),
+                release.namespace.as_str(),
+                release.revision
+            ),
             ("shop", "acme", 7)
         );
         assert_eq!(release.status, Status::Deployed);
-        assert_eq!((release.chart_name.as_str(), release.chart_version.as_str()), ("shop", "1.2.3"));
+        assert_eq!(
+            (release.chart_name.as_str(), release.chart_version.as_str()),
+            ("shop", "1.2.3")
+        );
         assert!(release.server_side);
         assert_eq!(release.description, "Initial install underway");
         assert_eq!(Value::from(release.config), json!({ "replicaCount": 2 }));
@@ -116,7 +127,12 @@ fn unlocking_changes_status_and_description_and_nothing_else() {
 
     let mut expected = locked;
     expected.data = unlocked.data.clone();
-    expected.metadata.labels.as_mut().unwrap().insert("status".to_owned(), "failed".to_owned());
+    expected
+        .metadata
+        .labels
+        .as_mut()
+        .unwrap()
+        .insert("status".to_owned(), "failed".to_owned());
     assert_eq!(unlocked, expected);
     assert_eq!(unlocked.metadata.resource_version.as_deref(), Some("41"));
 
@@ -125,7 +141,10 @@ fn unlocking_changes_status_and_description_and_nothing_else() {
     assert_eq!(release.description, "left by a \"dead\" helm");
 
     let mut text = String::new();
-    payload(&unlocked).unwrap().read_to_string(&mut text).unwrap();
+    payload(&unlocked)
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
     for kept in [
         r#""values":{"big":123456789012345678901234567890,"small":0.10}"#,
         r#""of_a_newer_helm":[1e400]"#,
@@ -140,7 +159,10 @@ fn unlocking_changes_status_and_description_and_nothing_else() {
 fn without_a_resource_version_nothing_is_unlocked() {
     let mut locked = zipped(&stored("pending-install"));
     locked.metadata.resource_version = None;
-    assert!(matches!(unlocked(&locked, ""), Err(ReleaseError::Unversioned { .. })));
+    assert!(matches!(
+        unlocked(&locked, ""),
+        Err(ReleaseError::Unversioned { .. })
+    ));
 }
 
 #[test]
@@ -150,27 +172,48 @@ fn what_cannot_be_read_is_an_error_that_names_the_secret() {
     io::copy(&mut io::repeat(b' ').take(LARGEST + 1), &mut bomb).unwrap();
     let bomb = STANDARD.encode(bomb.finish().unwrap()).into_bytes();
     let cases = [
-        ("truncated", whole[..whole.len() / 2].to_vec(), "incomplete deflate stream"),
+        (
+            "truncated",
+            whole[..whole.len() / 2].to_vec(),
+            "incomplete deflate stream",
+        ),
         ("not base64", b"%%%%".to_vec(), "Invalid"),
-        ("not JSON", STANDARD.encode("rubbish").into_bytes(), "expected value"),
+        (
+            "not JSON",
+            STANDARD.encode("rubbish").into_bytes(),
+            "expected value",
+        ),
         ("empty", Vec::new(), "EOF"),
         ("too large", bomb, "more than 64 MiB"),
     ];
     for (what, data, cause) in cases {
         let error = decode(&secret(data.clone())).expect_err(what);
-        assert!(error.to_string().contains("acme/sh.helm.release.v1.shop.v7"), "{what}: {error}");
+        assert!(
+            error
+                .to_string()
+                .contains("acme/sh.helm.release.v1.shop.v7"),
+            "{what}: {error}"
+        );
         let source = std::error::Error::source(&error).expect(what).to_string();
         assert!(source.contains(cause), "{what}: {source}");
         assert!(unlocked(&secret(data), "").is_err(), "{what}");
     }
-    let empty = Secret { data: None, ..secret(Vec::new()) };
+    let empty = Secret {
+        data: None,
+        ..secret(Vec::new())
+    };
     assert!(matches!(decode(&empty), Err(ReleaseError::Missing { .. })));
 }
 
 #[test]
 fn a_payload_of_another_release_is_refused() {
-    let error = decode(&zipped(&stored("deployed").replace(r#""version":7"#, r#""version":8"#)));
-    assert!(matches!(error, Err(ReleaseError::Mismatch { revision: 8, .. })), "{error:?}");
+    let error = decode(&zipped(
+        &stored("deployed").replace(r#""version":7"#, r#""version":8"#),
+    ));
+    assert!(
+        matches!(error, Err(ReleaseError::Mismatch { revision: 8, .. })),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -179,9 +222,15 @@ fn every_status_reads_back_and_an_unheard_of_one_is_unknown() {
         assert_eq!(status.to_string().parse::<Status>().unwrap(), status);
     }
     assert_eq!("of-tomorrow".parse::<Status>().unwrap(), Status::Unknown);
-    let pending: Vec<&str> =
-        Status::ALL.iter().filter(|status| status.is_pending()).map(|status| status.as_str()).collect();
-    assert_eq!(pending, ["pending-install", "pending-upgrade", "pending-rollback"]);
+    let pending: Vec<&str> = Status::ALL
+        .iter()
+        .filter(|status| status.is_pending())
+        .map(|status| status.as_str())
+        .collect();
+    assert_eq!(
+        pending,
+        ["pending-install", "pending-upgrade", "pending-rollback"]
+    );
 }
 
 #[test]
