@@ -7,141 +7,21 @@
 )]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::Path;
 use std::time::Duration;
 
-use krypton_agent::helm::{
-    Helm, HelmConfig, HelmError, Patience, StopHandle, StopSignal, Uninstall, Upgrade,
-};
+use krypton_agent::helm::{Helm, HelmConfig, HelmError, Patience, StopHandle, StopSignal, Upgrade};
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
-use tempfile::TempDir;
-use tokio::sync::{Mutex, MutexGuard};
 
-/// Guards against a test that hangs; no test waits for it.
-const LONG: Duration = Duration::from_secs(60);
+#[path = "helm_driver/stage.rs"]
+mod stage;
+
+use stage::{LONG, Stage, supervisor};
+
 /// Far more than any test takes: a run that ends before was ended.
 const FOREVER: &str = "1000000";
-
-/// A script that is written while another test forks is "busy" to the kernel for a moment.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-
-/// A folder with a helm made of a shell script, which writes to a pipe that the test reads. The pipe's
-/// end shows that every process which held it is gone.
-struct Stage {
-    dir: TempDir,
-    _turn: MutexGuard<'static, ()>,
-}
-
-impl Stage {
-    async fn set(script: &str) -> Self {
-        Self::with_version("v4.3.1", script).await
-    }
-
-    async fn with_version(version: &str, script: &str) -> Self {
-        let turn = ONE_AT_A_TIME.lock().await;
-        let dir = tempfile::tempdir().unwrap();
-        let stage = Self { dir, _turn: turn };
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            stage.path("pipe"),
-            FileType::Fifo,
-            Mode::RUSR | Mode::WUSR,
-            0,
-        )
-        .unwrap();
-        let text = format!(
-            "#!/bin/sh\nif [ \"$1\" = version ]; then echo {version}; exit; fi\ncd '{}' || exit 99\n{script}\n",
-            stage.dir.path().display()
-        );
-        std::fs::write(stage.path("helm"), text).unwrap();
-        let executable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(stage.path("helm"), executable).unwrap();
-        stage
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn read(&self, name: &str) -> String {
-        std::fs::read_to_string(self.path(name)).unwrap()
-    }
-
-    fn config(&self) -> HelmConfig {
-        HelmConfig {
-            binary: self.path("helm"),
-            supervisor: vec![supervisor().into()],
-            scratch: self.path("scratch"),
-            max_concurrent: 1,
-        }
-    }
-
-    async fn helm(&self) -> Helm {
-        Helm::new(self.config()).await.unwrap()
-    }
-
-    fn upgrade(&self) -> Upgrade {
-        let values = json!({ "message": "hello", "db": { "password": "hunter2" } });
-        Upgrade {
-            kubeconfig: self.path("kubeconfig"),
-            release: "tenant-acme-edge-1".to_owned(),
-            namespace: "acme".to_owned(),
-            chart: self.path("chart.tgz"),
-            values: values.as_object().unwrap().clone(),
-            labels: [("krypton.test/run".to_owned(), "7".to_owned())].into(),
-            timeout: Duration::from_secs(600),
-            server_side: true,
-            description: "a test".to_owned(),
-            cache_key: "edge-1".to_owned(),
-        }
-    }
-
-    fn uninstall(&self) -> Uninstall {
-        Uninstall {
-            kubeconfig: self.path("kubeconfig"),
-            release: "tenant-acme-edge-1".to_owned(),
-            namespace: "acme".to_owned(),
-            timeout: Duration::from_secs(600),
-            cache_key: "edge-1".to_owned(),
-        }
-    }
-
-    /// Opens the pipe, which waits for the script to do so too, and reads its first line.
-    async fn first_word(&self) -> Ears {
-        let path = self.path("pipe");
-        let opened = tokio::task::spawn_blocking(move || {
-            let mut ears = Ears(BufReader::new(std::fs::File::open(path).unwrap()));
-            let mut line = String::new();
-            ears.0.read_line(&mut line).unwrap();
-            assert_eq!(line, "started\n");
-            ears
-        });
-        tokio::time::timeout(LONG, opened)
-            .await
-            .expect("helm starts")
-            .unwrap()
-    }
-}
-
-struct Ears(BufReader<std::fs::File>);
-
-impl Ears {
-    /// What is said until the last process that holds the pipe is gone.
-    async fn rest(mut self) -> String {
-        let read = tokio::task::spawn_blocking(move || {
-            let mut said = String::new();
-            self.0.read_to_string(&mut said).unwrap();
-            said
-        });
-        tokio::time::timeout(LONG, read)
-            .await
-            .expect("all processes end")
-            .unwrap()
-    }
-}
 
 /// A helm with a grandchild, both of which would live for ever and ignore SIGTERM.
 fn stubborn() -> String {
@@ -149,17 +29,6 @@ fn stubborn() -> String {
         "exec 3>pipe\ntrap '' TERM\nsh -c 'trap \"\" TERM; while :; do sleep {FOREVER}; done' &\n\
          echo started >&3\nwhile :; do sleep {FOREVER}; done"
     )
-}
-
-fn supervisor() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let path = test.ancestors().nth(2).unwrap().join("examples/helm_run");
-    assert!(
-        path.exists(),
-        "{} is missing: cargo build --examples",
-        path.display()
-    );
-    path
 }
 
 fn quick() -> Patience {

@@ -35,7 +35,9 @@ where
 {
     /// Returns when the list is complete; the watch is then asked for with the first `all`.
     pub(crate) async fn watch(api: Api<K>) -> Result<Self> {
-        let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
+        let mut events = watcher(api, watcher::Config::default())
+            .default_backoff()
+            .boxed();
         while let Some(event) = events.next().await {
             if matches!(event?, Event::InitDone) {
                 return Ok(Self { events });
@@ -61,7 +63,9 @@ where
         let arriving = async {
             while let Some(event) = self.events.next().await {
                 // An error is a watch that is begun anew.
-                let Ok(Event::Apply(object) | Event::InitApply(object)) = event else { continue };
+                let Ok(Event::Apply(object) | Event::InitApply(object)) = event else {
+                    continue;
+                };
                 let name = object.name_any();
                 match wanted(&object) {
                     Ok(()) => {
@@ -78,8 +82,11 @@ where
             bail!("the watch ended")
         };
         let Ok(last) = tokio::time::timeout(deadline, arriving).await else {
-            let some: Vec<_> =
-                lacking.iter().take(5).map(|(name, lack)| format!("{name}: {lack}")).collect();
+            let some: Vec<_> = lacking
+                .iter()
+                .take(5)
+                .map(|(name, lack)| format!("{name}: {lack}"))
+                .collect();
             bail!(
                 "{} of {count} {} were as wanted after {deadline:?}; of the others: {}",
                 there.len(),
@@ -88,6 +95,9 @@ where
             );
         };
         let last = last?;
-        Ok(Span { first: first.unwrap_or(last), last })
+        Ok(Span {
+            first: first.unwrap_or(last),
+            last,
+        })
     }
 }

@@ -20,7 +20,8 @@ pub(crate) fn children_seconds() -> Result<f64> {
 pub(crate) fn known_seconds(pids: &[u32]) -> Result<f64> {
     let own = ["/proc/self/stat".to_owned()].into_iter();
     let all = own.chain(pids.iter().map(|pid| format!("/proc/{pid}/stat")));
-    all.map(|path| Ok(times(&read(path)?)?.iter().sum::<f64>())).sum()
+    all.map(|path| Ok(times(&read(path)?)?.iter().sum::<f64>()))
+        .sum()
 }
 
 /// CPU time of the whole machine since its start, in which something ran.
@@ -40,20 +41,31 @@ pub(crate) fn peak_rss_bytes(pid: u32) -> Result<u64> {
 /// Of a process and of its children, out of proc(5)'s stat, in seconds.
 fn times(stat: &str) -> Result<[f64; 2]> {
     // The second field is the name in parentheses, which may hold anything; the rest are numbers.
-    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/<pid>/stat")?;
+    let (_, fields) = stat
+        .rsplit_once(')')
+        .context("no name in /proc/<pid>/stat")?;
     let fields = fields.split_whitespace().skip(11).take(4);
     let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>()?;
     let [user, system, children_user, children_system] = ticks.as_slice() else {
         anyhow::bail!("/proc/<pid>/stat ends early");
     };
-    Ok([(user + system) / TICKS_PER_SECOND, (children_user + children_system) / TICKS_PER_SECOND])
+    Ok([
+        (user + system) / TICKS_PER_SECOND,
+        (children_user + children_system) / TICKS_PER_SECOND,
+    ])
 }
 
 /// user, nice, system, irq, softirq and steal of proc(5)'s stat; not idle, iowait or the guests',
 /// which are in user already.
 fn busy(stat: &str) -> Result<f64> {
-    let line = stat.lines().next().and_then(|line| line.strip_prefix("cpu "));
-    let fields = line.context("no line cpu in /proc/stat")?.split_whitespace().take(8);
+    let line = stat
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("cpu "));
+    let fields = line
+        .context("no line cpu in /proc/stat")?
+        .split_whitespace()
+        .take(8);
     let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>()?;
     let [user, nice, system, _idle, _iowait, irq, softirq, steal] = ticks.as_slice() else {
         anyhow::bail!("the line cpu of /proc/stat ends early");

@@ -12,7 +12,9 @@ pub(crate) async fn describe() -> Result<String> {
     let tools = Tools::find()?;
     let cores = std::thread::available_parallelism().context("counting cores")?;
     let memory = read("/proc/meminfo")?;
-    let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let total = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"));
     let total: f64 = total
         .and_then(|line| line.trim().strip_suffix(" kB"))
         .context("no MemTotal in /proc/meminfo")?
@@ -22,7 +24,10 @@ pub(crate) async fn describe() -> Result<String> {
     let one_minute = load.split_whitespace().next().unwrap_or_default();
     let said = async |tool: &str, args: &[&str]| {
         let invocation = Invocation::new(tools.binary(tool)).args(args.iter().copied());
-        let said = invocation.env("HOME", "/nonexistent").output(load::COMMAND_DEADLINE).await?;
+        let said = invocation
+            .env("HOME", "/nonexistent")
+            .output(load::COMMAND_DEADLINE)
+            .await?;
         Ok::<_, anyhow::Error>(said.lines().next().unwrap_or_default().trim().to_owned())
     };
     let helm = said("helm", &["version", "--template", "{{.Version}}"]).await?;
@@ -47,7 +52,11 @@ pub(crate) struct Neighbours {
 
 impl Neighbours {
     pub(crate) fn watch(known: f64) -> Result<Self> {
-        Ok(Self { since: Instant::now(), busy: load::busy_seconds()?, known })
+        Ok(Self {
+            since: Instant::now(),
+            busy: load::busy_seconds()?,
+            known,
+        })
     }
 
     /// Cores that were kept busy by others, on average; the kernel's own work among them.

@@ -7,9 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context, Result};
 use axum::http::Request;
 use k8s_openapi::api::{
-    authentication::v1::TokenRequest,
-    core::v1::ServiceAccount,
-    flowcontrol::v1::FlowSchema,
+    authentication::v1::TokenRequest, core::v1::ServiceAccount, flowcontrol::v1::FlowSchema,
     rbac::v1::ClusterRoleBinding,
 };
 use krypton_tests::{Cluster, eventually};
@@ -55,13 +53,20 @@ impl Traffic {
         let mut all = Counts::new();
         for (key, now) in &self.all {
             let before = earlier.all.get(key).copied().unwrap_or_default();
-            let own = if *key == ("GET".to_owned(), String::new()) { OWN_READS } else { 0 };
+            let own = if *key == ("GET".to_owned(), String::new()) {
+                OWN_READS
+            } else {
+                0
+            };
             let more = now.saturating_sub(before).saturating_sub(own);
             if more > 0 {
                 all.insert(key.clone(), more);
             }
         }
-        Self { all, of_subject: self.of_subject.saturating_sub(earlier.of_subject) }
+        Self {
+            all,
+            of_subject: self.of_subject.saturating_sub(earlier.of_subject),
+        }
     }
 
     pub(crate) fn total(&self) -> u64 {
@@ -109,11 +114,16 @@ pub(crate) async fn single_out(cluster: &Cluster) -> Result<String> {
     });
     create(&Api::<FlowSchema>::all(client.clone()), schema).await?;
 
-    let request: TokenRequest =
-        serde_json::from_value(json!({"spec": {"audiences": [], "expirationSeconds": TOKEN_SECONDS}}))?;
-    let answer =
-        accounts.create_token_request(SUBJECT, &PostParams::default(), &request).await?;
-    let token = answer.status.context("a TokenRequest without an answer")?.token;
+    let request: TokenRequest = serde_json::from_value(
+        json!({"spec": {"audiences": [], "expirationSeconds": TOKEN_SECONDS}}),
+    )?;
+    let answer = accounts
+        .create_token_request(SUBJECT, &PostParams::default(), &request)
+        .await?;
+    let token = answer
+        .status
+        .context("a TokenRequest without an answer")?
+        .token;
     let kubeconfig = with_token(&cluster.kubeconfig_with_token(), &token)?;
 
     let subject = client_of(&kubeconfig).await?;
@@ -152,11 +162,15 @@ fn with_token(kubeconfig: &str, token: &str) -> Result<String> {
 async fn client_of(kubeconfig: &str) -> Result<Client> {
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
     let options = KubeConfigOptions::default();
-    Ok(Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &options).await?)?)
+    Ok(Client::try_from(
+        Config::from_custom_kubeconfig(kubeconfig, &options).await?,
+    )?)
 }
 
 async fn of_subject(client: &Client) -> Result<u64> {
-    let request = Request::get("/metrics").body(Vec::new()).context("building a request")?;
+    let request = Request::get("/metrics")
+        .body(Vec::new())
+        .context("building a request")?;
     count_subject(&client.request_text(request).await?)
 }
 
@@ -164,13 +178,17 @@ fn count_subject(metrics: &str) -> Result<u64> {
     let schema = format!("flow_schema=\"{SUBJECT}\"");
     let mut count = 0;
     for line in metrics.lines() {
-        let Some((labels, value)) =
-            line.strip_prefix(SERIES).and_then(|rest| rest.rsplit_once("} "))
+        let Some((labels, value)) = line
+            .strip_prefix(SERIES)
+            .and_then(|rest| rest.rsplit_once("} "))
         else {
             continue;
         };
         if labels.split(',').any(|label| label == schema) {
-            let value: f64 = value.trim().parse().with_context(|| format!("reading {line}"))?;
+            let value: f64 = value
+                .trim()
+                .parse()
+                .with_context(|| format!("reading {line}"))?;
             count += value as u64;
         }
     }
@@ -199,8 +217,12 @@ apiserver_flowcontrol_seats{flow_schema=\"bench\"} 5
     #[test]
     fn the_difference_leaves_out_what_did_not_change_and_our_own_readings() {
         let at = |pods, plain, of_subject| Traffic {
-            all: [(key("LIST", "pods"), pods), (key("GET", ""), plain), (key("GET", "nodes"), 7)]
-                .into(),
+            all: [
+                (key("LIST", "pods"), pods),
+                (key("GET", ""), plain),
+                (key("GET", "nodes"), 7),
+            ]
+            .into(),
             of_subject,
         };
         let expected = Traffic {
@@ -213,9 +235,13 @@ apiserver_flowcontrol_seats{flow_schema=\"bench\"} 5
 
     #[test]
     fn a_kubeconfig_keeps_all_but_its_user() {
-        let yaml = "clusters: [{name: a, cluster: {server: s}}]\nusers: [{name: u, user: {token: old}}]\n";
+        let yaml =
+            "clusters: [{name: a, cluster: {server: s}}]\nusers: [{name: u, user: {token: old}}]\n";
         let changed: Value = serde_json::from_str(&with_token(yaml, "new").unwrap()).unwrap();
         assert_eq!(changed["clusters"][0]["cluster"]["server"], "s");
-        assert_eq!(changed["users"][0], json!({"name": "u", "user": {"token": "new"}}));
+        assert_eq!(
+            changed["users"][0],
+            json!({"name": "u", "user": {"token": "new"}})
+        );
     }
 }

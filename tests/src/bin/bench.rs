@@ -60,7 +60,9 @@ enum FloorFlags {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    let sizes = args.tenants.map_or_else(|| SIZES.to_vec(), |size| vec![size]);
+    let sizes = args
+        .tenants
+        .map_or_else(|| SIZES.to_vec(), |size| vec![size]);
     let outcome = tokio::select! {
         outcome = measure_all(&args, &sizes) => outcome,
         outcome = told_to_stop() => outcome,
@@ -93,7 +95,13 @@ async fn measure(args: &Args, size: u32, repository: &ChartRepository) -> Result
     let idle = Duration::from_secs(args.idle);
     let krypton = Box::pin(krypton::measure(size, idle, repository)).await?;
     let floor = Box::pin(floor::measure(size, args.floor_flags, repository)).await?;
-    Ok(report::Measured { size, idle, floor_flags: args.floor_flags, krypton, floor })
+    Ok(report::Measured {
+        size,
+        idle,
+        floor_flags: args.floor_flags,
+        krypton,
+        floor,
+    })
 }
 
 /// How long `size` installations may take before they count as stuck.

@@ -1,0 +1,250 @@
+//! The floor of a design that runs helm: the same releases by plain helm, four at a time.
+
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{ConfigMap, Namespace},
+};
+use krypton_tests::{ChartRepository, Cluster, Parts, Tools, eventually, process::Invocation};
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, ObjectMeta, PostParams},
+};
+use tempfile::TempDir;
+
+use crate::{
+    AT_ONCE, CHART, CHART_VERSION, FloorFlags,
+    arrivals::Arrivals,
+    krypton::{SETTLE, Work},
+    load,
+    machine::Neighbours,
+    name, patience, say, together,
+    traffic::{Traffic, single_out},
+};
+
+const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
+const NAMESPACES_AT_ONCE: usize = 16;
+/// What each namespace gets from the controllers, last of all.
+const LAST_IN_NAMESPACE: &str = "kube-root-ca.crt";
+
+#[derive(Debug, Clone)]
+pub(crate) struct Floor {
+    pub(crate) many: Work,
+    /// One more release, alone, with all caches warm.
+    pub(crate) single: Work,
+}
+
+/// A control plane of its own, of the edge's kind, with its namespaces made beforehand.
+struct Setup {
+    cluster: Cluster,
+    flags: FloorFlags,
+    chart: PathBuf,
+    kubeconfig: PathBuf,
+    folder: TempDir,
+}
+
+pub(crate) async fn measure(
+    size: u32,
+    flags: FloorFlags,
+    repository: &ChartRepository,
+) -> Result<Floor> {
+    say(&format!(
+        "{size} releases by plain helm: starting a control plane"
+    ));
+    let setup = Setup::start(size, flags, repository).await?;
+    tokio::time::sleep(SETTLE).await;
+    let numbers: Vec<u32> = (0..size).collect();
+    let many = setup.install(&numbers).await?;
+    say(&format!(
+        "all available after {:.1} s",
+        many.arrivals.last.as_secs_f64()
+    ));
+    let single = setup.install(&[size]).await?;
+    Ok(Floor { many, single })
+}
+
+impl Setup {
+    async fn start(size: u32, flags: FloorFlags, repository: &ChartRepository) -> Result<Self> {
+        let cluster = Cluster::start("floor", Parts::WithPods).await?;
+        let folder = TempDir::with_prefix("krypton-floor-").context("making a folder")?;
+        let chart = folder.path().join("chart.tgz");
+        fs::write(&chart, package(repository).await?).context("writing the chart")?;
+        let kubeconfig = folder.path().join("kubeconfig");
+        fs::write(&kubeconfig, single_out(&cluster).await?).context("writing a kubeconfig")?;
+        make_namespaces(&cluster, size + 1).await?;
+        Ok(Self {
+            cluster,
+            flags,
+            chart,
+            kubeconfig,
+            folder,
+        })
+    }
+
+    /// As `xargs -P4` does it; its CPU time is that of the helm runs, which it waits for.
+    async fn install(&self, numbers: &[u32]) -> Result<Work> {
+        let count = u32::try_from(numbers.len()).context("counting releases")?;
+        let list = self.folder.path().join("names");
+        let names: Vec<_> = numbers.iter().copied().map(name).collect();
+        fs::write(&list, names.join("\n") + "\n").context("writing the list of releases")?;
+        let helms = self.helms(&list)?;
+        let deployments: Api<Deployment> = Api::all(self.cluster.client());
+        let mut arrivals = Arrivals::watch(deployments).await?;
+        let (edge, cpu) = (
+            Traffic::read(&self.cluster).await?,
+            load::children_seconds()?,
+        );
+        let neighbours = Neighbours::watch(self.known()?)?;
+
+        let clock = Instant::now();
+        let limit = patience(count);
+        let running = async {
+            helms.output(limit).await?;
+            Ok(clock.elapsed())
+        };
+        let arriving = arrivals.all(count, clock, limit, |deployment| {
+            available(deployment, &names)
+        });
+        let (helm_ended, arrivals) = together(running, arriving).await?;
+        let neighbours = neighbours.cores(self.known()?)?;
+        let cpu_seconds = load::children_seconds()? - cpu;
+        tokio::time::sleep(SETTLE).await;
+        let edge = Traffic::read(&self.cluster).await?.since(&edge);
+        Ok(Work {
+            arrivals,
+            helm_ended: Some(helm_ended),
+            cpu_seconds,
+            edge,
+            neighbours,
+        })
+    }
+
+    fn helms(&self, list: &Path) -> Result<Invocation> {
+        let tools = Tools::find()?;
+        let home = self.folder.path();
+        let mut path = tools.bin().into_os_string();
+        path.push(":/usr/bin:/bin");
+        let mut helm: Vec<OsString> = ["helm", "upgrade", "--install", "--wait=hookOnly"]
+            .map(OsString::from)
+            .into();
+        if self.flags == FloorFlags::Hub {
+            let more = [
+                "--reset-values",
+                "--hide-notes",
+                "--disable-openapi-validation",
+                "--history-max=3",
+                "--timeout=180s",
+                "--qps=50",
+                "--burst-limit=300",
+                "--server-side=true",
+                "--force-conflicts",
+            ];
+            helm.extend(more.map(OsString::from));
+        }
+        helm.extend([
+            "--kubeconfig".into(),
+            self.kubeconfig.clone().into_os_string(),
+        ]);
+        helm.extend(["--namespace", "{}", "tenant-{}-floor"].map(OsString::from));
+        helm.push(self.chart.clone().into_os_string());
+        let xargs = Invocation::new("xargs")
+            .args(["-P", &AT_ONCE.to_string(), "-I", "{}", "-a"].map(OsString::from))
+            .arg(list.as_os_str());
+        Ok(xargs
+            .args(helm)
+            .env("PATH", path)
+            .env("HOME", home)
+            .env("KUBECACHEDIR", home.join("kube-cache"))
+            .env("HELM_CACHE_HOME", home.join("helm-cache"))
+            .env("HELM_CONFIG_HOME", home.join("helm-config"))
+            .env("HELM_DATA_HOME", home.join("helm-data")))
+    }
+
+    fn known(&self) -> Result<f64> {
+        load::known_seconds(&self.cluster.pids())
+    }
+}
+
+/// The same package that the hub gets.
+async fn package(repository: &ChartRepository) -> Result<Vec<u8>> {
+    let url = format!("{}/{CHART}-{CHART_VERSION}.tgz", repository.url());
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(HTTP_TIMEOUT)
+        .build()?;
+    let answer = client.get(&url).send().await?.error_for_status()?;
+    Ok(answer
+        .bytes()
+        .await
+        .with_context(|| format!("fetching {url}"))?
+        .into())
+}
+
+/// Returns when the controllers have put into each what they put into every namespace.
+async fn make_namespaces(cluster: &Cluster, count: u32) -> Result<()> {
+    let client = cluster.client();
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let each = (0..count).map(|number| {
+        let namespaces = namespaces.clone();
+        async move {
+            let namespace = Namespace {
+                metadata: ObjectMeta {
+                    name: Some(name(number)),
+                    ..ObjectMeta::default()
+                },
+                ..Namespace::default()
+            };
+            namespaces.create(&PostParams::default(), &namespace).await
+        }
+    });
+    let creates = stream::iter(each).buffer_unordered(NAMESPACES_AT_ONCE);
+    creates
+        .try_for_each(|_| async { Ok(()) })
+        .await
+        .context("creating namespaces")?;
+    let maps: Api<ConfigMap> = Api::all(client);
+    let last = ListParams::default().fields(&format!("metadata.name={LAST_IN_NAMESPACE}"));
+    eventually(
+        "the namespaces to be furnished",
+        patience(count),
+        async || {
+            let furnished = maps.list_metadata(&last).await?.items;
+            let ours = furnished.iter().filter(|map| {
+                map.namespace()
+                    .is_some_and(|namespace| namespace.starts_with("bench-"))
+            });
+            Ok((ours.count() >= count as usize).then_some(()))
+        },
+    )
+    .await
+}
+
+/// What the Deployment lacks to be available. Those of other releases do not count.
+fn available(deployment: &Deployment, names: &[String]) -> Result<(), String> {
+    if !deployment
+        .namespace()
+        .is_some_and(|namespace| names.contains(&namespace))
+    {
+        return Err("not one of these".to_owned());
+    }
+    let wanted = deployment
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.replicas)
+        .unwrap_or(1);
+    let status = deployment.status.clone().unwrap_or_default();
+    let there = status.available_replicas.unwrap_or_default();
+    if status.observed_generation == deployment.metadata.generation && there >= wanted {
+        Ok(())
+    } else {
+        Err(format!("{there} of {wanted} pods available"))
+    }
+}
