@@ -1,5 +1,6 @@
 //! The hub's process: what is started, in which order, and how it ends.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -54,19 +55,16 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         Some(path) => ValuesFile::load(path)?,
         None => serde_json::Map::new(),
     };
-    let scratch = tempfile::Builder::new()
-        .prefix("krypton-hub-")
-        .tempdir()
-        .context("making a scratch folder failed; set TMPDIR to a writable one")?;
-    let supervisor = std::env::current_exe().context("finding the hub's own program failed")?;
+    let scratch = scratch_folder(&settings.helm.cache_dir)?;
     let helm = Helm::new(HelmConfig {
         binary: settings.helm.program.clone(),
-        supervisor: vec![supervisor.into_os_string(), "helm-run".into()],
+        // Not the path: the program may be replaced on disk while it runs.
+        supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
         scratch: scratch.path().join("helm"),
         max_concurrent: settings.helm.max_concurrent,
     })
     .await?;
-    let charts = ChartCache::new(settings.helm.cache_dir.clone())?;
+    let charts = ChartCache::new(scratch.path().join("charts"))?;
     let chosen = Home::choose(&settings.home, &settings.kubeconfig_policy).await?;
     let client = home::client(chosen.config.clone()).context("making home's client failed")?;
     tracing::info!(context = %chosen.context_name, namespace = %settings.namespace,
@@ -207,6 +205,29 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tasks.abort_all();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// A folder of this process alone, for charts, kubeconfigs and helm's files. What processes left that
+/// were killed is removed: it holds credentials.
+fn scratch_folder(parent: &Path) -> anyhow::Result<tempfile::TempDir> {
+    let explain = || {
+        format!("using the folder {} failed; name another with --helm-cache-dir", parent.display())
+    };
+    std::fs::create_dir_all(parent).with_context(explain)?;
+    for entry in std::fs::read_dir(parent).with_context(explain)?.flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix("hub-")?.split('-').next());
+        let dead = owner.is_some_and(|pid| {
+            pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()
+        });
+        if dead && let Err(error) = std::fs::remove_dir_all(entry.path()) {
+            tracing::warn!(folder = %entry.path().display(), %error, "removing what a dead hub left failed");
+        }
+    }
+    tempfile::Builder::new()
+        .prefix(&format!("hub-{}-", std::process::id()))
+        .tempdir_in(parent)
+        .with_context(explain)
 }
 
 /// CRDs and the epoch. An apiserver that is not up yet is waited for.

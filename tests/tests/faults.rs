@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, fs};
 
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Pod;
-use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, helm_processes, values_flag},
@@ -19,6 +18,21 @@ use tempfile::TempDir;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
+
+/// All that a hub with nothing to do leaves as it is: the Tenant and its version, the events about
+/// it, and all releases.
+async fn everything(desk: &Desk) -> Result<impl PartialEq + std::fmt::Debug> {
+    let tenant = desk.tenants("default").get("acme").await?;
+    let told = desk.events("default", "acme").await?;
+    let status = tenant.status.unwrap_or_default();
+    let conditions: Vec<_> = status
+        .conditions
+        .into_iter()
+        .map(|found| (found.type_, found.status, found.reason, found.last_transition_time))
+        .collect();
+    let version = tenant.metadata.resource_version;
+    Ok((told, desk.releases().await?, conditions, status.phase, version))
+}
 
 #[tokio::test]
 async fn a_restarted_hub_finds_everything_as_it_left_it() {
@@ -45,9 +59,7 @@ async fn a_restarted_hub_finds_everything_as_it_left_it() {
     let mut before = Vec::new();
     for (desk, _) in places {
         desk.lease_renewed().await.unwrap();
-        let tenant = desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-        let told = desk.events("default", "acme").await.unwrap();
-        before.push((tenant, desk.releases().await.unwrap(), told));
+        before.push(everything(desk).await.unwrap());
     }
     let holder = at_edge.holder().await.unwrap();
 
@@ -68,10 +80,8 @@ async fn a_restarted_hub_finds_everything_as_it_left_it() {
         // A Lease period with the Lease held: everything has been looked at.
         place.lease_renewed().await.unwrap();
     }
-    for ((desk, _), before) in places.into_iter().zip(before) {
-        let tenant: Tenant = desk.tenants("default").get("acme").await.unwrap();
-        let told = desk.events("default", "acme").await.unwrap();
-        assert_eq!((tenant, desk.releases().await.unwrap(), told), before);
+    for ((desk, name), before) in places.into_iter().zip(before) {
+        assert_eq!(everything(desk).await.unwrap(), before, "{name}");
     }
     let log = hub.log().unwrap();
     assert!(!log.contains("running helm"), "{log}");
@@ -86,7 +96,7 @@ fn chart_with_a_gate() -> Result<TempDir> {
         "{apiVersion: v2, name: gate, version: 1.0.0, description: Waits for its hook.}",
     )?;
     let metadata = "name: '{{ .Release.Name }}', namespace: '{{ .Release.Namespace }}'";
-    let hook = "annotations: {helm.sh/hook: pre-install}";
+    let hook = "annotations: {helm.sh/hook: 'pre-install,pre-upgrade'}";
     let container = "containers: [{name: main, image: krypton.test/gate}]";
     fs::write(
         folder.path().join("templates/gate.yaml"),
@@ -137,11 +147,12 @@ async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the
     desk.newest_is("acme", release, 1, "pending-install").await.unwrap();
     let hub = start().unwrap();
     eventually("the hook of another helm run", PATIENCE, async || {
-        let pods = pods.list(&ListParams::default()).await?.items;
-        match pods.into_iter().find(|pod| pod.uid() != hook.uid()) {
+        let found = pods.list(&ListParams::default()).await?.items;
+        match found.into_iter().find(|pod| pod.uid() != hook.uid()) {
             Some(pod) => {
                 let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
-                pods_api_done(&desk, &pod.name_any(), &done).await?;
+                let params = PatchParams::default();
+                pods.patch_status(&pod.name_any(), &params, &done).await?;
                 Ok(Some(()))
             }
             None => bail!("{:?}", desk.revisions("acme", release).await),
@@ -159,16 +170,6 @@ async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the
     assert!(revisions.iter().all(|(_, status)| !status.starts_with("pending")), "{revisions:?}");
     let listed = home.helm(["list", "--all-namespaces", "--short"]).await.unwrap();
     assert_eq!(listed.trim(), release, "{}", hub.log().unwrap());
-}
-
-async fn pods_api_done(
-    desk: &Desk,
-    name: &str,
-    done: &Patch<serde_json::Value>,
-) -> Result<()> {
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), "acme");
-    pods.patch_status(name, &PatchParams::default(), done).await?;
-    Ok(())
 }
 
 #[tokio::test]
