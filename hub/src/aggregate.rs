@@ -30,13 +30,13 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const PACE: Duration = Duration::from_secs(1);
 /// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
-/// A member that has not been heard for this long after the hub's start is unheard.
+/// A member that has not been heard for this long after its beginning is unheard.
 const START_GRACE: Duration = Duration::from_secs(45);
 
 /// How a member stands, as far as its reports go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Hearing {
-    /// Not heard since the hub started.
+    /// On its way, since the hub or the member's proxy was started.
     #[default]
     NotYet,
     /// It reports all it has.
@@ -48,7 +48,11 @@ pub enum Hearing {
 #[derive(Debug, Default)]
 struct MemberReports {
     hearing: Hearing,
+    /// When it was last begun with.
+    begun: Boot,
     tenants: BTreeMap<TenantKey, TenantReport>,
+    /// What was reported since: the rest goes once the member has said all it has.
+    fresh: BTreeSet<TenantKey>,
 }
 
 #[derive(Debug, Default)]
@@ -72,7 +76,10 @@ impl Reports {
         for (key, report) in changes {
             let reports = state.members.entry(member.to_owned()).or_default();
             match report {
-                Some(report) => reports.tenants.insert(key.clone(), report),
+                Some(report) => {
+                    reports.fresh.insert(key.clone());
+                    reports.tenants.insert(key.clone(), report)
+                }
                 None => reports.tenants.remove(&key),
             };
             state.dirty.insert(key);
@@ -85,6 +92,11 @@ impl Reports {
         let mut state = self.lock();
         let reports = state.members.entry(member.to_owned()).or_default();
         if reports.hearing != hearing {
+            if hearing == Hearing::Full {
+                let fresh = std::mem::take(&mut reports.fresh);
+                reports.tenants.retain(|key, _| fresh.contains(key));
+                reports.fresh = fresh;
+            }
             reports.hearing = hearing;
             state.all_dirty = true;
             drop(state);
@@ -92,15 +104,16 @@ impl Reports {
         }
     }
 
-    /// Forgets what a member has reported, when it begins anew.
-    pub fn begin(&self, member: &str) {
+    /// A member begins anew: what it has said stands until it has said all again.
+    pub fn begin(&self, member: &str, now: Boot) {
         let mut state = self.lock();
-        let keys: Vec<TenantKey> = state
-            .members
-            .get_mut(member)
-            .map(|reports| std::mem::take(&mut reports.tenants).into_keys().collect())
-            .unwrap_or_default();
-        state.dirty.extend(keys);
+        let reports = state.members.entry(member.to_owned()).or_default();
+        reports.hearing = Hearing::NotYet;
+        reports.begun = now;
+        reports.fresh.clear();
+        state.all_dirty = true;
+        drop(state);
+        self.changed.notify_one();
     }
 
     /// Tenants of a member by phase: all, ready, pending, error.
@@ -125,15 +138,37 @@ impl Reports {
     }
 
     /// What the members say of one Tenant.
-    fn of(&self, key: &TenantKey) -> BTreeMap<String, (Hearing, Option<TenantReport>)> {
+    fn of(&self, key: &TenantKey, now: Boot) -> BTreeMap<String, Saying> {
         self.lock()
             .members
             .iter()
             .map(|(name, member)| {
-                (name.clone(), (member.hearing.clone(), member.tenants.get(key).cloned()))
+                let saying = Saying {
+                    hearing: member.hearing.clone(),
+                    report: member.tenants.get(key).cloned(),
+                    patient: now.since(member.begun) < START_GRACE,
+                };
+                (name.clone(), saying)
             })
             .collect()
     }
+
+    /// When the patience with the next member that is on its way ends.
+    fn patience_ends(&self, now: Boot) -> Option<Boot> {
+        let state = self.lock();
+        let waiting =
+            state.members.values().filter(|member| member.hearing == Hearing::NotYet);
+        waiting.map(|member| Boot(member.begun.0 + START_GRACE)).filter(|at| *at > now).min()
+    }
+}
+
+/// What one member says of one Tenant.
+#[derive(Clone, Debug)]
+struct Saying {
+    hearing: Hearing,
+    report: Option<TenantReport>,
+    /// It is on its way, and not yet late.
+    patient: bool,
 }
 
 /// Tenants of a member by phase.
@@ -158,7 +193,7 @@ pub struct Rules {
 /// still be on their way after the hub's start.
 fn aggregated(
     tenant: &Tenant,
-    said: &BTreeMap<String, (Hearing, Option<TenantReport>)>,
+    said: &BTreeMap<String, Saying>,
     rules: &Rules,
     patient: bool,
     now: Timestamp,
@@ -173,15 +208,15 @@ fn aggregated(
     let mut charts = BTreeSet::new();
     let names: BTreeSet<&String> = before.keys().chain(said.keys()).collect();
     for name in names {
-        let (hearing, report) = match said.get(name) {
-            Some((hearing, report)) => (hearing.clone(), report.as_ref()),
-            None => (Hearing::NotYet, None),
+        let (hearing, report, patient) = match said.get(name) {
+            Some(saying) => (saying.hearing.clone(), saying.report.as_ref(), saying.patient),
+            None => (Hearing::NotYet, None, patient),
         };
         if name == names::SELF_CLUSTER && !own {
             continue;
         }
         let state = match (&hearing, report, before.get(name)) {
-            (Hearing::Full, Some(report), _) => {
+            (Hearing::Full | Hearing::NotYet, Some(report), _) => {
                 charts.insert(report.applied_chart.clone());
                 Some(report.state.clone())
             }
@@ -189,11 +224,11 @@ fn aggregated(
             (Hearing::Full, None, _) => None,
             (Hearing::Silent(why), Some(report), _) => Some(unheard(&report.state, why)),
             (Hearing::Silent(why), None, Some(before)) => Some(unheard(before, why)),
-            (Hearing::NotYet, _, Some(before)) if patient => Some(before.clone()),
-            (Hearing::NotYet, _, Some(before)) => {
+            (Hearing::NotYet, None, Some(before)) if patient => Some(before.clone()),
+            (Hearing::NotYet, None, Some(before)) => {
                 Some(unheard(before, "not heard since the hub was started"))
             }
-            (_, None, None) | (Hearing::NotYet, Some(_), None) => None,
+            (_, None, None) => None,
         };
         clusters.extend(state.map(|state| (name.clone(), state)));
     }
@@ -253,6 +288,7 @@ pub async fn run(
     let mut writes: JoinSet<(TenantKey, Option<Tenant>)> = JoinSet::new();
     let mut writing: BTreeSet<TenantKey> = BTreeSet::new();
     let mut patient = true;
+    let mut due: Option<Boot> = None;
     loop {
         let now = Boot::now();
         if patient && now.since(started) >= START_GRACE {
@@ -266,7 +302,14 @@ pub async fn run(
             }
             dirty.extend(std::mem::take(&mut state.dirty));
         }
-        let mut wake: Option<Boot> = patient.then_some(Boot(started.0 + START_GRACE));
+        // Patience runs out without any event.
+        let patience = reports.patience_ends(now);
+        if due.is_some_and(|due| due <= now) {
+            dirty.extend(tenants.keys().cloned());
+        }
+        due = patience;
+        let mut wake: Option<Boot> =
+            patience.into_iter().chain(patient.then_some(Boot(started.0 + START_GRACE))).min();
         let leading = lead.borrow_and_update().may_start(now);
         for key in dirty.clone() {
             if !leading {
@@ -286,7 +329,7 @@ pub async fn run(
             }
             dirty.remove(&key);
             let wall = krypton_agent::clock::wall();
-            let status = aggregated(tenant, &reports.of(&key), &rules, patient, wall);
+            let status = aggregated(tenant, &reports.of(&key, now), &rules, patient, wall);
             if tenant.status.as_ref() == Some(&status) {
                 continue;
             }
@@ -422,10 +465,14 @@ mod tests {
 
     fn full(
         members: &[(&str, Option<TenantReport>)],
-    ) -> BTreeMap<String, (Hearing, Option<TenantReport>)> {
+    ) -> BTreeMap<String, Saying> {
         members
             .iter()
-            .map(|(name, report)| ((*name).to_owned(), (Hearing::Full, report.clone())))
+            .map(|(name, report)| {
+                let hearing = Hearing::Full;
+                let report = report.clone();
+                ((*name).to_owned(), Saying { hearing, report, patient: false })
+            })
             .collect()
     }
 
@@ -454,7 +501,7 @@ mod tests {
         ]);
         acme.status = Some(aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH));
         let mut said = said;
-        said.get_mut("edge-1").unwrap().0 = Hearing::Silent("no answer".to_owned());
+        said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
         let status = aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH);
         let unknown = Some(("Unknown".to_owned(), reason::CLUSTER_UNREACHABLE.to_owned()));
         assert_eq!(ready(&status, "ClusterReady/edge-1"), unknown);
@@ -474,6 +521,22 @@ mod tests {
         assert_eq!(Some(status), acme.status);
         let status = aggregated(&acme, &nothing, &rules(), false, Timestamp::UNIX_EPOCH);
         assert_eq!(ready(&status, "ClusterReady/edge-1").unwrap().0, "Unknown");
+    }
+
+    #[test]
+    fn a_member_that_begins_anew_keeps_its_word_until_it_has_said_all_again() {
+        let reports = Reports::default();
+        let key = |name: &str| TenantKey { namespace: "n".to_owned(), name: name.to_owned() };
+        let said = || Some(report(Truth::True, "Installed"));
+        reports.begin("edge-1", Boot::default());
+        reports.report("edge-1", [(key("a"), said()), (key("b"), said())].into());
+        reports.hearing("edge-1", Hearing::Full);
+        reports.begin("edge-1", Boot::default());
+        reports.report("edge-1", [(key("a"), said())].into());
+        assert!(reports.of(&key("b"), Boot::default())["edge-1"].report.is_some());
+        reports.hearing("edge-1", Hearing::Full);
+        assert!(reports.of(&key("a"), Boot::default())["edge-1"].report.is_some());
+        assert!(reports.of(&key("b"), Boot::default())["edge-1"].report.is_none());
     }
 
     #[test]

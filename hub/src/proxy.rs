@@ -244,14 +244,15 @@ async fn act(
     loop {
         let held_back = held_back(&inputs.verdict.borrow_and_update(), *inputs.wishes.borrow_and_update());
         let Some((why, message)) = held_back else { break };
+        // While it is only being found out who goes first, its last word stands.
         if why != reason::CONNECTING {
             tracing::warn!(member = %name, reason = why, %message, "the member is left alone");
+            shared.reports.hearing(name, Hearing::Silent(format!("{why}: {message}")));
         }
         shared.facts.set(name, |facts| {
             facts.proxied = false;
             facts.healthy = State::new(Truth::False, why, message.clone());
         });
-        shared.reports.hearing(name, Hearing::Silent(format!("{why}: {message}")));
         tokio::select! {
             () = stop.cancelled() => return Break(()),
             changed = inputs.access.changed() => {
@@ -262,7 +263,7 @@ async fn act(
         }
     }
     tracing::info!(member = %name, "acting as the member's proxy");
-    shared.reports.begin(name);
+    shared.reports.begin(name, krypton_agent::clock::Boot::now());
     shared.facts.set(name, |facts| facts.proxied = true);
     let desire = |given: &Given, wishes: Wishes| {
         let generation = shared.generation.fetch_add(1, Ordering::Relaxed) + 1;

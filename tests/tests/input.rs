@@ -204,7 +204,7 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
         desk.told("default", name, reason).await.unwrap();
     }
     let told = desk.told("default", "unreadable", "TenantInvalid").await.unwrap();
-    assert!(told.contains("workspace"), "{told}");
+    assert!(told.contains("until it is corrected") && told.contains("a string"), "{told}");
     let log = hub.log().unwrap();
     assert!(log.contains("unreadable"), "{log}");
     let releases = desk.releases().await.unwrap();
