@@ -57,11 +57,6 @@ impl Hold {
     pub fn may_start(&self, now: Boot) -> bool {
         self.renewed.is_some_and(|renewed| now.since(renewed) < NO_NEW_RUNS_AFTER)
     }
-
-    /// Whether the apiserver has answered lately.
-    pub fn connected(&self, now: Boot) -> bool {
-        self.heard.is_some_and(|heard| now.since(heard) < NO_NEW_RUNS_AFTER)
-    }
 }
 
 /// What is to be done about the Lease.

@@ -143,6 +143,7 @@ pub async fn run(
         wakes: BTreeSet::new(),
         permitted: false,
         problem: None,
+        started: Boot::now(),
     };
     reconciler.follow(&stop).await;
     reconciler.drain(&handle).await;
@@ -215,6 +216,7 @@ struct Reconciler {
     wakes: BTreeSet<(Boot, TenantKey)>,
     permitted: bool,
     problem: Option<String>,
+    started: Boot,
 }
 
 impl Reconciler {
@@ -373,7 +375,7 @@ impl Reconciler {
         let tenant = self.wakes.first().map(|(at, _)| *at);
         let hold = self.hold.borrow();
         // The permit and the connection run out without any event.
-        let expiry = [hold.renewed, hold.heard]
+        let expiry = [hold.renewed, Some(self.heard())]
             .into_iter()
             .flatten()
             .map(|time| Boot(time.0 + NO_NEW_RUNS_AFTER))

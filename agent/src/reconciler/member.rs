@@ -13,6 +13,7 @@ use super::perform::Chain;
 use super::{CRD_EVERY, Reconciler};
 use crate::clock::Boot;
 use crate::events::Events;
+use crate::fence::NO_NEW_RUNS_AFTER;
 use crate::index::CrdState;
 use crate::ledger::{self, Advance};
 use crate::report::MemberReport;
@@ -20,6 +21,11 @@ use crate::status::Told;
 use crate::{plan, rescue};
 
 impl Reconciler {
+    /// When the apiserver last answered. Whoever started us had just heard it.
+    pub(super) fn heard(&self) -> Boot {
+        self.hold.borrow().heard.map_or(self.started, |heard| heard.max(self.started))
+    }
+
     /// Permit, record and CRD: what comes before any Tenant.
     pub(super) fn see_to_member(&mut self, now: Boot) {
         let permitted = self.hold.borrow_and_update().may_start(now);
@@ -109,7 +115,7 @@ impl Reconciler {
 
     pub(super) fn report_member(&mut self, now: Boot) {
         let hold = self.hold.borrow().clone();
-        let connected = hold.connected(now);
+        let connected = now.since(self.heard()) < NO_NEW_RUNS_AFTER;
         let report = MemberReport {
             // By now every Tenant that was listed has its report.
             synced: self.index.synced() && self.index.crd() == Some(CrdState::Present),
