@@ -70,7 +70,9 @@ pub fn chart_flags(repository: &ChartRepository, chart: &str, version: &str) -> 
         ("chart-install-crds", "false"),
         ("retry-max", "5s"),
     ];
-    flags.map(|(flag, value)| format!("--{flag}={value}")).into()
+    flags
+        .map(|(flag, value)| format!("--{flag}={value}"))
+        .into()
 }
 
 pub fn values_flag(values: &ValuesFile) -> String {
@@ -86,13 +88,18 @@ pub struct Desk {
 
 impl std::fmt::Debug for Desk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Desk").field("cluster", &self.cluster).finish_non_exhaustive()
+        f.debug_struct("Desk")
+            .field("cluster", &self.cluster)
+            .finish_non_exhaustive()
     }
 }
 
 impl Desk {
     pub fn at(cluster: &Cluster) -> Self {
-        Self { client: cluster.client(), cluster: cluster.name().to_owned() }
+        Self {
+            client: cluster.client(),
+            cluster: cluster.name().to_owned(),
+        }
     }
 
     pub fn tenants(&self, namespace: &str) -> Api<Tenant> {
@@ -117,10 +124,15 @@ impl Desk {
         annotations: &[(&str, &str)],
     ) -> Result<Tenant> {
         let mut tenant = Tenant::new(name, serde_json::from_value(spec)?);
-        let pairs = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        let pairs = annotations
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         tenant.metadata.annotations = Some(pairs.collect());
         let api = self.tenants(namespace);
-        let what = format!("Tenant {namespace}/{name} to be admitted on {}", self.cluster);
+        let what = format!(
+            "Tenant {namespace}/{name} to be admitted on {}",
+            self.cluster
+        );
         eventually(&what, PATIENCE, async || {
             Ok(Some(api.create(&PostParams::default(), &tenant).await?))
         })
@@ -130,16 +142,26 @@ impl Desk {
     /// # Errors
     /// When it is not there, or the apiserver does not answer.
     pub async fn delete(&self, namespace: &str, name: &str) -> Result<()> {
-        self.tenants(namespace).delete(name, &DeleteParams::default()).await?;
+        self.tenants(namespace)
+            .delete(name, &DeleteParams::default())
+            .await?;
         Ok(())
     }
 
     /// # Errors
     /// When the apiserver refuses.
-    pub async fn annotate(&self, namespace: &str, name: &str, key: &str, value: &str) -> Result<()> {
+    pub async fn annotate(
+        &self,
+        namespace: &str,
+        name: &str,
+        key: &str,
+        value: &str,
+    ) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {key: value}}});
         let merge = Patch::Merge(patch);
-        self.tenants(namespace).patch(name, &PatchParams::default(), &merge).await?;
+        self.tenants(namespace)
+            .patch(name, &PatchParams::default(), &merge)
+            .await?;
         Ok(())
     }
 
@@ -154,7 +176,10 @@ impl Desk {
         expected: &[Expected<'_>],
     ) -> Result<Tenant> {
         let api = self.tenants(namespace);
-        let what = format!("Tenant {namespace}/{name} on {} to show {expected:?}", self.cluster);
+        let what = format!(
+            "Tenant {namespace}/{name} on {} to show {expected:?}",
+            self.cluster
+        );
         eventually(&what, PATIENCE, async || {
             let tenant = api.get(name).await?;
             let status = tenant.status.clone().unwrap_or_default();
@@ -178,7 +203,11 @@ impl Desk {
             None => Ok(Some(())),
             Some(tenant) => {
                 let conditions = tenant.status.unwrap_or_default().conditions;
-                bail!("finalizers {:?}; {}", tenant.metadata.finalizers, told(&conditions))
+                bail!(
+                    "finalizers {:?}; {}",
+                    tenant.metadata.finalizers,
+                    told(&conditions)
+                )
             }
         })
         .await
@@ -206,8 +235,17 @@ impl Desk {
     ///
     /// # Errors
     /// When it is not in time, with what there is instead.
-    pub async fn newest_is(&self, namespace: &str, release: &str, number: u32, status: &str) -> Result<()> {
-        let what = format!("revision {number} of {release} on {} to be {status}", self.cluster);
+    pub async fn newest_is(
+        &self,
+        namespace: &str,
+        release: &str,
+        number: u32,
+        status: &str,
+    ) -> Result<()> {
+        let what = format!(
+            "revision {number} of {release} on {} to be {status}",
+            self.cluster
+        );
         eventually(&what, PATIENCE, async || {
             let revisions = self.revisions(namespace, release).await?;
             match revisions.last() {
@@ -225,7 +263,9 @@ impl Desk {
     /// When the apiserver does not answer.
     pub async fn releases(&self) -> Result<BTreeMap<String, String>> {
         let secrets: Api<Secret> = Api::all(self.client.clone());
-        let listed = secrets.list_metadata(&ListParams::default().labels("owner=helm")).await?;
+        let listed = secrets
+            .list_metadata(&ListParams::default().labels("owner=helm"))
+            .await?;
         let version = |object: &ObjectMeta| object.resource_version.clone().unwrap_or_default();
         Ok(listed
             .items
@@ -240,8 +280,9 @@ impl Desk {
     /// When the apiserver does not answer.
     pub async fn events(&self, namespace: &str, name: &str) -> Result<BTreeMap<String, i32>> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        let params = ListParams::default()
-            .fields(&format!("involvedObject.kind=Tenant,involvedObject.name={name}"));
+        let params = ListParams::default().fields(&format!(
+            "involvedObject.kind=Tenant,involvedObject.name={name}"
+        ));
         let mut told = BTreeMap::new();
         for event in events.list(&params).await?.items {
             *told.entry(event.reason.unwrap_or_default()).or_default() += event.count.unwrap_or(1);
@@ -259,9 +300,15 @@ impl Desk {
         let what = format!("event {reason} of {namespace}/{name} on {}", self.cluster);
         eventually(&what, PATIENCE, async || {
             let all = events.list(&params).await?.items;
-            match all.iter().find(|event| event.reason.as_deref() == Some(reason)) {
+            match all
+                .iter()
+                .find(|event| event.reason.as_deref() == Some(reason))
+            {
                 Some(event) => Ok(Some(event.message.clone().unwrap_or_default())),
-                None => bail!("{:?}", all.iter().map(|event| &event.reason).collect::<Vec<_>>()),
+                None => bail!(
+                    "{:?}",
+                    all.iter().map(|event| &event.reason).collect::<Vec<_>>()
+                ),
             }
         })
         .await
@@ -306,7 +353,9 @@ impl Desk {
         let value = if labelled { json!("true") } else { Value::Null };
         let patch = json!({"metadata": {"labels": {names::DISCOVERY_LABEL: value}}});
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
-        secrets.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        secrets
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
         Ok(())
     }
 
@@ -333,7 +382,10 @@ impl Desk {
     /// # Errors
     /// When it is not in time.
     pub async fn held_by_another(&self, before: &str) -> Result<String> {
-        let what = format!("the Lease of {} to be held by another than {before:?}", self.cluster);
+        let what = format!(
+            "the Lease of {} to be held by another than {before:?}",
+            self.cluster
+        );
         eventually(&what, PATIENCE, async || match self.holder().await? {
             holder if !holder.is_empty() && holder != before => Ok(Some(holder)),
             holder => bail!("it is held by {holder:?}"),
@@ -361,7 +413,10 @@ impl Desk {
         };
         let before = renewed().await?;
         let what = format!("the Lease of {} to be renewed", self.cluster);
-        eventually(&what, PATIENCE, async || Ok((renewed().await? != before).then_some(()))).await
+        eventually(&what, PATIENCE, async || {
+            Ok((renewed().await? != before).then_some(()))
+        })
+        .await
     }
 
     async fn lease(&self) -> Result<Lease> {
@@ -384,7 +439,13 @@ fn all_there(conditions: &[Condition], expected: &[Expected<'_>]) -> bool {
 
 fn told(conditions: &[Condition]) -> String {
     let lines = conditions.iter().map(|condition| {
-        let Condition { type_, status, reason, message, .. } = condition;
+        let Condition {
+            type_,
+            status,
+            reason,
+            message,
+            ..
+        } = condition;
         format!("{type_}={status} {reason} ({message})")
     });
     lines.collect::<Vec<_>>().join("; ")
@@ -393,7 +454,9 @@ fn told(conditions: &[Condition]) -> String {
 /// Command lines of the running helm processes whose arguments name something in `folder`.
 pub fn helm_processes(folder: &Path) -> Vec<String> {
     let folder = folder.display().to_string();
-    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
     processes
         .filter_map(|entry| {
             let line = fs::read(entry.ok()?.path().join("cmdline")).ok()?;

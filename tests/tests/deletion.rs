@@ -19,7 +19,9 @@ async fn start(name: &str) -> anyhow::Result<(Cluster, Hub, ChartRepository, Val
     let home = Cluster::start(name, Parts::WithControllers).await?;
     let values = ValuesFile::new("replicaCount: 0")?;
     let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]);
+    let options = HubOptions::new(home.kubeconfig())
+        .args(flags)
+        .args([values_flag(&values)]);
     let hub = Hub::start(&options)?;
     Ok((home, hub, repository, values))
 }
@@ -28,7 +30,9 @@ async fn start(name: &str) -> anyhow::Result<(Cluster, Hub, ChartRepository, Val
 async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it() {
     let (home, _hub, _repository, _values) = start("deletion").await.unwrap();
     let desk = Desk::at(&home);
-    home.kubectl(["create", "namespace", "theirs"]).await.unwrap();
+    home.kubectl(["create", "namespace", "theirs"])
+        .await
+        .unwrap();
     for (name, spec) in [
         ("made", json!({"workspace": "made-ws"})),
         ("guest", json!({"workspace": "theirs"})),
@@ -42,7 +46,9 @@ async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_fo
     }
     let theirs = desk.namespace("theirs").await.unwrap().unwrap();
 
-    desk.annotate("default", "orphan", names::ORPHAN_ANNOTATION, "true").await.unwrap();
+    desk.annotate("default", "orphan", names::ORPHAN_ANNOTATION, "true")
+        .await
+        .unwrap();
     for name in ["made", "guest", "orphan"] {
         desk.delete("default", name).await.unwrap();
     }
@@ -50,22 +56,50 @@ async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_fo
         desk.gone("default", name).await.unwrap();
     }
 
-    assert_eq!(desk.revisions("made-ws", "tenant-made-self-cluster").await.unwrap(), []);
+    assert_eq!(
+        desk.revisions("made-ws", "tenant-made-self-cluster")
+            .await
+            .unwrap(),
+        []
+    );
     assert_eq!(desk.namespace("made-ws").await.unwrap(), None);
-    assert_eq!(desk.revisions("theirs", "tenant-guest-self-cluster").await.unwrap(), []);
-    let left = home.kubectl(["get", "deploy,svc,cm", "--namespace=theirs", "--output=name"]);
+    assert_eq!(
+        desk.revisions("theirs", "tenant-guest-self-cluster")
+            .await
+            .unwrap(),
+        []
+    );
+    let left = home.kubectl([
+        "get",
+        "deploy,svc,cm",
+        "--namespace=theirs",
+        "--output=name",
+    ]);
     let left = left.await.unwrap();
     assert!(!left.contains("tenant-guest"), "{left}");
     let now = desk.namespace("theirs").await.unwrap().unwrap();
     assert_eq!(now.metadata.deletion_timestamp, None);
-    assert_eq!((now.metadata.uid, now.metadata.labels), (theirs.metadata.uid, theirs.metadata.labels));
-    let orphaned = desk.revisions("orphan-ws", "tenant-orphan-self-cluster").await.unwrap();
+    assert_eq!(
+        (now.metadata.uid, now.metadata.labels),
+        (theirs.metadata.uid, theirs.metadata.labels)
+    );
+    let orphaned = desk
+        .revisions("orphan-ws", "tenant-orphan-self-cluster")
+        .await
+        .unwrap();
     assert_eq!(orphaned, [(1, "deployed".to_owned())]);
-    let deployment = ["get", "deployment", "tenant-orphan-self-cluster", "--namespace=orphan-ws"];
+    let deployment = [
+        "get",
+        "deployment",
+        "tenant-orphan-self-cluster",
+        "--namespace=orphan-ws",
+    ];
     home.kubectl(deployment).await.unwrap();
-    for (name, reason) in
-        [("made", "HelmUninstalled"), ("made", "WorkspaceDeleted"), ("orphan", "Orphaned")]
-    {
+    for (name, reason) in [
+        ("made", "HelmUninstalled"),
+        ("made", "WorkspaceDeleted"),
+        ("orphan", "Orphaned"),
+    ] {
         desk.told("default", name, reason).await.unwrap();
     }
 }
@@ -75,7 +109,9 @@ async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger() {
     let (home, _hub, _repository, _values) = start("claim").await.unwrap();
     let desk = Desk::at(&home);
     for namespace in ["older", "younger"] {
-        home.kubectl(["create", "namespace", namespace]).await.unwrap();
+        home.kubectl(["create", "namespace", namespace])
+            .await
+            .unwrap();
     }
     let spec = json!({"workspace": "shared"});
     desk.create("older", "acme", spec.clone()).await.unwrap();
@@ -104,7 +140,9 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd() {
     let (home, hub, _repository, _values) = start("crd").await.unwrap();
     let desk = Desk::at(&home);
     for name in ["one", "two"] {
-        desk.create("default", name, json!({"workspace": format!("{name}-ws")})).await.unwrap();
+        desk.create("default", name, json!({"workspace": format!("{name}-ws")}))
+            .await
+            .unwrap();
     }
     let mut before = Vec::new();
     for name in ["one", "two"] {
@@ -116,12 +154,17 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd() {
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     let crd = crds.get(Tenant::crd_name()).await.unwrap();
 
-    home.kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"]).await.unwrap();
+    home.kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
+        .await
+        .unwrap();
 
     eventually("another CRD in its place", PATIENCE, async || {
         let now = crds.get(Tenant::crd_name()).await?;
         if now.metadata.uid == crd.metadata.uid {
-            bail!("the old one is there, with finalizers {:?}", now.metadata.finalizers);
+            bail!(
+                "the old one is there, with finalizers {:?}",
+                now.metadata.finalizers
+            );
         }
         Ok(Some(()))
     })
@@ -140,7 +183,11 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd() {
         assert_eq!(back.finalizers(), [names::TENANT_FINALIZER]);
         desk.told("default", &name, "TenantRestored").await.unwrap();
     }
-    assert_eq!(desk.releases().await.unwrap(), releases, "no release was touched");
+    assert_eq!(
+        desk.releases().await.unwrap(),
+        releases,
+        "no release was touched"
+    );
     let log = hub.log().unwrap();
     assert!(!log.contains("running helm uninstall"), "{log}");
     assert_eq!(log.matches("running helm").count(), 2, "{log}");
@@ -148,6 +195,13 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd() {
     // They are still whole: what is deleted by a person goes.
     desk.delete("default", "one").await.unwrap();
     desk.gone("default", "one").await.unwrap();
-    assert_eq!(desk.revisions("one-ws", "tenant-one-self-cluster").await.unwrap(), []);
-    desk.newest_is("two-ws", "tenant-two-self-cluster", 1, "deployed").await.unwrap();
+    assert_eq!(
+        desk.revisions("one-ws", "tenant-one-self-cluster")
+            .await
+            .unwrap(),
+        []
+    );
+    desk.newest_is("two-ws", "tenant-two-self-cluster", 1, "deployed")
+        .await
+        .unwrap();
 }

@@ -28,15 +28,30 @@ async fn everything(desk: &Desk) -> Result<impl PartialEq + std::fmt::Debug> {
     let conditions: Vec<_> = status
         .conditions
         .into_iter()
-        .map(|found| (found.type_, found.status, found.reason, found.last_transition_time))
+        .map(|found| {
+            (
+                found.type_,
+                found.status,
+                found.reason,
+                found.last_transition_time,
+            )
+        })
         .collect();
     let version = tenant.metadata.resource_version;
-    Ok((told, desk.releases().await?, conditions, status.phase, version))
+    Ok((
+        told,
+        desk.releases().await?,
+        conditions,
+        status.phase,
+        version,
+    ))
 }
 
 #[tokio::test]
 async fn a_restarted_hub_finds_everything_as_it_left_it() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await.unwrap();
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
     let (home, edge) = tokio::try_join!(
         Cluster::start("restart-home", Parts::WithControllers),
         Cluster::start("restart-edge", Parts::WithControllers),
@@ -46,16 +61,24 @@ async fn a_restarted_hub_finds_everything_as_it_left_it() {
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let start = || {
         let flags = chart_flags(&repository, "small", "1.0.0");
-        Hub::start(&HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]))
+        Hub::start(
+            &HubOptions::new(home.kubeconfig())
+                .args(flags)
+                .args([values_flag(&values)]),
+        )
     };
     let mut hub = start().unwrap();
-    desk.add_member("edge-1", &edge.kubeconfig_with_token()).await.unwrap();
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
     let places = [(&desk, "self-cluster"), (&at_edge, "edge-1")];
     for (desk, _) in places {
         desk.create("default", "acme", json!({})).await.unwrap();
     }
     let both = ("ClusterReady/edge-1", "True", "Installed");
-    desk.shows("default", "acme", &[ALL_READY, both]).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY, both])
+        .await
+        .unwrap();
     let mut before = Vec::new();
     for (desk, _) in places {
         desk.lease_renewed().await.unwrap();
@@ -70,11 +93,15 @@ async fn a_restarted_hub_finds_everything_as_it_left_it() {
     let hub = start().unwrap();
     for (place, name) in places {
         let now = place.held_by_another(&holder).await.unwrap();
-        eventually(&format!("EdgeCluster {name} to name the new holder"), PATIENCE, async || {
-            let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
-            let named = member.status.unwrap_or_default().holder;
-            Ok((named.as_ref() == Some(&now)).then_some(()))
-        })
+        eventually(
+            &format!("EdgeCluster {name} to name the new holder"),
+            PATIENCE,
+            async || {
+                let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
+                let named = member.status.unwrap_or_default().holder;
+                Ok((named.as_ref() == Some(&now)).then_some(()))
+            },
+        )
         .await
         .unwrap();
         // A Lease period with the Lease held: everything has been looked at.
@@ -116,7 +143,9 @@ async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the
     let gate = chart_with_a_gate().unwrap();
     let charts = [ChartSource::folder(gate.path())];
     let repository = ChartRepository::start(&charts).await.unwrap();
-    let home = Cluster::start("crash", Parts::WithControllers).await.unwrap();
+    let home = Cluster::start("crash", Parts::WithControllers)
+        .await
+        .unwrap();
     let desk = Desk::at(&home);
     let start = || {
         let flags = chart_flags(&repository, "gate", "1.0.0");
@@ -133,19 +162,31 @@ async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the
     })
     .await
     .unwrap();
-    desk.newest_is("acme", release, 1, "pending-install").await.unwrap();
+    desk.newest_is("acme", release, 1, "pending-install")
+        .await
+        .unwrap();
     assert_eq!(helm_processes(&folder).len(), 2, "helm and its supervisor");
 
     hub.kill9().await.unwrap();
 
-    eventually("helm to die with its hub", PATIENCE, async || match helm_processes(&folder) {
-        left if left.is_empty() => Ok(Some(())),
-        left => bail!("{left:?}"),
-    })
+    eventually(
+        "helm to die with its hub",
+        PATIENCE,
+        async || match helm_processes(&folder) {
+            left if left.is_empty() => Ok(Some(())),
+            left => bail!("{left:?}"),
+        },
+    )
     .await
     .unwrap();
-    desk.newest_is("acme", release, 1, "pending-install").await.unwrap();
+    desk.newest_is("acme", release, 1, "pending-install")
+        .await
+        .unwrap();
     let hub = start().unwrap();
+    // Seen while the dead hub's Lease still runs: what is found then is told of later.
+    desk.create("default", "refused", json!({"workspace": "kube-system"}))
+        .await
+        .unwrap();
     eventually("the hook of another helm run", PATIENCE, async || {
         let found = pods.list(&ListParams::default()).await?.items;
         match found.into_iter().find(|pod| pod.uid() != hook.uid()) {
@@ -161,20 +202,42 @@ async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the
     .await
     .unwrap();
     let installed = ("ClusterReady/self-cluster", "True", "Installed");
-    desk.shows("default", "acme", &[ALL_READY, installed]).await.unwrap();
-    desk.told("default", "acme", "ReleaseUnlocked").await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY, installed])
+        .await
+        .unwrap();
+    desk.told("default", "acme", "ReleaseUnlocked")
+        .await
+        .unwrap();
+    let refused = ("ClusterError/self-cluster", "True", "NamespaceNotOwned");
+    desk.shows("default", "refused", &[refused]).await.unwrap();
+    desk.told("default", "refused", "NamespaceNotOwned")
+        .await
+        .unwrap();
 
     let revisions = desk.revisions("acme", release).await.unwrap();
-    let deployed = revisions.iter().filter(|(_, status)| status == "deployed").count();
+    let deployed = revisions
+        .iter()
+        .filter(|(_, status)| status == "deployed")
+        .count();
     assert_eq!(deployed, 1, "{revisions:?}");
-    assert!(revisions.iter().all(|(_, status)| !status.starts_with("pending")), "{revisions:?}");
-    let listed = home.helm(["list", "--all-namespaces", "--short"]).await.unwrap();
+    assert!(
+        revisions
+            .iter()
+            .all(|(_, status)| !status.starts_with("pending")),
+        "{revisions:?}"
+    );
+    let listed = home
+        .helm(["list", "--all-namespaces", "--short"])
+        .await
+        .unwrap();
     assert_eq!(listed.trim(), release, "{}", hub.log().unwrap());
 }
 
 #[tokio::test]
 async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await.unwrap();
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
     let (home, one, two) = tokio::try_join!(
         Cluster::start("lost-home", Parts::ControlPlane),
         Cluster::start("lost-1", Parts::WithControllers),
@@ -183,11 +246,15 @@ async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself
     .unwrap();
     let (desk, first, second) = (Desk::at(&home), Desk::at(&one), Desk::at(&two));
     for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
-        desk.add_member(name, &cluster.kubeconfig_with_token()).await.unwrap();
+        desk.add_member(name, &cluster.kubeconfig_with_token())
+            .await
+            .unwrap();
     }
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]);
+    let options = HubOptions::new(home.kubeconfig())
+        .args(flags)
+        .args([values_flag(&values)]);
     let hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
     for edge in [&first, &second] {
         edge.create("default", "acme", json!({})).await.unwrap();
@@ -199,13 +266,26 @@ async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself
         ("ClusterReady/edge-2", "True", "Installed"),
     ];
     desk.shows("default", "acme", &on_both).await.unwrap();
-    let installed = (first.releases().await.unwrap(), second.releases().await.unwrap());
+    let installed = (
+        first.releases().await.unwrap(),
+        second.releases().await.unwrap(),
+    );
 
     one.stop_apiserver().await.unwrap();
-    second.create("default", "meanwhile", json!({})).await.unwrap();
-    second.shows("default", "meanwhile", &[ALL_READY]).await.unwrap();
-    desk.member_shows("edge-1", &[("Connected", "False", "Unreachable")]).await.unwrap();
-    desk.member_shows("edge-2", &[CONNECTED, HEALTHY]).await.unwrap();
+    second
+        .create("default", "meanwhile", json!({}))
+        .await
+        .unwrap();
+    second
+        .shows("default", "meanwhile", &[ALL_READY])
+        .await
+        .unwrap();
+    desk.member_shows("edge-1", &[("Connected", "False", "Unreachable")])
+        .await
+        .unwrap();
+    desk.member_shows("edge-2", &[CONNECTED, HEALTHY])
+        .await
+        .unwrap();
     let half = [
         ("Ready", "Unknown", "ClustersUnknown"),
         ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
@@ -216,15 +296,25 @@ async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself
     assert!(message.contains("1 of 2 clusters ready"), "{message}");
 
     one.start_apiserver().await.unwrap();
-    desk.member_shows("edge-1", &[CONNECTED, HEALTHY]).await.unwrap();
+    desk.member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .await
+        .unwrap();
     desk.shows("default", "acme", &on_both).await.unwrap();
     first.create("default", "after", json!({})).await.unwrap();
     first.shows("default", "after", &[ALL_READY]).await.unwrap();
     let left = |now: BTreeMap<String, String>, before: &BTreeMap<String, String>| {
-        now.into_iter().filter(|(name, _)| before.contains_key(name)).collect::<BTreeMap<_, _>>()
+        now.into_iter()
+            .filter(|(name, _)| before.contains_key(name))
+            .collect::<BTreeMap<_, _>>()
     };
-    assert_eq!(left(first.releases().await.unwrap(), &installed.0), installed.0);
-    assert_eq!(left(second.releases().await.unwrap(), &installed.1), installed.1);
+    assert_eq!(
+        left(first.releases().await.unwrap(), &installed.0),
+        installed.0
+    );
+    assert_eq!(
+        left(second.releases().await.unwrap(), &installed.1),
+        installed.1
+    );
     let log = hub.log().unwrap();
     assert!(!log.contains("uninstall"), "{log}");
 }

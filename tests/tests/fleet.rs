@@ -17,8 +17,8 @@ struct Fleet {
     home: Cluster,
     desk: Desk,
     hub: Hub,
-    _repository: ChartRepository,
-    _values: ValuesFile,
+    repository: ChartRepository,
+    values: ValuesFile,
 }
 
 async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
@@ -26,10 +26,18 @@ async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
     let home = Cluster::start(name, parts).await?;
     let values = ValuesFile::new("replicaCount: 0")?;
     let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]);
+    let options = HubOptions::new(home.kubeconfig())
+        .args(flags)
+        .args([values_flag(&values)]);
     let hub = Hub::start(&options.args(more.iter().copied()))?;
     let desk = Desk::at(&home);
-    Ok(Fleet { home, desk, hub, _repository: repository, _values: values })
+    Ok(Fleet {
+        home,
+        desk,
+        hub,
+        repository,
+        values,
+    })
 }
 
 #[tokio::test]
@@ -42,13 +50,21 @@ async fn a_tenant_on_home_counts_those_of_its_name_on_all_members() {
     .unwrap();
     let desk = &fleet.desk;
     for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
-        desk.add_member(name, &cluster.kubeconfig_with_token()).await.unwrap();
+        desk.add_member(name, &cluster.kubeconfig_with_token())
+            .await
+            .unwrap();
     }
     let (first, second) = (Desk::at(&one), Desk::at(&two));
     desk.create("default", "acme", json!({})).await.unwrap();
-    let on_home = [ALL_READY, ("ClusterReady/self-cluster", "True", "Installed")];
+    let on_home = [
+        ALL_READY,
+        ("ClusterReady/self-cluster", "True", "Installed"),
+    ];
     let alone = desk.shows("default", "acme", &on_home).await.unwrap();
-    assert_eq!(alone.status.unwrap().last_message.as_deref(), Some("1 of 1 clusters ready"));
+    assert_eq!(
+        alone.status.unwrap().last_message.as_deref(),
+        Some("1 of 1 clusters ready")
+    );
 
     for edge in [&first, &second] {
         edge.create("default", "acme", json!({})).await.unwrap();
@@ -61,15 +77,27 @@ async fn a_tenant_on_home_counts_those_of_its_name_on_all_members() {
     ];
     let tenant = desk.shows("default", "acme", &all).await.unwrap();
     let status = tenant.status.unwrap();
-    assert_eq!(status.last_message.as_deref(), Some("3 of 3 clusters ready"));
+    assert_eq!(
+        status.last_message.as_deref(),
+        Some("3 of 3 clusters ready")
+    );
     assert_eq!(status.phase.as_deref(), Some("Ready"));
     // An edge tells of itself alone.
-    let own = first.shows("default", "acme", &[ALL_READY, all[2]]).await.unwrap();
+    let own = first
+        .shows("default", "acme", &[ALL_READY, all[2]])
+        .await
+        .unwrap();
     let own = own.status.unwrap();
     assert_eq!(own.last_message.as_deref(), Some("1 of 1 clusters ready"));
-    assert!(own.conditions.iter().all(|condition| !condition.type_.ends_with("/edge-2")));
+    assert!(
+        own.conditions
+            .iter()
+            .all(|condition| !condition.type_.ends_with("/edge-2"))
+    );
     for (edge, name) in [(&first, "edge-1"), (&second, "edge-2")] {
-        edge.newest_is("acme", &format!("tenant-acme-{name}"), 1, "deployed").await.unwrap();
+        edge.newest_is("acme", &format!("tenant-acme-{name}"), 1, "deployed")
+            .await
+            .unwrap();
     }
 
     let mine = json!({"clusterRef": {"secretName": "edge-1"}});
@@ -82,15 +110,25 @@ async fn a_tenant_on_home_counts_those_of_its_name_on_all_members() {
     ];
     let tenant = second.shows("default", "mine", &elsewhere).await.unwrap();
     assert_eq!(tenant.metadata.finalizers, None);
-    assert_eq!(second.revisions("mine", "tenant-mine-edge-2").await.unwrap(), []);
+    assert_eq!(
+        second
+            .revisions("mine", "tenant-mine-edge-2")
+            .await
+            .unwrap(),
+        []
+    );
     assert_eq!(second.namespace("mine").await.unwrap(), None);
 
     for (name, total) in [("self-cluster", 1), ("edge-1", 2), ("edge-2", 1)] {
         let expected = [RESOLVED, CONNECTED, HEALTHY];
         let what = format!("{name} to count {total} Tenants, all ready");
         eventually(&what, PATIENCE, async || {
-            let status = desk.member_shows(name, &expected).await?.status.unwrap_or_default();
-            let tenants = status.tenants.clone().unwrap_or_default();
+            let status = desk
+                .member_shows(name, &expected)
+                .await?
+                .status
+                .unwrap_or_default();
+            let tenants = status.tenants.unwrap_or_default();
             if (tenants.total, tenants.ready) != (total, total) {
                 bail!("{tenants:?}");
             }
@@ -108,7 +146,8 @@ fn with_exec(cluster: &Cluster) -> String {
         .lines()
         .map(|line| match line.split_once("token:") {
             Some((indent, _)) => {
-                let exec = "exec: {apiVersion: client.authentication.k8s.io/v1, command: /bin/true}";
+                let exec =
+                    "exec: {apiVersion: client.authentication.k8s.io/v1, command: /bin/true}";
                 format!("{indent}{exec}\n")
             }
             None => format!("{line}\n"),
@@ -119,34 +158,65 @@ fn with_exec(cluster: &Cluster) -> String {
 #[tokio::test]
 async fn a_member_goes_on_through_rotation_and_a_bad_kubeconfig_and_leaves_without_loss() {
     let (fleet, edge) = tokio::try_join!(
-        start("rotation-home", Parts::ControlPlane, &["--self-cluster=false"]),
+        start(
+            "rotation-home",
+            Parts::ControlPlane,
+            &["--self-cluster=false"]
+        ),
         Cluster::start("rotation-edge", Parts::WithControllers),
     )
     .unwrap();
     let (desk, at_edge) = (&fleet.desk, Desk::at(&edge));
-    desk.add_member("edge-1", &edge.kubeconfig_with_token()).await.unwrap();
-    at_edge.create("default", "before", json!({})).await.unwrap();
-    at_edge.shows("default", "before", &[ALL_READY]).await.unwrap();
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    at_edge
+        .create("default", "before", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "before", &[ALL_READY])
+        .await
+        .unwrap();
     let healthy = [RESOLVED, CONNECTED, HEALTHY];
     desk.member_shows("edge-1", &healthy).await.unwrap();
 
-    desk.add_member("edge-1", &edge.kubeconfig_with_next_token()).await.unwrap();
+    desk.add_member("edge-1", &edge.kubeconfig_with_next_token())
+        .await
+        .unwrap();
     edge.rotate_token().await.unwrap();
-    at_edge.create("default", "rotated", json!({})).await.unwrap();
-    at_edge.shows("default", "rotated", &[ALL_READY]).await.unwrap();
+    at_edge
+        .create("default", "rotated", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "rotated", &[ALL_READY])
+        .await
+        .unwrap();
     desk.member_shows("edge-1", &healthy).await.unwrap();
 
     desk.add_member("edge-1", &with_exec(&edge)).await.unwrap();
     let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
-    let member = desk.member_shows("edge-1", &[invalid, CONNECTED, HEALTHY]).await.unwrap();
+    let member = desk
+        .member_shows("edge-1", &[invalid, CONNECTED, HEALTHY])
+        .await
+        .unwrap();
     let conditions = member.status.unwrap().conditions;
     let told = krypton_tests::fleet::condition(&conditions, invalid.0).unwrap();
     assert!(told.message.contains("default/edge-1"), "{told:?}");
     assert!(told.message.contains("exec"), "{told:?}");
-    at_edge.create("default", "meanwhile", json!({})).await.unwrap();
-    at_edge.shows("default", "meanwhile", &[ALL_READY]).await.unwrap();
+    at_edge
+        .create("default", "meanwhile", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "meanwhile", &[ALL_READY])
+        .await
+        .unwrap();
 
-    desk.add_member("edge-1", &edge.kubeconfig_with_token()).await.unwrap();
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
     desk.member_shows("edge-1", &healthy).await.unwrap();
 
     let tenant = desk.create("default", "before", json!({})).await.unwrap();
@@ -171,7 +241,10 @@ async fn a_member_goes_on_through_rotation_and_a_bad_kubeconfig_and_leaves_witho
     assert_eq!(at_edge.releases().await.unwrap(), releases);
 
     desk.label_member("edge-1", true).await.unwrap();
-    at_edge.shows("default", "later", &[ALL_READY]).await.unwrap();
+    at_edge
+        .shows("default", "later", &[ALL_READY])
+        .await
+        .unwrap();
     desk.member_shows("edge-1", &healthy).await.unwrap();
     desk.shows("default", "before", &[ALL_READY]).await.unwrap();
     let mut now = at_edge.releases().await.unwrap();
@@ -188,10 +261,14 @@ async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes
     .unwrap();
     let (desk, at_edge) = (&fleet.desk, Desk::at(&edge));
     let healthy = [RESOLVED, CONNECTED, HEALTHY];
-    desk.add_member("edge-b", &edge.kubeconfig_with_token()).await.unwrap();
+    desk.add_member("edge-b", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
     desk.member_shows("edge-b", &healthy).await.unwrap();
     // The name comes first, the age decides.
-    desk.add_member("edge-a", &edge.kubeconfig_with_token()).await.unwrap();
+    desk.add_member("edge-a", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
     let home_again = std::fs::read_to_string(fleet.home.kubeconfig()).unwrap();
     desk.add_member("home-again", &home_again).await.unwrap();
     let double = ("Healthy", "False", "DuplicateCluster");
@@ -199,11 +276,17 @@ async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes
         let member = desk.member_shows(name, &[double]).await.unwrap();
         let conditions = member.status.unwrap().conditions;
         let told = krypton_tests::fleet::condition(&conditions, "Healthy").unwrap();
-        assert!(told.message.contains(&format!("member {other},")), "{told:?}");
+        assert!(
+            told.message.contains(&format!("member {other},")),
+            "{told:?}"
+        );
     }
 
     at_edge.create("default", "acme", json!({})).await.unwrap();
-    at_edge.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
     desk.create("default", "acme", json!({})).await.unwrap();
     let both = [
         ALL_READY,
@@ -212,15 +295,26 @@ async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes
     ];
     let tenant = desk.shows("default", "acme", &both).await.unwrap();
     let status = tenant.status.unwrap();
-    assert_eq!(status.last_message.as_deref(), Some("2 of 2 clusters ready"));
-    let only = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    assert_eq!(
+        status.last_message.as_deref(),
+        Some("2 of 2 clusters ready")
+    );
+    let only = |names: &[&str]| {
+        names
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect::<Vec<_>>()
+    };
     let releases = |found: std::collections::BTreeMap<String, String>| -> Vec<String> {
         found.into_keys().collect()
     };
     let on_edge = releases(at_edge.releases().await.unwrap());
     assert_eq!(on_edge, only(&["sh.helm.release.v1.tenant-acme-edge-b.v1"]));
     let on_home = releases(desk.releases().await.unwrap());
-    assert_eq!(on_home, only(&["sh.helm.release.v1.tenant-acme-self-cluster.v1"]));
+    assert_eq!(
+        on_home,
+        only(&["sh.helm.release.v1.tenant-acme-self-cluster.v1"])
+    );
     desk.member_shows("edge-b", &healthy).await.unwrap();
     assert!(fleet.hub.log().unwrap().contains("DuplicateCluster"));
 }
@@ -233,15 +327,19 @@ async fn of_two_hubs_one_writes_and_the_other_follows_when_it_leaves() {
     desk.shows("default", "first", &[ALL_READY]).await.unwrap();
     let holder = desk.holder().await.unwrap();
 
-    let flags = chart_flags(&fleet._repository, "small", "1.0.0");
+    let flags = chart_flags(&fleet.repository, "small", "1.0.0");
     let options = HubOptions::new(fleet.home.kubeconfig()).args(flags);
-    let mut second = Hub::start(&options.args([values_flag(&fleet._values)])).unwrap();
+    let mut second = Hub::start(&options.args([values_flag(&fleet.values)])).unwrap();
     second.ready(PATIENCE).await.unwrap();
     desk.lease_renewed().await.unwrap();
     desk.create("default", "second", json!({})).await.unwrap();
     desk.shows("default", "second", &[ALL_READY]).await.unwrap();
     desk.lease_renewed().await.unwrap();
-    assert_eq!(desk.holder().await.unwrap(), holder, "the Lease stays where it was");
+    assert_eq!(
+        desk.holder().await.unwrap(),
+        holder,
+        "the Lease stays where it was"
+    );
     for name in ["first", "second"] {
         let release = format!("tenant-{name}-self-cluster");
         desk.newest_is(name, &release, 1, "deployed").await.unwrap();
@@ -258,6 +356,7 @@ async fn of_two_hubs_one_writes_and_the_other_follows_when_it_leaves() {
     desk.create("default", "third", json!({})).await.unwrap();
     desk.shows("default", "third", &[ALL_READY]).await.unwrap();
     let mut now = desk.releases().await.unwrap();
-    now.remove("sh.helm.release.v1.tenant-third-self-cluster.v1").expect("installed");
+    now.remove("sh.helm.release.v1.tenant-third-self-cluster.v1")
+        .expect("installed");
     assert_eq!(now, releases);
 }

@@ -42,14 +42,36 @@ async fn a_hub_that_cannot_start_says_what_is_wrong_and_how_to_put_it_right() {
 
     // (flags, kubeconfig, exit code, words of the message)
     let cases = [
-        (vec!["--chart-nam=x".to_owned()], &missing, 2, vec!["--chart-nam", "--chart-name"]),
-        (vec!["--self-cluster=perhaps".to_owned()], &missing, 2, vec!["self-cluster", "perhaps"]),
-        (vec![format!("--metrics-bind-address={port}")], &missing, 1, vec![
-            "--metrics-bind-address",
-            port.as_str(),
-        ]),
-        (vec![list_flag.clone()], &missing, 1, vec!["list.yaml", "mapping"]),
-        (vec!["--helm=/no/such/helm".to_owned()], &missing, 1, vec!["/no/such/helm", "install Helm"]),
+        (
+            vec!["--chart-nam=x".to_owned()],
+            &missing,
+            2,
+            vec!["--chart-nam", "--chart-name"],
+        ),
+        (
+            vec!["--self-cluster=perhaps".to_owned()],
+            &missing,
+            2,
+            vec!["self-cluster", "perhaps"],
+        ),
+        (
+            vec![format!("--metrics-bind-address={port}")],
+            &missing,
+            1,
+            vec!["--metrics-bind-address", port.as_str()],
+        ),
+        (
+            vec![list_flag.clone()],
+            &missing,
+            1,
+            vec!["list.yaml", "mapping"],
+        ),
+        (
+            vec!["--helm=/no/such/helm".to_owned()],
+            &missing,
+            1,
+            vec!["/no/such/helm", "install Helm"],
+        ),
         (vec![], &missing, 1, vec!["missing.yaml"]),
         (vec![], &rubbish, 1, vec!["rubbish.yaml"]),
     ];
@@ -59,7 +81,10 @@ async fn a_hub_that_cannot_start_says_what_is_wrong_and_how_to_put_it_right() {
         let (found, log) = refusal(&options).await.unwrap();
         assert_eq!(found, Some(code), "{flags:?} with {named}: {log}");
         for word in words {
-            assert!(log.contains(word), "{flags:?} with {named}: no {word:?} in: {log}");
+            assert!(
+                log.contains(word),
+                "{flags:?} with {named}: no {word:?} in: {log}"
+            );
         }
         assert!(!log.contains("panicked"), "{log}");
     }
@@ -79,7 +104,9 @@ fn kubeconfig_with(cluster: &Cluster, user: &str) -> String {
 
 #[tokio::test]
 async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await.unwrap();
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
     let (home, edge) = tokio::try_join!(
         Cluster::start("secrets-home", Parts::ControlPlane),
         Cluster::start("secrets-edge", Parts::WithControllers),
@@ -94,7 +121,11 @@ async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on()
     let bad = [
         ("rubbish", "clusters: [".to_owned(), "default/rubbish"),
         ("runs-a-program", kubeconfig_with(&edge, &exec), "exec"),
-        ("reads-a-file", kubeconfig_with(&edge, "tokenFile: /etc/hostname"), "tokenFile"),
+        (
+            "reads-a-file",
+            kubeconfig_with(&edge, "tokenFile: /etc/hostname"),
+            "tokenFile",
+        ),
         ("empty", String::new(), "default/empty"),
     ];
     for (name, kubeconfig, _) in &bad {
@@ -107,14 +138,21 @@ async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on()
         "data": {"config": BASE64_STANDARD.encode(edge.kubeconfig_with_token())},
     });
     desk.apply_secret("keyless", &keyless).await.unwrap();
-    desk.add_member("good", &edge.kubeconfig_with_token()).await.unwrap();
+    desk.add_member("good", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
 
     let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]);
+    let options = HubOptions::new(home.kubeconfig())
+        .args(flags)
+        .args([values_flag(&values)]);
     let hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
 
     at_edge.create("default", "acme", json!({})).await.unwrap();
-    at_edge.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
     let invalid = [
         ("TargetClusterResolved", "False", "KubeconfigInvalid"),
         ("Connected", "False", "KubeconfigInvalid"),
@@ -125,11 +163,17 @@ async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on()
         let conditions = member.status.unwrap().conditions;
         let message = &condition(&conditions, invalid[0].0).unwrap().message;
         assert!(message.contains(word), "{name}: {message}");
-        assert!(message.contains(&format!("default/{name}")), "{name}: {message}");
+        assert!(
+            message.contains(&format!("default/{name}")),
+            "{name}: {message}"
+        );
         assert!(hub.log().unwrap().contains(word), "{name}");
     }
     assert!(!mark.exists(), "a program named in a Secret was run");
-    let member = desk.member_shows("good", &[("Healthy", "True", "Reconciling")]).await.unwrap();
+    let member = desk
+        .member_shows("good", &[("Healthy", "True", "Reconciling")])
+        .await
+        .unwrap();
     assert!(member.status.unwrap().cluster_uid.is_some());
 
     // Put right without a restart.
@@ -140,7 +184,9 @@ async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on()
         "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
     });
     desk.apply_secret("keyless", &right).await.unwrap();
-    desk.member_shows("keyless", &[("Healthy", "False", "DuplicateCluster")]).await.unwrap();
+    desk.member_shows("keyless", &[("Healthy", "False", "DuplicateCluster")])
+        .await
+        .unwrap();
 }
 
 /// A Tenant CRD that admits anything, as an older one may have done.
@@ -158,14 +204,19 @@ fn careless_crd() -> Result<CustomResourceDefinition> {
 
 #[tokio::test]
 async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await.unwrap();
-    let home = Cluster::start("tenants", Parts::WithControllers).await.unwrap();
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let home = Cluster::start("tenants", Parts::WithControllers)
+        .await
+        .unwrap();
     let desk = Desk::at(&home);
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
-    crds.create(&PostParams::default(), &careless_crd().unwrap()).await.unwrap();
+    crds.create(&PostParams::default(), &careless_crd().unwrap())
+        .await
+        .unwrap();
     let resource = kube::api::ApiResource::erase::<Tenant>(&());
-    let raw: Api<DynamicObject> =
-        Api::namespaced_with(desk.client.clone(), "default", &resource);
+    let raw: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), "default", &resource);
     let unreadable: DynamicObject = serde_json::from_value(json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
         "kind": "Tenant",
@@ -181,12 +232,29 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
 
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]);
+    let options = HubOptions::new(home.kubeconfig())
+        .args(flags)
+        .args([values_flag(&values)]);
     let hub = Hub::start(&options).unwrap();
     let bad = [
-        ("of-kubernetes", json!({"workspace": "kube-system"}), "NamespaceNotOwned", "kube-system"),
-        ("of-krypton", json!({"workspace": "krypton-system"}), "NamespaceNotOwned", "krypton-system"),
-        ("two.labels", json!({}), "WorkspaceInvalid", "set spec.workspace"),
+        (
+            "of-kubernetes",
+            json!({"workspace": "kube-system"}),
+            "NamespaceNotOwned",
+            "kube-system",
+        ),
+        (
+            "of-krypton",
+            json!({"workspace": "krypton-system"}),
+            "NamespaceNotOwned",
+            "krypton-system",
+        ),
+        (
+            "two.labels",
+            json!({}),
+            "WorkspaceInvalid",
+            "set spec.workspace",
+        ),
     ];
     for (name, spec, _, _) in &bad {
         desk.create("default", name, spec.clone()).await.unwrap();
@@ -197,14 +265,23 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
     for (name, _, reason, words) in &bad {
         let refused = ("ClusterError/self-cluster", "True", *reason);
         let not_ready = ("Ready", "False", "ClustersNotReady");
-        let tenant = desk.shows("default", name, &[refused, not_ready]).await.unwrap();
+        let tenant = desk
+            .shows("default", name, &[refused, not_ready])
+            .await
+            .unwrap();
         assert_eq!(tenant.metadata.finalizers, None, "{name}");
         let message = tenant.status.unwrap().last_message.unwrap();
         assert!(message.contains(words), "{name}: {message}");
         desk.told("default", name, reason).await.unwrap();
     }
-    let told = desk.told("default", "unreadable", "TenantInvalid").await.unwrap();
-    assert!(told.contains("until it is corrected") && told.contains("a string"), "{told}");
+    let told = desk
+        .told("default", "unreadable", "TenantInvalid")
+        .await
+        .unwrap();
+    assert!(
+        told.contains("until it is corrected") && told.contains("a string"),
+        "{told}"
+    );
     let log = hub.log().unwrap();
     assert!(log.contains("unreadable"), "{log}");
     let releases = desk.releases().await.unwrap();
@@ -216,15 +293,22 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
     // Put right, it is a Tenant as any other.
     let right = json!({"metadata": {"name": "two.labels"}, "spec": {"workspace": "two-labels"}});
     let merge = kube::api::Patch::Merge(right);
-    desk.tenants("default").patch("two.labels", &Default::default(), &merge).await.unwrap();
-    desk.shows("default", "two.labels", &[ALL_READY]).await.unwrap();
+    desk.tenants("default")
+        .patch("two.labels", &Default::default(), &merge)
+        .await
+        .unwrap();
+    desk.shows("default", "two.labels", &[ALL_READY])
+        .await
+        .unwrap();
     raw.delete("unreadable", &Default::default()).await.unwrap();
-    eventually("the unreadable Tenant to be gone", MINUTE, async || {
-        match raw.get_opt("unreadable").await? {
+    eventually(
+        "the unreadable Tenant to be gone",
+        MINUTE,
+        async || match raw.get_opt("unreadable").await? {
             None => Ok(Some(())),
             Some(left) => bail!("{:?}", left.metadata),
-        }
-    })
+        },
+    )
     .await
     .unwrap();
 }

@@ -10,7 +10,13 @@ use serde_json::json;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 async fn message_is(cluster: &Cluster, release: &str, expected: &str) -> Result<()> {
-    let args = ["get", "configmap", release, "--namespace=acme", "--output=jsonpath={.data.message}"];
+    let args = [
+        "get",
+        "configmap",
+        release,
+        "--namespace=acme",
+        "--output=jsonpath={.data.message}",
+    ];
     match cluster.kubectl(args).await?.as_str() {
         found if found == expected => Ok(()),
         found => bail!("the message is {found:?}"),
@@ -19,8 +25,16 @@ async fn message_is(cluster: &Cluster, release: &str, expected: &str) -> Result<
 
 async fn available(cluster: &Cluster, release: &str) -> Result<()> {
     let deployment = format!("deployment/{release}");
-    let args = ["wait", "--for=condition=Available", &deployment, "--namespace=acme"];
-    cluster.kubectl(args.into_iter().chain(["--timeout=60s"])).await.map(drop)
+    let args = [
+        "wait",
+        "--for=condition=Available",
+        &deployment,
+        "--namespace=acme",
+    ];
+    cluster
+        .kubectl(args.into_iter().chain(["--timeout=60s"]))
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
@@ -33,26 +47,39 @@ async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_o
     )
     .unwrap();
     let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
-    desk.add_member("edge-1", &edge.kubeconfig_with_token()).await.unwrap();
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
     let values = ValuesFile::new("message: first").unwrap();
     let start = |version: &str| {
         let flags = chart_flags(&repository, "small", version);
-        let options = HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]);
+        let options = HubOptions::new(home.kubeconfig())
+            .args(flags)
+            .args([values_flag(&values)]);
         Hub::start(&options)
     };
     let mut hub = start("1.0.0").unwrap();
     desk.create("default", "acme", json!({})).await.unwrap();
-    edge_desk.create("default", "acme", json!({})).await.unwrap();
-    let places =
-        [(&home, &desk, "tenant-acme-self-cluster"), (&edge, &edge_desk, "tenant-acme-edge-1")];
+    edge_desk
+        .create("default", "acme", json!({}))
+        .await
+        .unwrap();
+    let places = [
+        (&home, &desk, "tenant-acme-self-cluster"),
+        (&edge, &edge_desk, "tenant-acme-edge-1"),
+    ];
     for (_, desk, release) in places {
         desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
-        desk.newest_is("acme", release, 1, "deployed").await.unwrap();
+        desk.newest_is("acme", release, 1, "deployed")
+            .await
+            .unwrap();
     }
 
     values.write("message: second").unwrap();
     for (cluster, desk, release) in places {
-        desk.newest_is("acme", release, 2, "deployed").await.unwrap();
+        desk.newest_is("acme", release, 2, "deployed")
+            .await
+            .unwrap();
         message_is(cluster, release, "second").await.unwrap();
     }
     let upgraded = [
@@ -67,7 +94,9 @@ async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_o
     let _hub = start("1.1.0").unwrap();
     let applied = format!("{}/small:1.1.0", repository.url());
     for (_, desk, release) in places {
-        desk.newest_is("acme", release, 3, "deployed").await.unwrap();
+        desk.newest_is("acme", release, 3, "deployed")
+            .await
+            .unwrap();
         eventually("the new version in the status", PATIENCE, async || {
             let tenant = desk.tenants("default").get("acme").await?;
             let found = tenant.status.unwrap_or_default().last_applied_chart;
@@ -87,17 +116,26 @@ async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_o
     let tenant = edge_desk.shows("default", "acme", &failed).await.unwrap();
     assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Error"));
     let on_home = ("ClusterError/self-cluster", "True", "UpgradeFailed");
-    let tenant = desk.shows("default", "acme", &[on_home, failed[2]]).await.unwrap();
+    let tenant = desk
+        .shows("default", "acme", &[on_home, failed[2]])
+        .await
+        .unwrap();
     let status = tenant.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert!(message.contains("0 of 2 clusters ready"), "{message}");
     assert!(message.contains("keeps running"), "{message}");
-    edge_desk.told("default", "acme", "HelmUpgradeFailed").await.unwrap();
+    edge_desk
+        .told("default", "acme", "HelmUpgradeFailed")
+        .await
+        .unwrap();
     for (cluster, desk, release) in places {
         available(cluster, release).await.unwrap();
         let revisions = desk.revisions("acme", release).await.unwrap();
-        assert!(revisions.contains(&(3, "deployed".to_owned())), "{revisions:?}");
+        assert!(
+            revisions.contains(&(3, "deployed".to_owned())),
+            "{revisions:?}"
+        );
     }
 
     values.write("message: third").unwrap();
@@ -110,13 +148,19 @@ async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_o
 
 #[tokio::test]
 async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await.unwrap();
-    let home = Cluster::start("no-chart", Parts::WithControllers).await.unwrap();
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let home = Cluster::start("no-chart", Parts::WithControllers)
+        .await
+        .unwrap();
     let desk = Desk::at(&home);
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let start = |version: &str| {
         let flags = chart_flags(&repository, "small", version);
-        let options = HubOptions::new(home.kubeconfig()).args(flags).args([values_flag(&values)]);
+        let options = HubOptions::new(home.kubeconfig())
+            .args(flags)
+            .args([values_flag(&values)]);
         Hub::start(&options)
     };
     let mut hub = start("1.0.0").unwrap();
@@ -125,7 +169,10 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
     hub.stop().await.unwrap();
     let running = desk.releases().await.unwrap();
 
-    let faults = [("9.9.9", "VersionNotFound"), ("latest-and-greatest", "VersionInvalid")];
+    let faults = [
+        ("9.9.9", "VersionNotFound"),
+        ("latest-and-greatest", "VersionInvalid"),
+    ];
     for (version, reason) in faults {
         let mut hub = start(version).unwrap();
         if version == "9.9.9" {
@@ -133,17 +180,26 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
         }
         let refused = ("ClusterError/self-cluster", "True", reason);
         let still = ("ClusterReady/self-cluster", "True", "Installed");
-        desk.shows("default", "old", &[refused, still]).await.unwrap();
+        desk.shows("default", "old", &[refused, still])
+            .await
+            .unwrap();
         let new = desk.shows("default", "new", &[refused]).await.unwrap();
         let status = new.status.unwrap();
         assert_eq!(status.phase.as_deref(), Some("Error"));
         let message = status.last_message.unwrap();
-        assert!(message.contains("small") && message.contains(version), "{message}");
+        assert!(
+            message.contains("small") && message.contains(version),
+            "{message}"
+        );
         assert_eq!(desk.releases().await.unwrap(), running, "{version}");
         hub.stop().await.unwrap();
     }
-    desk.told("default", "new", "ChartVersionNotFound").await.unwrap();
-    desk.told("default", "new", "ChartVersionInvalid").await.unwrap();
+    desk.told("default", "new", "ChartVersionNotFound")
+        .await
+        .unwrap();
+    desk.told("default", "new", "ChartVersionInvalid")
+        .await
+        .unwrap();
 
     // One fault after the other, each in the way of the same Tenant: a hub forgets none.
     repository.set_fault(Fault::Down(503));
@@ -158,7 +214,11 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
         repository.set_fault(fault);
         eventually(&format!("{fault:?} to be told"), PATIENCE, async || {
             let new = desk.shows("default", "new", &[not_loaded]).await?;
-            let message = new.status.unwrap_or_default().last_message.unwrap_or_default();
+            let message = new
+                .status
+                .unwrap_or_default()
+                .last_message
+                .unwrap_or_default();
             if !message.contains(words) {
                 bail!("{message}");
             }
@@ -166,7 +226,11 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
         })
         .await
         .unwrap();
-        assert!(hub.rss_bytes().unwrap() < 400 << 20, "{fault:?}: {:?}", hub.rss_bytes());
+        assert!(
+            hub.rss_bytes().unwrap() < 400 << 20,
+            "{fault:?}: {:?}",
+            hub.rss_bytes()
+        );
         assert_eq!(desk.releases().await.unwrap(), running, "{fault:?}");
     }
     // What is installed needs no repository.
@@ -174,6 +238,8 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
     desk.shows("default", "old", &settled).await.unwrap();
     repository.set_fault(Fault::None);
     desk.shows("default", "new", &[ALL_READY]).await.unwrap();
-    desk.newest_is("old", "tenant-old-self-cluster", 1, "deployed").await.unwrap();
+    desk.newest_is("old", "tenant-old-self-cluster", 1, "deployed")
+        .await
+        .unwrap();
     hub.stop().await.unwrap();
 }

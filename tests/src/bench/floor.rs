@@ -21,7 +21,7 @@ use kube::{
 use tempfile::TempDir;
 
 use crate::{
-    AT_ONCE, CHART, CHART_VERSION, FloorFlags,
+    AT_ONCE, CHART, CHART_VERSION,
     arrivals::Arrivals,
     krypton::{SETTLE, Work},
     load,
@@ -35,6 +35,16 @@ const NAMESPACES_AT_ONCE: usize = 16;
 /// What each namespace gets from the controllers, last of all.
 const LAST_IN_NAMESPACE: &str = "kube-root-ca.crt";
 
+/// What helm is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flags {
+    /// `upgrade --install --wait=hookOnly`, and nothing in its environment.
+    Plain,
+    /// What the hub gives it, but for labels, description and values: so the difference that
+    /// remains is the hub's own.
+    Hubs,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Floor {
     pub(crate) many: Work,
@@ -45,7 +55,7 @@ pub(crate) struct Floor {
 /// A control plane of its own, of the edge's kind, with its namespaces made beforehand.
 struct Setup {
     cluster: Cluster,
-    flags: FloorFlags,
+    flags: Flags,
     chart: PathBuf,
     kubeconfig: PathBuf,
     folder: TempDir,
@@ -53,11 +63,15 @@ struct Setup {
 
 pub(crate) async fn measure(
     size: u32,
-    flags: FloorFlags,
+    flags: Flags,
     repository: &ChartRepository,
 ) -> Result<Floor> {
+    let with = match flags {
+        Flags::Plain => "alone",
+        Flags::Hubs => "with the hub's flags",
+    };
     say(&format!(
-        "{size} releases by plain helm: starting a control plane"
+        "{size} releases by helm {with}: starting a control plane"
     ));
     let setup = Setup::start(size, flags, repository).await?;
     tokio::time::sleep(SETTLE).await;
@@ -72,7 +86,7 @@ pub(crate) async fn measure(
 }
 
 impl Setup {
-    async fn start(size: u32, flags: FloorFlags, repository: &ChartRepository) -> Result<Self> {
+    async fn start(size: u32, flags: Flags, repository: &ChartRepository) -> Result<Self> {
         let cluster = Cluster::start("floor", Parts::WithPods).await?;
         let folder = TempDir::with_prefix("krypton-floor-").context("making a folder")?;
         let chart = folder.path().join("chart.tgz");
@@ -122,6 +136,7 @@ impl Setup {
             arrivals,
             helm_ended: Some(helm_ended),
             cpu_seconds,
+            hub_cpu_seconds: 0.0,
             edge,
             neighbours,
         })
@@ -135,7 +150,7 @@ impl Setup {
         let mut helm: Vec<OsString> = ["helm", "upgrade", "--install", "--wait=hookOnly"]
             .map(OsString::from)
             .into();
-        if self.flags == FloorFlags::Hub {
+        if self.flags == Flags::Hubs {
             let more = [
                 "--reset-values",
                 "--hide-notes",
@@ -155,9 +170,12 @@ impl Setup {
         ]);
         helm.extend(["--namespace", "{}", "tenant-{}-floor"].map(OsString::from));
         helm.push(self.chart.clone().into_os_string());
-        let xargs = Invocation::new("xargs")
+        let mut xargs = Invocation::new("xargs")
             .args(["-P", &AT_ONCE.to_string(), "-I", "{}", "-a"].map(OsString::from))
             .arg(list.as_os_str());
+        if self.flags == Flags::Hubs {
+            xargs = xargs.env("GOMEMLIMIT", "200MiB").env("GOMAXPROCS", "2");
+        }
         Ok(xargs
             .args(helm)
             .env("PATH", path)

@@ -39,7 +39,10 @@ pub(crate) struct Work {
     pub(crate) arrivals: Span,
     /// Until the last helm had ended, where that is known.
     pub(crate) helm_ended: Option<Duration>,
+    /// With the children's, helm's among them.
     pub(crate) cpu_seconds: f64,
+    /// Of that the hub itself; nothing where there is none.
+    pub(crate) hub_cpu_seconds: f64,
     pub(crate) edge: Traffic,
     /// Cores that others kept busy meanwhile.
     pub(crate) neighbours: f64,
@@ -187,6 +190,7 @@ impl Setup {
         let mut arrivals = Arrivals::watch(tenants.clone()).await?;
         let hub = [self.hub.pid()];
         let (edge, cpu) = (Traffic::read(&self.edge).await?, self.hub.cpu_seconds()?);
+        let own = load::own_seconds(self.hub.pid())?;
         let neighbours = Neighbours::watch(self.known(&hub)?)?;
 
         let clock = Instant::now();
@@ -199,10 +203,12 @@ impl Setup {
         tokio::time::sleep(SETTLE).await;
         let edge = Traffic::read(&self.edge).await?.since(&edge);
         let cpu_seconds = self.hub.cpu_seconds()? - cpu;
+        let hub_cpu_seconds = load::own_seconds(self.hub.pid())? - own;
         Ok(Work {
             arrivals,
             helm_ended: None,
             cpu_seconds,
+            hub_cpu_seconds,
             edge,
             neighbours,
         })

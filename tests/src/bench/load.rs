@@ -16,6 +16,12 @@ pub(crate) fn children_seconds() -> Result<f64> {
     Ok(children)
 }
 
+/// CPU time of a process without its children.
+pub(crate) fn own_seconds(pid: u32) -> Result<f64> {
+    let [own, _] = times(&read(format!("/proc/{pid}/stat"))?)?;
+    Ok(own)
+}
+
 /// CPU time of these processes and of this one, with the children each has waited for.
 pub(crate) fn known_seconds(pids: &[u32]) -> Result<f64> {
     let own = ["/proc/self/stat".to_owned()].into_iter();

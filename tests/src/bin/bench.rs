@@ -1,4 +1,4 @@
-//! `make bench`: Tenants created at once on one edge, beside plain helm doing the same work.
+//! `make bench`: Tenants created at once on one edge, and beside it helm alone doing the same work.
 //!
 //! Prints figures and fails on none of them; it fails when something does not become ready.
 
@@ -20,7 +20,7 @@ mod traffic;
 use std::{future::Future, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use krypton_tests::{ChartRepository, ChartSource};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -43,18 +43,6 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 120,
         value_parser = clap::value_parser!(u64).range(0..=3600))]
     idle: u64,
-    /// The flags of the floor's helm
-    #[arg(long, value_enum, default_value_t = FloorFlags::Plain)]
-    floor_flags: FloorFlags,
-}
-
-/// What the floor's helm is given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum FloorFlags {
-    /// `upgrade --install --wait=hookOnly`
-    Plain,
-    /// The flags that the hub gives as well
-    Hub,
 }
 
 #[tokio::main]
@@ -81,7 +69,7 @@ async fn measure_all(args: &Args, sizes: &[u32]) -> Result<()> {
     let repository = ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await?;
     println!("{}", machine::describe().await?);
     for size in sizes {
-        let limit = OVERHEAD + Duration::from_secs(2 * args.idle) + 2 * patience(*size);
+        let limit = OVERHEAD + Duration::from_secs(2 * args.idle) + 3 * patience(*size);
         let measured = tokio::time::timeout(limit, measure(args, *size, &repository)).await;
         let measured =
             measured.with_context(|| format!("{size} Tenants: not done in {limit:?}"))??;
@@ -90,17 +78,18 @@ async fn measure_all(args: &Args, sizes: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// The hub's control planes are gone before the floor's starts.
+/// One after the other, each with control planes of its own that are gone before the next.
 async fn measure(args: &Args, size: u32, repository: &ChartRepository) -> Result<report::Measured> {
     let idle = Duration::from_secs(args.idle);
     let krypton = Box::pin(krypton::measure(size, idle, repository)).await?;
-    let floor = Box::pin(floor::measure(size, args.floor_flags, repository)).await?;
+    let plain = Box::pin(floor::measure(size, floor::Flags::Plain, repository)).await?;
+    let same_flags = Box::pin(floor::measure(size, floor::Flags::Hubs, repository)).await?;
     Ok(report::Measured {
         size,
         idle,
-        floor_flags: args.floor_flags,
         krypton,
-        floor,
+        plain,
+        same_flags,
     })
 }
 

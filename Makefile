@@ -1,0 +1,90 @@
+# What a person runs. `make` alone prints this list.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-builtin-rules
+.DEFAULT_GOAL := help
+
+# More for each program: make demo DEMO_ARGS=--exit
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+ARGS ?=
+# More for cargo, as --locked.
+CARGO_FLAGS ?=
+# A test starts control planes of half a GB each: two at a time fit two cores and 8 GB.
+TEST_THREADS ?= 2
+PID_FILE ?= /tmp/krypton-operator.pid
+LOG_FILE ?= /tmp/krypton-operator.log
+
+target := $(or $(CARGO_TARGET_DIR),target)
+# Always the whole workspace: a part of it would choose other features of the same crates, and
+# compile them a second time.
+binaries = cargo build $(CARGO_FLAGS) --workspace --bins
+# The pinned helm goes first, where it is built.
+with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
+
+.PHONY: help demo test check fmt tools bench deny run run-pid stop clean rust
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: rust tools ## Three local clusters, a real chart, install, upgrade, deletion; Ctrl-C ends it (DEMO_ARGS=--exit: by itself)
+	$(binaries)
+	$(target)/debug/demo $(DEMO_ARGS)
+
+test: rust tools ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=2)
+	$(binaries)
+	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --lib --bins --examples
+	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --test '*' -- --test-threads=$(TEST_THREADS)
+	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --doc
+
+check: rust ## Formatting and lints; any warning fails
+	cargo fmt --all --check
+	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	bash -n .ci/run hack/tools/tools.sh
+
+fmt: rust ## Format the code
+	cargo fmt --all
+
+tools: ## Build the local Kubernetes into a cache outside the checkout: once, some 11 minutes
+	@hack/tools/tools.sh >/dev/null
+
+bench: rust tools ## Figures of 30 and 300 Tenants beside plain helm (BENCH_ARGS='--tenants 30')
+	$(binaries) --profile fast
+	$(target)/fast/bench $(BENCH_ARGS)
+
+deny: rust ## Licences, sources and banned crates; needs cargo-deny and the network, and is not part of check
+	@command -v cargo-deny >/dev/null || { echo "make deny: no cargo-deny found; run 'cargo install --locked cargo-deny'" >&2; exit 1; }
+	cargo deny --workspace check
+
+run: rust ## Run the hub in the foreground (ARGS='--namespace krypton ...')
+	$(binaries)
+	$(with_tools) exec $(target)/debug/krypton-hub $(ARGS)
+
+run-pid: rust ## Run the hub in the background (PID_FILE, LOG_FILE, ARGS)
+	@if pid=$$(cat '$(PID_FILE)' 2>/dev/null) && kill -0 "$$pid" 2>/dev/null; then \
+	  echo "make run-pid: process $$pid of $(PID_FILE) runs already; 'make stop' ends it" >&2; exit 1; fi
+	$(binaries)
+	@export $(with_tools); nohup $(target)/debug/krypton-hub $(ARGS) >'$(LOG_FILE)' 2>&1 </dev/null & \
+	pid=$$!; echo "$$pid" >'$(PID_FILE)'; sleep 1; \
+	if ! kill -0 "$$pid" 2>/dev/null; then \
+	  rm -f '$(PID_FILE)'; echo "make run-pid: the hub has ended; $(LOG_FILE) ends:" >&2; tail -n 20 '$(LOG_FILE)' >&2; exit 1; fi; \
+	echo "hub runs as process $$pid (log in $(LOG_FILE)); 'make stop' ends it"
+
+# TERM, three seconds, KILL: what helm has left half done is repaired by the next start. A number that
+# by now belongs to another program is left alone.
+stop: ## End what run-pid started
+	@pid=$$(cat '$(PID_FILE)' 2>/dev/null) || { echo "nothing to stop: there is no $(PID_FILE)"; exit 0; }; \
+	ours() { [[ $$(ps -p "$$pid" -o comm= 2>/dev/null) == *krypton-hub ]]; }; \
+	if ours; then kill -TERM "$$pid"; fi; \
+	for _ in {1..10}; do ours || break; sleep 0.3; done; \
+	if ours; then echo "process $$pid did not end in 3 s: killed"; kill -KILL "$$pid"; fi; \
+	rm -f '$(PID_FILE)'; echo "stopped"
+
+clean: ## Remove what was built and what a demo left (not the tools)
+	cargo clean
+	rm -rf .demo
+
+rust:
+	@command -v cargo >/dev/null || { echo "no cargo found: install Rust with rustup (https://rustup.rs); it fetches the version of rust-toolchain.toml by itself" >&2; exit 1; }
+	@command -v cc >/dev/null || { echo "no C compiler found (cc), which the TLS library needs: install gcc or clang" >&2; exit 1; }

@@ -1,0 +1,107 @@
+//! `make demo`: a fleet of three real control planes on this machine, from nothing to an upgraded
+//! chart and a deleted Tenant. Every step is verified at the apiservers before the next.
+
+#[path = "../demo/folder.rs"]
+mod folder;
+#[path = "../demo/goals.rs"]
+mod goals;
+#[path = "../demo/kubeconfig.rs"]
+mod kubeconfig;
+#[path = "../demo/screen.rs"]
+mod screen;
+#[path = "../demo/stage.rs"]
+mod stage;
+#[path = "../demo/story.rs"]
+mod story;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use folder::Folder;
+use screen::Screen;
+use stage::Stage;
+
+const STOPPED: &str = "stopped before the end";
+
+/// Shows Krypton at work on three clusters that it starts on this machine.
+#[derive(Debug, Parser)]
+#[command(name = "demo", version)]
+struct Args {
+    /// End after the last step, with status 0 only if each was verified, instead of leaving all
+    /// of it running until Ctrl-C
+    #[arg(long)]
+    exit: bool,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    // When it has returned, everything that was started is gone: its owners are dropped.
+    match demonstrate(&args, &Screen::new()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
+    let mut stop = Stop::listen()?;
+    // Dropped last, when nothing writes into it any more.
+    let folder = Folder::take()?;
+    screen.step("Starting three control planes and a chart repository");
+    let mut stage = tokio::select! {
+        set = Box::pin(Stage::set(screen, &folder)) => set?,
+        () = stop.told() => bail!(STOPPED),
+    };
+    let told = tokio::select! {
+        told = Box::pin(story::tell(screen, &mut stage)) => told,
+        () = stop.told() => bail!(STOPPED),
+    };
+    if told.is_err() {
+        return told.context(stage.keep_log(&folder));
+    }
+    if args.exit {
+        return Ok(());
+    }
+    screen.plain(&stage.directions());
+    let ended = tokio::select! {
+        () = stop.told() => Ok(()),
+        ended = stage.hub_ends() => ended,
+    };
+    if ended.is_err() {
+        return ended.context(stage.keep_log(&folder));
+    }
+    screen.plain("\nStopping and removing all of it.");
+    Ok(())
+}
+
+/// How a person, or who speaks for one, says that the demo is to end.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+    hang_up: Signal,
+}
+
+impl Stop {
+    fn listen() -> Result<Self> {
+        let on = |kind| signal(kind).context("listening for signals");
+        Ok(Self {
+            interrupt: on(SignalKind::interrupt())?,
+            terminate: on(SignalKind::terminate())?,
+            hang_up: on(SignalKind::hangup())?,
+        })
+    }
+
+    async fn told(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hang_up.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `.demo` in the checkout: everything the demo writes is in it, and it goes with the demo.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.demo");
+const LOCK: &str = "lock";
+/// What a demo that has failed leaves.
+const LOG: &str = "hub.log";
+
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// The kernel lets go of it however the process ends.
+    _lock: File,
+}
+
+impl Folder {
+    /// Takes the folder for this process, clears what an earlier one left, and makes it the place
+    /// of all temporary files.
+    pub(crate) fn take() -> Result<Self> {
+        fs::create_dir_all(PATH).with_context(|| format!("making {PATH}"))?;
+        let path = fs::canonicalize(PATH).with_context(|| format!("looking for {PATH}"))?;
+        let lock = path.join(LOCK);
+        let lock = File::create(&lock).with_context(|| format!("opening {}", lock.display()))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!(
+                "a demo of this checkout runs already ({}); end it with Ctrl-C in its terminal",
+                path.display()
+            ),
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("locking {}", path.display()));
+            }
+        }
+        clear(&path, &[LOCK])?;
+        tempfile::env::override_temp_dir(&path)
+            .map_err(|other| anyhow!("temporary files go to {} already", other.display()))?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds to the log that outlives a failed demo, and returns where that is.
+    pub(crate) fn keep_log(&self, log: &Path) -> Result<PathBuf> {
+        let kept = self.path.join(LOG);
+        let copy = || -> std::io::Result<()> {
+            let mut all = File::options().create(true).append(true).open(&kept)?;
+            all.write_all(&fs::read(log)?)
+        };
+        copy().with_context(|| format!("copying {} to {}", log.display(), kept.display()))?;
+        Ok(kept)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if std::thread::panicking() || std::env::var_os("KRYPTON_KEEP").is_some() {
+            eprintln!("demo: its files are in {}", self.path.display());
+            return;
+        }
+        let removed = match self.path.join(LOG).exists() {
+            true => clear(&self.path, &[LOG]),
+            false => fs::remove_dir_all(&self.path).context("removing it"),
+        };
+        if let Err(error) = removed {
+            eprintln!("demo: {} is left: {error:#}", self.path.display());
+        }
+    }
+}
+
+fn clear(folder: &Path, but: &[&str]) -> Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
+    for entry in entries {
+        let entry = entry.with_context(|| format!("reading {}", folder.display()))?;
+        if but.iter().any(|kept| entry.file_name() == *kept) {
+            continue;
+        }
+        let path = entry.path();
+        let removed = match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            true => fs::remove_dir_all(&path),
+            false => fs::remove_file(&path),
+        };
+        removed.with_context(|| format!("removing {}", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! What is to be true after a step, read from the apiservers, and waiting for it.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use k8s_openapi::api::{apps::v1::Deployment, rbac::v1::ClusterRole};
+use krypton_common::{
+    conditions::{self, Kind, condition_type},
+    names,
+};
+use krypton_crds::{
+    edge_cluster::{EdgeCluster, EdgeClusterStatus},
+    tenant::Tenant,
+};
+use krypton_tests::{eventually, fleet::condition};
+use kube::{Api, ResourceExt, api::ListParams};
+use tokio::time::Instant;
+
+use crate::{
+    screen::Screen,
+    stage::{CHART, PATIENCE, Site, Stage},
+};
+
+/// The demo's Tenants are in this namespace of their cluster.
+pub(crate) const NAMESPACE: &str = "default";
+/// What is missing is not told more often than this.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// The namespace that a Tenant's chart goes to.
+pub(crate) fn workspace(tenant: &str) -> String {
+    format!("{tenant}-ws")
+}
+
+pub(crate) enum Goal<'a> {
+    /// Home shows the member as connected and looked after.
+    Member { home: &'a Site, member: &'a str },
+    /// The Tenant says so, helm's newest revision is deployed, and the Deployment is of this
+    /// version and available.
+    Installed {
+        site: &'a Site,
+        tenant: &'a str,
+        applied: String,
+        version: &'a str,
+        revision: u32,
+    },
+    /// Home's Tenant is Ready over just these members, each for this reason.
+    Aggregated {
+        home: &'a Site,
+        tenant: &'a str,
+        members: &'a [&'a str],
+        reason: &'a str,
+    },
+    /// Home counts so many Tenants on the member, all of them Ready.
+    Counted {
+        home: &'a Site,
+        member: &'a str,
+        tenants: u32,
+    },
+    /// Nothing is left of the Tenant: neither itself, its release, its objects nor its namespace.
+    Gone { site: &'a Site, tenant: &'a str },
+}
+
+impl Goal<'_> {
+    fn name(&self) -> String {
+        match self {
+            Self::Member { member, .. } => (*member).to_owned(),
+            Self::Installed { site, tenant, .. } | Self::Gone { site, tenant } => {
+                format!("{}/{tenant}", site.name())
+            }
+            Self::Aggregated { tenant, .. } => format!("home/{tenant} over all clusters"),
+            Self::Counted { member, .. } => format!("{member} in the list of clusters"),
+        }
+    }
+
+    /// In words, when it is reached.
+    fn reached(&self) -> String {
+        match self {
+            Self::Member { member, .. } => {
+                format!("{member}: connected, and the hub looks after it")
+            }
+            Self::Installed {
+                site,
+                tenant,
+                version,
+                revision,
+                ..
+            } => format!(
+                "{}: {tenant} is Ready, release {} is at revision {revision}, its Deployment of {CHART}-{version} available",
+                site.name(),
+                release(site, tenant),
+            ),
+            Self::Aggregated {
+                tenant, members, ..
+            } => format!("home: {tenant} says {}", summary(members)),
+            Self::Counted {
+                member, tenants, ..
+            } => format!("home: {tenants} of {tenants} Tenants of {member} are Ready"),
+            Self::Gone { site, tenant } => format!(
+                "{}: {tenant}, its release and its objects are gone, and so is namespace {}",
+                site.name(),
+                workspace(tenant),
+            ),
+        }
+    }
+
+    /// Fails with what is not yet as it is to be.
+    async fn check(&self) -> Result<()> {
+        match self {
+            Self::Member { home, member } => check_member(home, member).await,
+            Self::Installed {
+                site,
+                tenant,
+                applied,
+                version,
+                revision,
+            } => {
+                check_tenant(site, tenant, applied).await?;
+                check_release(site, tenant, *revision).await?;
+                check_deployment(site, tenant, version).await
+            }
+            Self::Aggregated {
+                home,
+                tenant,
+                members,
+                reason,
+            } => check_summary(home, tenant, members, reason).await,
+            Self::Counted {
+                home,
+                member,
+                tenants,
+            } => check_counts(home, member, *tenants).await,
+            Self::Gone { site, tenant } => check_gone(site, tenant).await,
+        }
+    }
+}
+
+/// Waits until all goals are reached, all at the same time; says each that is and what is missing.
+/// Without a hub nothing will change any more: then it fails at once.
+pub(crate) async fn reach(
+    screen: &Screen,
+    stage: &Stage,
+    what: &str,
+    goals: &[Goal<'_>],
+) -> Result<()> {
+    let mut reached = vec![false; goals.len()];
+    let mut told = String::new();
+    let mut tell_at = Instant::now() + TELL_EVERY;
+    let outcome = eventually(what, PATIENCE, async || {
+        if let Err(ended) = stage.hub_runs() {
+            return Ok(Some(Err(ended)));
+        }
+        let mut missing = Vec::new();
+        for (goal, reached) in goals.iter().zip(&mut reached) {
+            match goal.check().await {
+                Err(lack) => missing.push(format!("{} ({lack:#})", goal.name())),
+                Ok(()) if *reached => {}
+                Ok(()) => {
+                    *reached = true;
+                    screen.say(&goal.reached());
+                }
+            }
+        }
+        if missing.is_empty() {
+            return Ok(Some(Ok(())));
+        }
+        let missing = missing.join(", ");
+        if missing != told && Instant::now() >= tell_at {
+            screen.say(&format!("still missing: {missing}"));
+            tell_at = Instant::now() + TELL_EVERY;
+            told.clone_from(&missing);
+        }
+        bail!("missing: {missing}")
+    });
+    outcome.await?
+}
+
+fn release(site: &Site, tenant: &str) -> String {
+    names::tenant_release(tenant, &site.member)
+}
+
+fn summary(members: &[&str]) -> String {
+    let count = members.len();
+    format!("{count} of {count} clusters ready")
+}
+
+async fn status_of(home: &Site, member: &str) -> Result<EdgeClusterStatus> {
+    let members: Api<EdgeCluster> = Api::all(home.desk.client.clone());
+    match members.get_opt(member).await? {
+        Some(found) => Ok(found.status.unwrap_or_default()),
+        None => bail!("no EdgeCluster yet"),
+    }
+}
+
+async fn check_member(home: &Site, member: &str) -> Result<()> {
+    let status = status_of(home, member).await?;
+    for (type_, reason) in [("Connected", "Connected"), ("Healthy", "Reconciling")] {
+        match condition(&status.conditions, type_) {
+            Some(found) if found.status == "True" && found.reason == reason => {}
+            Some(found) => bail!("{type_} is {} ({})", found.status, found.reason),
+            None => bail!("not known whether {type_}"),
+        }
+    }
+    Ok(())
+}
+
+async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {
+    let counts = status_of(home, member).await?.tenants.unwrap_or_default();
+    if (counts.ready, counts.total) != (tenants, tenants) {
+        bail!("{} of {} Tenants Ready", counts.ready, counts.total);
+    }
+    Ok(())
+}
+
+async fn tenant_of(site: &Site, tenant: &str) -> Result<Tenant> {
+    let Some(found) = site.desk.tenants(NAMESPACE).get_opt(tenant).await? else {
+        bail!("no such Tenant");
+    };
+    let observed = found
+        .status
+        .as_ref()
+        .and_then(|status| status.observed_generation);
+    if observed != found.metadata.generation {
+        bail!("no status yet");
+    }
+    Ok(found)
+}
+
+async fn check_tenant(site: &Site, tenant: &str, applied: &str) -> Result<()> {
+    let status = tenant_of(site, tenant).await?.status.unwrap_or_default();
+    let type_ = condition_type(Kind::Ready, &site.member);
+    match condition(&status.conditions, &type_) {
+        Some(ready) if ready.status == "True" => {}
+        Some(ready) => bail!("{}: {}", ready.reason, ready.message),
+        None => bail!("no condition {type_}"),
+    }
+    match status.last_applied_chart {
+        Some(chart) if chart == applied => Ok(()),
+        chart => bail!("its chart is {}", chart.unwrap_or_default()),
+    }
+}
+
+async fn check_summary(home: &Site, tenant: &str, members: &[&str], reason: &str) -> Result<()> {
+    let status = tenant_of(home, tenant).await?.status.unwrap_or_default();
+    let said = conditions::clusters(&status.conditions);
+    for member in members {
+        match said.get(*member) {
+            Some(state) if state.ready.reason == reason => {}
+            Some(state) => bail!("{member}: {}", state.ready.reason),
+            None => bail!("{member} has not reported"),
+        }
+    }
+    match condition(&status.conditions, conditions::READY) {
+        Some(ready) if ready.status == "True" && ready.message == summary(members) => Ok(()),
+        Some(ready) => bail!("{}", ready.message),
+        None => bail!("no condition Ready"),
+    }
+}
+
+async fn check_release(site: &Site, tenant: &str, revision: u32) -> Result<()> {
+    let revisions = site
+        .desk
+        .revisions(&workspace(tenant), &release(site, tenant))
+        .await?;
+    match revisions.last() {
+        Some((newest, status)) if *newest == revision && status == "deployed" => Ok(()),
+        newest => bail!("its newest revision is {newest:?}"),
+    }
+}
+
+/// What the chart's objects carry, namespaced or not.
+fn of_release(site: &Site, tenant: &str) -> ListParams {
+    let instance = release(site, tenant);
+    ListParams::default().labels(&format!("app.kubernetes.io/instance={instance}"))
+}
+
+async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()> {
+    let api: Api<Deployment> = Api::namespaced(site.desk.client.clone(), &workspace(tenant));
+    let found = api.list(&of_release(site, tenant)).await?.items;
+    let [deployment] = found.as_slice() else {
+        bail!("{} Deployments of its release", found.len());
+    };
+    let chart = deployment
+        .labels()
+        .get("helm.sh/chart")
+        .cloned()
+        .unwrap_or_default();
+    if chart != format!("{CHART}-{version}") {
+        bail!("its Deployment is of {chart}");
+    }
+    let status = deployment.status.clone().unwrap_or_default();
+    let wanted = deployment
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.replicas)
+        .unwrap_or(1);
+    let current = status.observed_generation == deployment.metadata.generation;
+    let counts = [
+        status.replicas,
+        status.updated_replicas,
+        status.available_replicas,
+    ];
+    if !current || wanted == 0 || counts.iter().any(|count| *count != Some(wanted)) {
+        bail!("its Deployment is not available yet");
+    }
+    Ok(())
+}
+
+async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
+    let client = &site.desk.client;
+    if site
+        .desk
+        .tenants(NAMESPACE)
+        .get_opt(tenant)
+        .await?
+        .is_some()
+    {
+        bail!("the Tenant is there");
+    }
+    let (workspace, release) = (workspace(tenant), release(site, tenant));
+    let revisions = site.desk.revisions(&workspace, &release).await?;
+    if !revisions.is_empty() {
+        bail!("revisions of its release are there: {revisions:?}");
+    }
+    let of_release = of_release(site, tenant);
+    let deployments: Api<Deployment> = Api::all(client.clone());
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let objects = deployments.list_metadata(&of_release).await?.items.len()
+        + roles.list_metadata(&of_release).await?.items.len();
+    if objects != 0 {
+        bail!("{objects} objects of its release are there");
+    }
+    match site.desk.namespace(&workspace).await? {
+        None => Ok(()),
+        Some(_) => bail!("namespace {workspace} is there"),
+    }
+}

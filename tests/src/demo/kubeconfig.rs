@@ -1,0 +1,72 @@
+//! One kubeconfig with a context for each cluster, named as the cluster.
+
+use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
+
+use anyhow::{Context, Result};
+use krypton_tests::Cluster;
+use serde_json::{Value, json};
+
+/// Writes it for its owner alone; the first cluster's context is the current one.
+pub(crate) fn write(path: &Path, clusters: &[&Cluster]) -> Result<()> {
+    let singles: Vec<(&str, Value)> = clusters
+        .iter()
+        .map(|cluster| Ok((cluster.name(), read(cluster.kubeconfig())?)))
+        .collect::<Result<_>>()?;
+    let text = merged(&singles).to_string();
+    let put = || {
+        let mut options = fs::File::options();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
+        file.write_all(text.as_bytes())
+    };
+    put().with_context(|| format!("writing {}", path.display()))
+}
+
+fn read(path: &Path) -> Result<Value> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    serde_saphyr::from_str(&text).with_context(|| format!("reading {}", path.display()))
+}
+
+/// The harness names every user `admin`: here each gets a name of its own.
+fn merged(singles: &[(&str, Value)]) -> Value {
+    let each = |part: &dyn Fn(&str, &Value) -> Value| -> Vec<Value> {
+        singles.iter().map(|(name, one)| part(name, one)).collect()
+    };
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": singles.first().map(|(name, _)| *name),
+        "contexts": each(&|name, _| json!({"name": name, "context": {"cluster": name, "user": name}})),
+        "clusters": each(&|name, one| json!({"name": name, "cluster": one["clusters"][0]["cluster"]})),
+        "users": each(&|name, one| json!({"name": name, "user": one["users"][0]["user"]})),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_of_the_same_name_do_not_hide_each_other() {
+        let single = |token: &str, server: &str| {
+            json!({
+                "clusters": [{"name": "x", "cluster": {"server": server}}],
+                "users": [{"name": "admin", "user": {"token": token}}],
+            })
+        };
+        let all = merged(&[("home", single("a", "h")), ("edge-1", single("b", "e"))]);
+        assert_eq!(all["current-context"], "home");
+        assert_eq!(
+            all["users"][1],
+            json!({"name": "edge-1", "user": {"token": "b"}})
+        );
+        assert_eq!(all["clusters"][1]["cluster"]["server"], "e");
+        assert_eq!(
+            all["contexts"][1]["context"],
+            json!({"cluster": "edge-1", "user": "edge-1"})
+        );
+    }
+}

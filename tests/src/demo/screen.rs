@@ -1,0 +1,37 @@
+//! What the demo says: its steps, and what happens in them with the seconds since the start.
+
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
+
+#[derive(Debug)]
+pub(crate) struct Screen {
+    start: Instant,
+}
+
+impl Screen {
+    pub(crate) fn new() -> Self {
+        Self {
+            start: Instant::now(),
+        }
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    pub(crate) fn step(&self, title: &str) {
+        self.plain(&format!("\n== {title}"));
+    }
+
+    pub(crate) fn say(&self, what: &str) {
+        let seconds = self.elapsed().as_secs_f64();
+        self.plain(&format!("[{seconds:6.1} s] {what}"));
+    }
+
+    pub(crate) fn plain(&self, text: &str) {
+        // A reader that has gone, as `head`, does not end the demo.
+        writeln!(std::io::stdout().lock(), "{text}").ok();
+    }
+}
