@@ -50,7 +50,10 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
     let found = deadline(&name, api.get_opt(&name))
         .await?
         .map_err(|error| CrdError::Read(name.clone(), error))?;
-    if found.as_ref().is_some_and(|crd| crd.metadata.deletion_timestamp.is_some()) {
+    if found
+        .as_ref()
+        .is_some_and(|crd| crd.metadata.deletion_timestamp.is_some())
+    {
         return Err(CrdError::Terminating(name));
     }
     let version = found.as_ref().and_then(krypton_crds::schema_version);
@@ -68,7 +71,8 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
             if let Some(found) = found {
                 next.metadata.resource_version = found.metadata.resource_version;
                 next.metadata.finalizers = found.metadata.finalizers;
-                let keep = |ours: &mut Option<std::collections::BTreeMap<String, String>>, theirs| {
+                let keep = |ours: &mut Option<std::collections::BTreeMap<String, String>>,
+                            theirs| {
                     let mut merged: std::collections::BTreeMap<_, _> =
                         Option::unwrap_or_default(theirs);
                     merged.extend(ours.take().unwrap_or_default());
@@ -93,7 +97,10 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
 }
 
 fn established(crd: &CustomResourceDefinition) -> bool {
-    let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_deref());
+    let conditions = crd
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_deref());
     conditions
         .unwrap_or_default()
         .iter()
@@ -108,7 +115,11 @@ async fn served(
     wanted: &CustomResourceDefinition,
 ) {
     let spec = &wanted.spec;
-    let version = spec.versions.first().map(|version| version.name.clone()).unwrap_or_default();
+    let version = spec
+        .versions
+        .first()
+        .map(|version| version.name.clone())
+        .unwrap_or_default();
     let kind = GroupVersionKind::gvk(&spec.group, &version, &spec.names.kind);
     let resource = ApiResource::from_gvk_with_plural(&kind, &spec.names.plural);
     let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
@@ -130,7 +141,11 @@ async fn served(
 }
 
 async fn deadline<T>(name: &str, call: impl Future<Output = T>) -> Result<T, CrdError> {
-    tokio::time::timeout(DEADLINE, call).await.map_err(|_| CrdError::Deadline { name: name.to_owned() })
+    tokio::time::timeout(DEADLINE, call)
+        .await
+        .map_err(|_| CrdError::Deadline {
+            name: name.to_owned(),
+        })
 }
 
 #[cfg(test)]

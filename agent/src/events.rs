@@ -65,7 +65,10 @@ impl Events {
             last_timestamp: Some(Time(now)),
             reporting_component: Some(format!("mesh.openkcm.io/{COMPONENT}")),
             reporting_instance: Some(self.instance.clone()),
-            source: Some(EventSource { component: Some(COMPONENT.to_owned()), host: None }),
+            source: Some(EventSource {
+                component: Some(COMPONENT.to_owned()),
+                host: None,
+            }),
             ..Event::default()
         };
         if self.queue.try_send(event).is_err() {

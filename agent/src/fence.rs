@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::api::{Api, PostParams};
 use kube::Client;
+use kube::api::{Api, PostParams};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +25,10 @@ pub struct LeaseName {
 impl LeaseName {
     /// The one on a member: its holder is the one writer there.
     pub fn of_member() -> Self {
-        Self { namespace: SYSTEM_NAMESPACE.to_owned(), name: "krypton-agent".to_owned() }
+        Self {
+            namespace: SYSTEM_NAMESPACE.to_owned(),
+            name: "krypton-agent".to_owned(),
+        }
     }
 }
 /// A Lease is dead when it has not been renewed for this long, by the watcher's own clock.
@@ -55,7 +58,8 @@ pub struct Hold {
 impl Hold {
     /// Whether a helm run may start.
     pub fn may_start(&self, now: Boot) -> bool {
-        self.renewed.is_some_and(|renewed| now.since(renewed) < NO_NEW_RUNS_AFTER)
+        self.renewed
+            .is_some_and(|renewed| now.since(renewed) < NO_NEW_RUNS_AFTER)
     }
 }
 
@@ -141,15 +145,20 @@ pub async fn hold(
             match &result {
                 Ok(ours) => {
                     hold.renewed = ours.then_some(now);
-                    hold.other =
-                        seen.as_ref().filter(|_| !ours).map(|seen| seen.holder.clone());
+                    hold.other = seen
+                        .as_ref()
+                        .filter(|_| !ours)
+                        .map(|seen| seen.holder.clone());
                     hold.heard = Some(now);
                     hold.problem = None;
                 }
                 // A failed renewal takes nothing away by itself: time does.
                 Err(problem) => {
                     hold.problem = Some(problem.clone());
-                    if hold.renewed.is_some_and(|renewed| now.since(renewed) >= KILL_AFTER) {
+                    if hold
+                        .renewed
+                        .is_some_and(|renewed| now.since(renewed) >= KILL_AFTER)
+                    {
                         hold.renewed = None;
                     }
                 }
@@ -185,21 +194,31 @@ async fn one_round(
     // Holding it, the version we wrote last is the precondition, and no read is needed.
     let held = seen.as_ref().is_some_and(|seen| seen.holder == me) && current.is_some();
     if !held {
-        *current = api.get_opt(&name.name).await.map_err(|error| error.to_string())?;
-        *seen = current.as_ref().map(|lease| Sighting::of(lease, seen.as_ref(), now));
+        *current = api
+            .get_opt(&name.name)
+            .await
+            .map_err(|error| error.to_string())?;
+        *seen = current
+            .as_ref()
+            .map(|lease| Sighting::of(lease, seen.as_ref(), now));
     }
     let written = match step(seen.as_ref(), me, now) {
         Step::Wait => return Ok(false),
         Step::Create => {
             ensure_namespace(client, &name.namespace).await?;
             let lease = Lease {
-                metadata: ObjectMeta { name: Some(name.name.clone()), ..ObjectMeta::default() },
+                metadata: ObjectMeta {
+                    name: Some(name.name.clone()),
+                    ..ObjectMeta::default()
+                },
                 spec: Some(spec_of(&Lease::default(), me, clock::wall())),
             };
             api.create(&PostParams::default(), &lease).await
         }
         Step::Take | Step::Renew => {
-            let Some(lease) = current.take() else { return Ok(false) };
+            let Some(lease) = current.take() else {
+                return Ok(false);
+            };
             let spec = spec_of(&lease, me, clock::wall());
             replace(api, lease, spec).await
         }
@@ -224,7 +243,10 @@ async fn one_round(
 async fn replace(api: &Api<Lease>, lease: Lease, spec: LeaseSpec) -> kube::Result<Lease> {
     // `metadata.resourceVersion` of what was read makes this conditional.
     let name = lease.metadata.name.clone().unwrap_or_default();
-    let next = Lease { spec: Some(spec), ..lease };
+    let next = Lease {
+        spec: Some(spec),
+        ..lease
+    };
     api.replace(&name, &PostParams::default(), &next).await
 }
 
@@ -235,19 +257,33 @@ fn spec_of(lease: &Lease, holder: &str, now: Timestamp) -> LeaseSpec {
     LeaseSpec {
         holder_identity: Some(holder.to_owned()),
         lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
-        acquire_time: if same { before.acquire_time } else { Some(MicroTime(now)) },
+        acquire_time: if same {
+            before.acquire_time
+        } else {
+            Some(MicroTime(now))
+        },
         renew_time: Some(MicroTime(now)),
-        lease_transitions: Some(if same || holder.is_empty() { transitions } else { transitions + 1 }),
+        lease_transitions: Some(if same || holder.is_empty() {
+            transitions
+        } else {
+            transitions + 1
+        }),
         ..LeaseSpec::default()
     }
 }
 
 async fn ensure_namespace(client: &Client, name: &str) -> Result<(), String> {
     let namespace = Namespace {
-        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        },
         ..Namespace::default()
     };
-    match Api::all(client.clone()).create(&PostParams::default(), &namespace).await {
+    match Api::all(client.clone())
+        .create(&PostParams::default(), &namespace)
+        .await
+    {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         Err(error) => Err(format!("creating namespace {name}: {error}")),
@@ -279,8 +315,16 @@ mod tests {
         for second in 0..600 {
             // The other's clock is years behind, but it renews every 15 s.
             let renewed = 1_000 + i64::try_from(second / 15).unwrap();
-            seen = Some(Sighting::of(&lease("other", renewed), seen.as_ref(), at(second)));
-            assert_eq!(step(seen.as_ref(), "me", at(second)), Step::Wait, "second {second}");
+            seen = Some(Sighting::of(
+                &lease("other", renewed),
+                seen.as_ref(),
+                at(second),
+            ));
+            assert_eq!(
+                step(seen.as_ref(), "me", at(second)),
+                Step::Wait,
+                "second {second}"
+            );
         }
     }
 
@@ -303,7 +347,10 @@ mod tests {
 
     #[test]
     fn runs_stop_starting_half_a_lease_after_the_last_renewal() {
-        let hold = Hold { renewed: Some(at(10)), ..Hold::default() };
+        let hold = Hold {
+            renewed: Some(at(10)),
+            ..Hold::default()
+        };
         assert!(hold.may_start(at(39)));
         assert!(!hold.may_start(at(40)));
         assert!(!Hold::default().may_start(at(0)));
@@ -314,7 +361,14 @@ mod tests {
         let now = Timestamp::from_second(9).unwrap();
         let taken = spec_of(&lease("other", 5), "me", now);
         assert_eq!(taken.lease_transitions, Some(1));
-        let renewed = spec_of(&Lease { spec: Some(taken), ..Lease::default() }, "me", now);
+        let renewed = spec_of(
+            &Lease {
+                spec: Some(taken),
+                ..Lease::default()
+            },
+            "me",
+            now,
+        );
         assert_eq!(renewed.lease_transitions, Some(1));
     }
 }

@@ -52,7 +52,10 @@ impl Revision {
     pub fn of(meta: &ObjectMeta) -> Option<(ReleaseKey, Self)> {
         let labels = meta.labels.as_ref()?;
         let label = |name: &str| labels.get(name).cloned();
-        let key = ReleaseKey { namespace: meta.namespace.clone()?, name: label("name")? };
+        let key = ReleaseKey {
+            namespace: meta.namespace.clone()?,
+            name: label("name")?,
+        };
         let revision = label("version")?.parse().ok()?;
         if meta.name.as_deref() != Some(&release::secret_name(&key.name, revision)) {
             return None;
@@ -87,7 +90,11 @@ impl Workspace {
     fn of(meta: &ObjectMeta) -> Self {
         Self {
             terminating: meta.deletion_timestamp.is_some(),
-            creator: meta.labels.as_ref().and_then(|labels| labels.get(CREATOR_LABEL)).cloned(),
+            creator: meta
+                .labels
+                .as_ref()
+                .and_then(|labels| labels.get(CREATOR_LABEL))
+                .cloned(),
             uid: meta.uid.clone().unwrap_or_default(),
         }
     }
@@ -111,7 +118,11 @@ pub struct Watched<K, V> {
 
 impl<K, V> Default for Watched<K, V> {
     fn default() -> Self {
-        Self { items: BTreeMap::new(), listing: None, synced: false }
+        Self {
+            items: BTreeMap::new(),
+            listing: None,
+            synced: false,
+        }
     }
 }
 
@@ -126,7 +137,9 @@ impl<K: Ord + Clone, V: PartialEq> Watched<K, V> {
 
     /// The entries from `from` on, in the order of their keys.
     pub fn from(&self, from: K) -> impl Iterator<Item = (&K, &V)> {
-        self.items.range(from..).map(|(key, (_, value))| (key, value))
+        self.items
+            .range(from..)
+            .map(|(key, (_, value))| (key, value))
     }
 
     /// Whether the first list is complete.
@@ -192,8 +205,12 @@ impl<K: Ord + Clone, V: PartialEq> Watched<K, V> {
 
     fn replace(&mut self) -> BTreeSet<K> {
         let listing = self.listing.take().unwrap_or_default();
-        let mut changed: BTreeSet<K> =
-            self.items.keys().filter(|key| !listing.contains_key(key)).cloned().collect();
+        let mut changed: BTreeSet<K> = self
+            .items
+            .keys()
+            .filter(|key| !listing.contains_key(key))
+            .cloned()
+            .collect();
         for key in &changed {
             self.items.remove(key);
         }
@@ -287,7 +304,10 @@ impl Index {
 
     /// Whether any release at all is in the namespace.
     pub fn has_releases(&self, namespace: &str) -> bool {
-        let first = ReleaseKey { namespace: namespace.to_owned(), name: String::new() };
+        let first = ReleaseKey {
+            namespace: namespace.to_owned(),
+            name: String::new(),
+        };
         self.revisions
             .from((first, 0))
             .next()
@@ -298,8 +318,11 @@ impl Index {
     pub fn release_workloads(&self, key: &ReleaseKey) -> BTreeMap<WorkloadKey, WorkloadState> {
         let mut found = BTreeMap::new();
         for (kind, watched) in &self.workloads {
-            let first =
-                WorkloadKey { kind: *kind, namespace: String::new(), name: String::new() };
+            let first = WorkloadKey {
+                kind: *kind,
+                namespace: String::new(),
+                name: String::new(),
+            };
             found.extend(
                 watched
                     .from((key.clone(), first))
@@ -322,14 +345,20 @@ impl Index {
             .collect();
         claimants.sort_by_key(|tenant| {
             let meta = &tenant.metadata;
-            (meta.creation_timestamp.as_ref().map(|time| time.0), meta.uid.clone())
+            (
+                meta.creation_timestamp.as_ref().map(|time| time.0),
+                meta.uid.clone(),
+            )
         });
         claimants
     }
 
     /// The Tenants that use the namespace, whatever their release.
     pub fn users(&self, namespace: &str) -> BTreeSet<TenantKey> {
-        let first = ReleaseKey { namespace: namespace.to_owned(), name: String::new() };
+        let first = ReleaseKey {
+            namespace: namespace.to_owned(),
+            name: String::new(),
+        };
         self.claims
             .range(first..)
             .take_while(|(key, _)| key.namespace == namespace)
@@ -343,7 +372,11 @@ impl Index {
         let known = tenant_key(&tenant.metadata)
             .and_then(|key| self.tenants.get(&key))
             .is_some_and(|known| known.metadata.uid == tenant.metadata.uid);
-        if known { self.tenant_event(Event::Apply(tenant)) } else { BTreeSet::new() }
+        if known {
+            self.tenant_event(Event::Apply(tenant))
+        } else {
+            BTreeSet::new()
+        }
     }
 
     pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<TenantKey> {
@@ -381,7 +414,9 @@ impl Index {
             Some(((key, revision.revision), version(&meta), revision))
         });
         let keys: BTreeSet<ReleaseKey> = changed.into_iter().map(|(key, _)| key).collect();
-        keys.iter().flat_map(|key| self.claims.get(key).cloned().unwrap_or_default()).collect()
+        keys.iter()
+            .flat_map(|key| self.claims.get(key).cloned().unwrap_or_default())
+            .collect()
     }
 
     /// Replaces what is known of one release by a fresh list of its Secrets, made at `list_version`.
@@ -399,7 +434,8 @@ impl Index {
         for meta in fresh {
             if let Some((of, revision)) = Revision::of(&meta) {
                 found.insert(revision.revision);
-                self.revisions.apply((of, revision.revision), version(&meta), revision);
+                self.revisions
+                    .apply((of, revision.revision), version(&meta), revision);
             }
         }
         for revision in known {
@@ -417,7 +453,10 @@ impl Index {
             let meta = object.into().0;
             Some((meta.name.clone()?, version(&meta), Workspace::of(&meta)))
         });
-        changed.iter().flat_map(|namespace| self.users(namespace)).collect()
+        changed
+            .iter()
+            .flat_map(|namespace| self.users(namespace))
+            .collect()
     }
 
     pub fn workload_event<O: kube::Resource>(
@@ -442,12 +481,18 @@ impl Index {
         };
         let changed = self.workloads.entry(kind).or_default().event(event, read);
         let keys: BTreeSet<ReleaseKey> = changed.into_iter().map(|(key, _)| key).collect();
-        keys.iter().flat_map(|key| self.claims.get(key).cloned().unwrap_or_default()).collect()
+        keys.iter()
+            .flat_map(|key| self.claims.get(key).cloned().unwrap_or_default())
+            .collect()
     }
 
     /// The state of the one CRD that is watched; `None` before the first list.
     pub fn crd(&self) -> Option<CrdState> {
-        let state = self.crd.iter().next().map_or(CrdState::Missing, |(_, state)| *state);
+        let state = self
+            .crd
+            .iter()
+            .next()
+            .map_or(CrdState::Missing, |(_, state)| *state);
         self.crd.synced().then_some(state)
     }
 
@@ -464,8 +509,11 @@ impl Index {
 }
 
 /// The kinds whose readiness is watched.
-const WORKLOAD_KINDS: [WorkloadKind; 3] =
-    [WorkloadKind::Deployment, WorkloadKind::StatefulSet, WorkloadKind::DaemonSet];
+const WORKLOAD_KINDS: [WorkloadKind; 3] = [
+    WorkloadKind::Deployment,
+    WorkloadKind::StatefulSet,
+    WorkloadKind::DaemonSet,
+];
 
 /// The metadata of an object, whatever its type.
 #[derive(Debug)]
@@ -484,7 +532,10 @@ impl From<ObjectMeta> for ObjectMetaOf {
 }
 
 pub fn tenant_key(meta: &ObjectMeta) -> Option<TenantKey> {
-    Some(TenantKey { namespace: meta.namespace.clone()?, name: meta.name.clone()? })
+    Some(TenantKey {
+        namespace: meta.namespace.clone()?,
+        name: meta.name.clone()?,
+    })
 }
 
 /// The apiserver's resourceVersion as a number: comparable by the API's contract since Kubernetes
@@ -494,5 +545,7 @@ fn version(meta: &ObjectMeta) -> u64 {
 }
 
 pub(crate) fn number(resource_version: Option<&str>) -> u64 {
-    resource_version.and_then(|version| version.parse().ok()).unwrap_or(u64::MAX)
+    resource_version
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(u64::MAX)
 }

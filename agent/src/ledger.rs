@@ -72,8 +72,12 @@ async fn record_now(client: &Client, incoming: &DesiredState) -> Result<Advance,
     // With the resourceVersion of what was read, a concurrent writer wins once and we read again.
     let written = match secret {
         Some(secret) => {
-            let next = Secret { data: Some(data), ..secret };
-            api.replace(LEDGER_NAME, &PostParams::default(), &next).await
+            let next = Secret {
+                data: Some(data),
+                ..secret
+            };
+            api.replace(LEDGER_NAME, &PostParams::default(), &next)
+                .await
         }
         None => {
             let next = Secret {
@@ -120,7 +124,10 @@ mod tests {
     fn an_older_desired_state_is_never_acted_on() {
         let record = desired(2, 5, "a");
         assert_eq!(advance(None, &record), Advance::Record);
-        assert_eq!(advance(Some(&record), &desired(2, 5, "a")), Advance::Recorded);
+        assert_eq!(
+            advance(Some(&record), &desired(2, 5, "a")),
+            Advance::Recorded
+        );
         assert_eq!(advance(Some(&record), &desired(2, 6, "b")), Advance::Record);
         assert_eq!(advance(Some(&record), &desired(3, 1, "b")), Advance::Record);
         let refused = Advance::Refuse(record.version);

@@ -112,13 +112,18 @@ pub enum Action {
     /// Read and decode a revision: its labels alone do not settle the matter.
     ReadRelease(u32),
     /// Mark a revision that a dead helm left as failed.
-    Unlock { revision: u32, was: String },
+    Unlock {
+        revision: u32,
+        was: String,
+    },
     Helm(Run),
     Uninstall,
     /// Put the original's fingerprint annotation on the Tenant.
     Annotate,
     DeleteWorkspace,
-    RemoveFinalizer { orphaned: bool },
+    RemoveFinalizer {
+        orphaned: bool,
+    },
 }
 
 /// The next action, and what is to be said meanwhile.
@@ -156,7 +161,11 @@ pub fn plan(view: &View<'_>) -> Plan {
             })
         };
     }
-    if deleting { deletion::plan(view) } else { presence::plan(view) }
+    if deleting {
+        deletion::plan(view)
+    } else {
+        presence::plan(view)
+    }
 }
 
 /// Whose the release is, as far as this Tenant is concerned.
@@ -175,7 +184,11 @@ impl View<'_> {
     }
 
     fn namespace(&self) -> &str {
-        self.tenant.metadata.namespace.as_deref().unwrap_or_default()
+        self.tenant
+            .metadata
+            .namespace
+            .as_deref()
+            .unwrap_or_default()
     }
 
     fn generation(&self) -> i64 {
@@ -183,12 +196,24 @@ impl View<'_> {
     }
 
     fn annotation(&self, name: &str) -> Option<&str> {
-        self.tenant.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+        self.tenant
+            .metadata
+            .annotations
+            .as_ref()?
+            .get(name)
+            .map(String::as_str)
     }
 
     fn has_finalizer(&self) -> bool {
-        let finalizers = self.tenant.metadata.finalizers.as_deref().unwrap_or_default();
-        finalizers.iter().any(|finalizer| finalizer == names::TENANT_FINALIZER)
+        let finalizers = self
+            .tenant
+            .metadata
+            .finalizers
+            .as_deref()
+            .unwrap_or_default();
+        finalizers
+            .iter()
+            .any(|finalizer| finalizer == names::TENANT_FINALIZER)
     }
 
     fn newest(&self) -> Option<&Revision> {
@@ -197,7 +222,10 @@ impl View<'_> {
 
     /// A person has set the Tenant or the whole member aside.
     fn paused(&self) -> Option<&'static str> {
-        if self.annotation(names::PAUSED_ANNOTATION).is_some_and(|value| value != "false") {
+        if self
+            .annotation(names::PAUSED_ANNOTATION)
+            .is_some_and(|value| value != "false")
+        {
             return Some("paused by annotation on the Tenant");
         }
         self.desired.paused.then_some("paused on the EdgeCluster")
@@ -212,7 +240,10 @@ impl View<'_> {
     fn ownership(&self) -> Ownership {
         let release = &self.release_key.name;
         let owner_uid = self.revisions.iter().rev().find_map(|revision| {
-            revision.owner_uid.as_deref().map(|uid| (uid, revision.owner_namespace.as_deref()))
+            revision
+                .owner_uid
+                .as_deref()
+                .map(|uid| (uid, revision.owner_namespace.as_deref()))
         });
         let labelled = owner_uid.map(|(uid, _)| uid);
         let owner = self
@@ -273,7 +304,13 @@ impl View<'_> {
 
 impl Plan {
     fn new(action: Action, state: ClusterState) -> Self {
-        Self { action, state, applied_chart: None, wake: None, ours: true }
+        Self {
+            action,
+            state,
+            applied_chart: None,
+            wake: None,
+            ours: true,
+        }
     }
 
     fn wait(state: ClusterState) -> Self {
@@ -282,7 +319,11 @@ impl Plan {
 }
 
 fn state(truth: Truth, reason: &str, message: impl Into<String>) -> State {
-    State { truth, reason: reason.to_owned(), message: message.into() }
+    State {
+        truth,
+        reason: reason.to_owned(),
+        message: message.into(),
+    }
 }
 
 /// The back-off before the attempt after `attempts` failed ones: doubling from 5 s up to `cap`, with

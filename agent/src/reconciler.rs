@@ -16,8 +16,8 @@ use futures::StreamExt;
 use krypton_common::desired::{DesiredState, Version};
 use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::{Tenant, TenantSpec};
-use kube::runtime::watcher::Event;
 use kube::Client;
+use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::chart::ChartCache;
 use crate::clock::Boot;
 use crate::events::Events;
-use crate::fence::{self, Hold, LeaseName, KILL_AFTER, NO_NEW_RUNS_AFTER};
+use crate::fence::{self, Hold, KILL_AFTER, LeaseName, NO_NEW_RUNS_AFTER};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
 use crate::ledger::Advance;
@@ -71,7 +71,9 @@ pub struct Member {
 
 impl std::fmt::Debug for Member {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Member").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Member")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -288,22 +290,23 @@ impl Reconciler {
         let dirty = match seen {
             Seen::Tenant(event) => {
                 let event = self.decoded(event);
-                event.map(|event| self.index.tenant_event(event)).unwrap_or_default()
+                event
+                    .map(|event| self.index.tenant_event(event))
+                    .unwrap_or_default()
             }
             Seen::Release(event) => self.index.release_event(event),
             Seen::Workspace(event) => self.index.workspace_event(event),
-            Seen::Deployment(event) => self.index.workload_event(
-                WorkloadKind::Deployment,
-                event,
-                workload::deployment,
-            ),
-            Seen::StatefulSet(event) => self.index.workload_event(
-                WorkloadKind::StatefulSet,
-                event,
-                workload::stateful_set,
-            ),
+            Seen::Deployment(event) => {
+                self.index
+                    .workload_event(WorkloadKind::Deployment, event, workload::deployment)
+            }
+            Seen::StatefulSet(event) => {
+                self.index
+                    .workload_event(WorkloadKind::StatefulSet, event, workload::stateful_set)
+            }
             Seen::DaemonSet(event) => {
-                self.index.workload_event(WorkloadKind::DaemonSet, event, workload::daemon_set)
+                self.index
+                    .workload_event(WorkloadKind::DaemonSet, event, workload::daemon_set)
             }
             Seen::Crd(event) => {
                 let before = self.index.crd();
@@ -332,10 +335,7 @@ impl Reconciler {
 
     /// Drops a Tenant that does not decode, by name and with the reason, and Tenants that are not
     /// ours to see.
-    fn decoded(
-        &self,
-        event: Event<kube::core::DeserializeGuard<Tenant>>,
-    ) -> Option<Event<Tenant>> {
+    fn decoded(&self, event: Event<kube::core::DeserializeGuard<Tenant>>) -> Option<Event<Tenant>> {
         let read = |guard: kube::core::DeserializeGuard<Tenant>| match guard.0 {
             Ok(tenant) => Some(tenant),
             Err(invalid) => {
@@ -347,7 +347,11 @@ impl Reconciler {
                 );
                 tracing::warn!(member = %self.member.name,
                     namespace = named.metadata.namespace, name = named.metadata.name, %message);
-                let told = Told { warning: true, reason: "TenantInvalid", message };
+                let told = Told {
+                    warning: true,
+                    reason: "TenantInvalid",
+                    message,
+                };
                 self.performer.events.tell(&named, told);
                 None
             }
@@ -367,7 +371,12 @@ impl Reconciler {
     }
 
     fn look_at_all(&mut self) {
-        let keys: Vec<TenantKey> = self.index.tenants.iter().map(|(key, _)| key.clone()).collect();
+        let keys: Vec<TenantKey> = self
+            .index
+            .tenants
+            .iter()
+            .map(|(key, _)| key.clone())
+            .collect();
         self.dirty.extend(keys);
     }
 
@@ -382,7 +391,11 @@ impl Reconciler {
             .filter(|at| *at > now)
             .min();
         let crd = (self.permitted && !self.crd_checked).then_some(self.crd_not_before);
-        tenant.into_iter().chain(expiry).chain(crd.filter(|at| *at > now)).min()
+        tenant
+            .into_iter()
+            .chain(expiry)
+            .chain(crd.filter(|at| *at > now))
+            .min()
     }
 }
 

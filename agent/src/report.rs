@@ -67,7 +67,10 @@ impl ReportBoard {
 
     /// The generation that was last reported of a Tenant.
     pub(crate) fn generation(&self, key: &TenantKey) -> Option<i64> {
-        self.lock().tenants.get(key).map(|report| report.observed_generation)
+        self.lock()
+            .tenants
+            .get(key)
+            .map(|report| report.observed_generation)
     }
 
     pub(crate) fn member(&self, report: &MemberReport) {
@@ -120,7 +123,10 @@ mod tests {
     use super::*;
 
     fn key(name: &str) -> TenantKey {
-        TenantKey { namespace: "default".to_owned(), name: name.to_owned() }
+        TenantKey {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+        }
     }
 
     fn report(generation: i64) -> TenantReport {
@@ -147,7 +153,13 @@ mod tests {
         }
         let changes = board.changes().await;
         assert_eq!(changes.tenants.len(), 1);
-        assert_eq!(changes.tenants[&key("a")].as_ref().unwrap().observed_generation, 1000);
+        assert_eq!(
+            changes.tenants[&key("a")]
+                .as_ref()
+                .unwrap()
+                .observed_generation,
+            1000
+        );
     }
 
     #[tokio::test]
@@ -159,6 +171,9 @@ mod tests {
         board.tenant(&key("b"), None);
         board.tenant(&key("a"), None);
         let changes = board.changes().await;
-        assert_eq!(changes.tenants.into_iter().collect::<Vec<_>>(), vec![(key("a"), None)]);
+        assert_eq!(
+            changes.tenants.into_iter().collect::<Vec<_>>(),
+            vec![(key("a"), None)]
+        );
     }
 }

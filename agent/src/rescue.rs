@@ -82,7 +82,11 @@ impl Kept {
 /// Whether a Tenant goes only because its CRD does. One that a person deleted before is not rescued:
 /// it is uninstalled as asked.
 fn swept_away(tenant: &Tenant, crd_deleted: Timestamp) -> bool {
-    tenant.metadata.deletion_timestamp.as_ref().is_none_or(|time| time.0 >= crd_deleted)
+    tenant
+        .metadata
+        .deletion_timestamp
+        .as_ref()
+        .is_none_or(|time| time.0 >= crd_deleted)
 }
 
 /// Keeps the specs, then lets go of the finalizers. Returns how many Tenants were let go.
@@ -100,13 +104,23 @@ async fn keep_and_release_now(
     crd_deleted: Timestamp,
 ) -> Result<usize, RescueError> {
     let all: Api<Tenant> = Api::all(client.clone());
-    let tenants = all.list(&ListParams::default()).await.map_err(RescueError::List)?.items;
-    let swept: Vec<&Tenant> =
-        tenants.iter().filter(|tenant| swept_away(tenant, crd_deleted)).collect();
+    let tenants = all
+        .list(&ListParams::default())
+        .await
+        .map_err(RescueError::List)?
+        .items;
+    let swept: Vec<&Tenant> = tenants
+        .iter()
+        .filter(|tenant| swept_away(tenant, crd_deleted))
+        .collect();
     if swept.is_empty() {
         return Ok(0);
     }
-    keep(client, swept.iter().map(|tenant| Kept::of(tenant)).collect()).await?;
+    keep(
+        client,
+        swept.iter().map(|tenant| Kept::of(tenant)).collect(),
+    )
+    .await?;
     let mut released = 0;
     for tenant in swept {
         let finalizers: Vec<&String> = tenant
@@ -120,7 +134,10 @@ async fn keep_and_release_now(
             "metadata": { "finalizers": finalizers, "resourceVersion": tenant.resource_version() }
         });
         let params = PatchParams::default();
-        match api.patch_metadata(&tenant.name_any(), &params, &Patch::Merge(&patch)).await {
+        match api
+            .patch_metadata(&tenant.name_any(), &params, &Patch::Merge(&patch))
+            .await
+        {
             Ok(_) => released += 1,
             // Gone, or just written by somebody: the next round sees to it.
             Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
@@ -133,8 +150,10 @@ async fn keep_and_release_now(
 /// Adds to what is kept already: a crash in between must not lose the first half.
 async fn keep(client: &Client, tenants: Vec<Kept>) -> Result<(), RescueError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let found =
-        api.get_opt(RESCUE_NAME).await.map_err(|error| RescueError::Secret("read", error))?;
+    let found = api
+        .get_opt(RESCUE_NAME)
+        .await
+        .map_err(|error| RescueError::Secret("read", error))?;
     let mut kept = match &found {
         Some(secret) => unpack(secret)?,
         None => Vec::new(),
@@ -146,14 +165,29 @@ async fn keep(client: &Client, tenants: Vec<Kept>) -> Result<(), RescueError> {
     let data = Some([(KEY.to_owned(), ByteString(pack(&kept)?))].into());
     let params = PostParams::default();
     let written = match found {
-        Some(secret) => api.replace(RESCUE_NAME, &params, &Secret { data, ..secret }).await,
+        Some(secret) => {
+            api.replace(RESCUE_NAME, &params, &Secret { data, ..secret })
+                .await
+        }
         None => {
-            let metadata =
-                ObjectMeta { name: Some(RESCUE_NAME.to_owned()), ..ObjectMeta::default() };
-            api.create(&params, &Secret { metadata, data, ..Secret::default() }).await
+            let metadata = ObjectMeta {
+                name: Some(RESCUE_NAME.to_owned()),
+                ..ObjectMeta::default()
+            };
+            api.create(
+                &params,
+                &Secret {
+                    metadata,
+                    data,
+                    ..Secret::default()
+                },
+            )
+            .await
         }
     };
-    written.map(|_| ()).map_err(|error| RescueError::Secret("written", error))
+    written
+        .map(|_| ())
+        .map_err(|error| RescueError::Secret("written", error))
 }
 
 /// Puts back what is kept, once the CRD is served again. Returns the Tenants that are back.
@@ -165,14 +199,21 @@ pub async fn restore(client: &Client) -> Result<Vec<Tenant>, RescueError> {
 
 async fn restore_now(client: &Client) -> Result<Vec<Tenant>, RescueError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let found =
-        secrets.get_opt(RESCUE_NAME).await.map_err(|error| RescueError::Secret("read", error))?;
-    let Some(secret) = found else { return Ok(Vec::new()) };
+    let found = secrets
+        .get_opt(RESCUE_NAME)
+        .await
+        .map_err(|error| RescueError::Secret("read", error))?;
+    let Some(secret) = found else {
+        return Ok(Vec::new());
+    };
     let mut back = Vec::new();
     for kept in unpack(&secret)? {
         let api: Api<Tenant> = Api::namespaced(client.clone(), &kept.namespace);
         let name = format!("{}/{}", kept.namespace, kept.name);
-        match api.create(&PostParams::default(), &kept.into_tenant()).await {
+        match api
+            .create(&PostParams::default(), &kept.into_tenant())
+            .await
+        {
             Ok(tenant) => back.push(tenant),
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             // Its namespace is gone or going: so is the Tenant, and rightly.
@@ -186,7 +227,10 @@ async fn restore_now(client: &Client) -> Result<Vec<Tenant>, RescueError> {
         resource_version: secret.metadata.resource_version.clone(),
         uid: secret.metadata.uid.clone(),
     };
-    let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+    let params = DeleteParams {
+        preconditions: Some(preconditions),
+        ..DeleteParams::default()
+    };
     secrets
         .delete(RESCUE_NAME, &params)
         .await
@@ -197,7 +241,10 @@ async fn restore_now(client: &Client) -> Result<Vec<Tenant>, RescueError> {
 fn pack(kept: &[Kept]) -> Result<Vec<u8>, RescueError> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     let json = serde_json::to_vec(kept).map_err(|error| RescueError::Content(error.into()))?;
-    encoder.write_all(&json).and_then(|()| encoder.finish()).map_err(RescueError::Content)
+    encoder
+        .write_all(&json)
+        .and_then(|()| encoder.finish())
+        .map_err(RescueError::Content)
 }
 
 fn unpack(secret: &Secret) -> Result<Vec<Kept>, RescueError> {

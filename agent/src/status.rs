@@ -26,7 +26,13 @@ pub fn status(
     conditions::set_cluster(&mut next.conditions, cluster, state, generation, now);
     let clusters = [(cluster.to_owned(), state.clone())].into();
     let summary = conditions::summarise(&clusters, allow_chart_skip);
-    conditions::set(&mut next.conditions, "Ready", &summary.ready, generation, now);
+    conditions::set(
+        &mut next.conditions,
+        "Ready",
+        &summary.ready,
+        generation,
+        now,
+    );
     next.phase = Some(summary.phase.to_string());
     next.last_message = Some(summary.last_message);
     next.observed_generation = Some(generation);
@@ -40,10 +46,16 @@ pub fn status(
 pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
     let mut told = Vec::new();
     let mut tell = |warning, reason, message: &str| {
-        told.push(Told { warning, reason, message: message.to_owned() });
+        told.push(Told {
+            warning,
+            reason,
+            message: message.to_owned(),
+        });
     };
     let was = |pick: fn(&ClusterState) -> Option<&conditions::State>| {
-        before.and_then(pick).map(|state| (state.truth, state.reason.as_str()))
+        before
+            .and_then(pick)
+            .map(|state| (state.truth, state.reason.as_str()))
     };
     if let Some(progress) = &after.progress
         && progress.truth == Truth::True
@@ -108,7 +120,11 @@ mod tests {
             reason: reason.to_owned(),
             message: String::new(),
         };
-        ClusterState { ready: state(ready), progress: Some(state(progress)), error: Some(state(error)) }
+        ClusterState {
+            ready: state(ready),
+            progress: Some(state(progress)),
+            error: Some(state(error)),
+        }
     }
 
     fn reasons(told: &[Told]) -> Vec<&'static str> {
@@ -118,16 +134,31 @@ mod tests {
     #[test]
     fn events_are_told_on_transitions_only() {
         use Truth::{False, True};
-        let installing =
-            state((False, "Installing"), (True, "Installing"), (False, "NoError"));
-        let installed =
-            state((True, "Installed"), (False, "InstallComplete"), (False, "NoError"));
-        let failed =
-            state((False, "UpgradeFailed"), (False, "UpgradeFailed"), (True, "UpgradeFailed"));
+        let installing = state(
+            (False, "Installing"),
+            (True, "Installing"),
+            (False, "NoError"),
+        );
+        let installed = state(
+            (True, "Installed"),
+            (False, "InstallComplete"),
+            (False, "NoError"),
+        );
+        let failed = state(
+            (False, "UpgradeFailed"),
+            (False, "UpgradeFailed"),
+            (True, "UpgradeFailed"),
+        );
         assert_eq!(reasons(&told(None, &installing)), ["HelmInstallStart"]);
-        assert_eq!(reasons(&told(Some(&installing), &installed)), ["HelmInstalled", "PhaseSet"]);
+        assert_eq!(
+            reasons(&told(Some(&installing), &installed)),
+            ["HelmInstalled", "PhaseSet"]
+        );
         assert_eq!(reasons(&told(Some(&installed), &installed)), [""; 0]);
-        assert_eq!(reasons(&told(Some(&installed), &failed)), ["HelmUpgradeFailed", "PhaseSet"]);
+        assert_eq!(
+            reasons(&told(Some(&installed), &failed)),
+            ["HelmUpgradeFailed", "PhaseSet"]
+        );
         assert_eq!(reasons(&told(Some(&failed), &failed)), [""; 0]);
     }
 

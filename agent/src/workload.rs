@@ -34,16 +34,25 @@ pub fn deployment(object: &Deployment) -> WorkloadState {
         .and_then(|strategy| strategy.rolling_update.as_ref())
         .and_then(|update| update.max_unavailable.as_ref())
         .map_or(0, |value| rounded_down(value, wanted));
-    let available = status.and_then(|status| status.available_replicas).unwrap_or(0);
-    let updated = status.and_then(|status| status.updated_replicas).unwrap_or(0);
-    let observed = status.and_then(|status| status.observed_generation).unwrap_or(0);
+    let available = status
+        .and_then(|status| status.available_replicas)
+        .unwrap_or(0);
+    let updated = status
+        .and_then(|status| status.updated_replicas)
+        .unwrap_or(0);
+    let observed = status
+        .and_then(|status| status.observed_generation)
+        .unwrap_or(0);
     if observed < object.metadata.generation.unwrap_or(0) {
         return waiting("not yet observed by its controller".to_owned());
     }
     if updated < wanted {
         return waiting(format!("{updated} of {wanted} replicas updated"));
     }
-    verdict(available >= wanted - max_unavailable, format!("{available} of {wanted} available"))
+    verdict(
+        available >= wanted - max_unavailable,
+        format!("{available} of {wanted} available"),
+    )
 }
 
 /// A StatefulSet is ready when its replicas above the partition are updated and all are ready.
@@ -57,13 +66,20 @@ pub fn stateful_set(object: &StatefulSet) -> WorkloadState {
         .and_then(|strategy| strategy.rolling_update.as_ref())
         .and_then(|update| update.partition)
         .unwrap_or(0);
-    let observed = status.and_then(|status| status.observed_generation).unwrap_or(0);
+    let observed = status
+        .and_then(|status| status.observed_generation)
+        .unwrap_or(0);
     if observed < object.metadata.generation.unwrap_or(0) {
         return waiting("not yet observed by its controller".to_owned());
     }
-    let updated = status.and_then(|status| status.updated_replicas).unwrap_or(0);
+    let updated = status
+        .and_then(|status| status.updated_replicas)
+        .unwrap_or(0);
     if rolling && updated < wanted - partition {
-        return waiting(format!("{updated} of {} replicas updated", wanted - partition));
+        return waiting(format!(
+            "{updated} of {} replicas updated",
+            wanted - partition
+        ));
     }
     let ready = status.and_then(|status| status.ready_replicas).unwrap_or(0);
     verdict(ready >= wanted, format!("{ready} of {wanted} ready"))
@@ -71,7 +87,10 @@ pub fn stateful_set(object: &StatefulSet) -> WorkloadState {
 
 /// A DaemonSet is ready when all but `maxUnavailable` of its pods are updated and ready.
 pub fn daemon_set(object: &DaemonSet) -> WorkloadState {
-    let strategy = object.spec.as_ref().and_then(|spec| spec.update_strategy.as_ref());
+    let strategy = object
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.update_strategy.as_ref());
     let rolling = strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("OnDelete");
     let Some(status) = object.status.as_ref() else {
         return waiting("not yet observed by its controller".to_owned());
@@ -89,7 +108,10 @@ pub fn daemon_set(object: &DaemonSet) -> WorkloadState {
         .and_then(|update| update.max_unavailable.as_ref())
         .map_or(0, |value| rounded_down(value, wanted));
     let ready = status.number_ready;
-    verdict(ready >= wanted - max_unavailable, format!("{ready} of {wanted} ready"))
+    verdict(
+        ready >= wanted - max_unavailable,
+        format!("{ready} of {wanted} ready"),
+    )
 }
 
 /// The first workload that is not ready, in words; `None` when all are.
@@ -106,16 +128,27 @@ pub fn unready(
             name: workload.name.clone(),
         };
         if !seen.contains_key(&key) {
-            return Some(format!("{} {}/{}: not found", key.kind, key.namespace, key.name));
+            return Some(format!(
+                "{} {}/{}: not found",
+                key.kind, key.namespace, key.name
+            ));
         }
     }
-    seen.iter().find(|(_, state)| !state.ready).map(|(key, state)| {
-        format!("{} {}/{}: {}", key.kind, key.namespace, key.name, state.detail)
-    })
+    seen.iter()
+        .find(|(_, state)| !state.ready)
+        .map(|(key, state)| {
+            format!(
+                "{} {}/{}: {}",
+                key.kind, key.namespace, key.name, state.detail
+            )
+        })
 }
 
 fn waiting(detail: String) -> WorkloadState {
-    WorkloadState { ready: false, detail }
+    WorkloadState {
+        ready: false,
+        detail,
+    }
 }
 
 fn verdict(ready: bool, detail: String) -> WorkloadState {

@@ -113,13 +113,21 @@ mod tests {
     fn the_originals_annotation_is_recognised_with_and_without_install_crds() {
         let annotation = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
         assert!(chart().is_original_fingerprint(annotation));
-        assert!(ChartState { install_crds: false, ..chart() }.is_original_fingerprint(annotation));
+        assert!(
+            ChartState {
+                install_crds: false,
+                ..chart()
+            }
+            .is_original_fingerprint(annotation)
+        );
     }
 
     #[test]
     fn values_that_the_original_did_not_have_are_not_covered_by_its_annotation() {
         let mut with_values = chart();
-        with_values.values.insert("replicaCount".to_owned(), 1.into());
+        with_values
+            .values
+            .insert("replicaCount".to_owned(), 1.into());
         assert!(!with_values.is_original_fingerprint(
             "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d"
         ));
@@ -133,10 +141,22 @@ mod tests {
         let base = chart().fingerprint();
         assert_eq!(base.len(), 63);
         let mut changed = vec![
-            ChartState { version: "1.19.2".to_owned(), ..chart() },
-            ChartState { name: "other".to_owned(), ..chart() },
-            ChartState { repo: "https://example.org".to_owned(), ..chart() },
-            ChartState { install_crds: false, ..chart() },
+            ChartState {
+                version: "1.19.2".to_owned(),
+                ..chart()
+            },
+            ChartState {
+                name: "other".to_owned(),
+                ..chart()
+            },
+            ChartState {
+                repo: "https://example.org".to_owned(),
+                ..chart()
+            },
+            ChartState {
+                install_crds: false,
+                ..chart()
+            },
         ];
         let mut values = chart();
         values.values.insert("a".to_owned(), Value::Null);
@@ -148,8 +168,21 @@ mod tests {
 
     #[test]
     fn a_later_epoch_wins_over_a_higher_generation() {
-        let old = Version { epoch: 1, generation: 9 };
-        assert!(Version { epoch: 2, generation: 1 } > old);
-        assert!(Version { epoch: 1, generation: 10 } > old);
+        let old = Version {
+            epoch: 1,
+            generation: 9,
+        };
+        assert!(
+            Version {
+                epoch: 2,
+                generation: 1
+            } > old
+        );
+        assert!(
+            Version {
+                epoch: 1,
+                generation: 10
+            } > old
+        );
     }
 }

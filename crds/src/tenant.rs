@@ -145,7 +145,9 @@ impl Tenant {
     /// Whether the member `name`, whose kubeconfig Secret is in `namespace` where it has one, is to
     /// look after this Tenant: it names no member, or this one.
     pub fn is_for(&self, name: &str, namespace: Option<&str>) -> bool {
-        let Some(member) = self.names_member() else { return true };
+        let Some(member) = self.names_member() else {
+            return true;
+        };
         let reference = self.spec.cluster_ref.as_ref();
         let wanted = reference
             .and_then(|reference| reference.secret_namespace.as_deref())

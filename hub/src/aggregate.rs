@@ -120,7 +120,11 @@ impl Reports {
     pub fn counts(&self, member: &str) -> Counts {
         let state = self.lock();
         let mut counts = Counts::default();
-        for report in state.members.get(member).into_iter().flat_map(|found| found.tenants.values())
+        for report in state
+            .members
+            .get(member)
+            .into_iter()
+            .flat_map(|found| found.tenants.values())
         {
             let one = [(String::new(), report.state.clone())].into();
             counts.total += 1;
@@ -156,9 +160,14 @@ impl Reports {
     /// When the patience with the next member that is on its way ends.
     fn patience_ends(&self, now: Boot) -> Option<Boot> {
         let state = self.lock();
-        let waiting =
-            state.members.values().filter(|member| member.hearing == Hearing::NotYet);
-        waiting.map(|member| Boot(member.begun.0 + START_GRACE)).filter(|at| *at > now).min()
+        let waiting = state
+            .members
+            .values()
+            .filter(|member| member.hearing == Hearing::NotYet);
+        waiting
+            .map(|member| Boot(member.begun.0 + START_GRACE))
+            .filter(|at| *at > now)
+            .min()
     }
 }
 
@@ -201,7 +210,9 @@ fn aggregated(
     let mut next = tenant.status.clone().unwrap_or_default();
     let generation = tenant.metadata.generation.unwrap_or_default();
     let own = rules.self_cluster
-        && tenant.names_member().is_none_or(|member| member == names::SELF_CLUSTER);
+        && tenant
+            .names_member()
+            .is_none_or(|member| member == names::SELF_CLUSTER);
     // Its members are those that have last reported it: the conditions themselves remember.
     let before = conditions::clusters(&next.conditions);
     let mut clusters: BTreeMap<String, ClusterState> = BTreeMap::new();
@@ -209,7 +220,11 @@ fn aggregated(
     let names: BTreeSet<&String> = before.keys().chain(said.keys()).collect();
     for name in names {
         let (hearing, report, patient) = match said.get(name) {
-            Some(saying) => (saying.hearing.clone(), saying.report.as_ref(), saying.patient),
+            Some(saying) => (
+                saying.hearing.clone(),
+                saying.report.as_ref(),
+                saying.patient,
+            ),
             None => (Hearing::NotYet, None, patient),
         };
         if name == names::SELF_CLUSTER && !own {
@@ -235,7 +250,11 @@ fn aggregated(
     if own && !clusters.contains_key(names::SELF_CLUSTER) {
         let message = "the home cluster has not reported this Tenant yet";
         let ready = State::new(Truth::Unknown, reason::NOT_READY, message);
-        let waiting = ClusterState { ready, progress: None, error: None };
+        let waiting = ClusterState {
+            ready,
+            progress: None,
+            error: None,
+        };
         clusters.insert(names::SELF_CLUSTER.to_owned(), waiting);
     }
     for departed in before.keys().filter(|name| !clusters.contains_key(*name)) {
@@ -252,7 +271,13 @@ fn aggregated(
         summary.ready.message.clone_from(&message);
         summary.last_message = message;
     }
-    conditions::set(&mut next.conditions, conditions::READY, &summary.ready, generation, now);
+    conditions::set(
+        &mut next.conditions,
+        conditions::READY,
+        &summary.ready,
+        generation,
+        now,
+    );
     next.phase = Some(summary.phase.to_string());
     next.last_message = Some(summary.last_message);
     next.observed_generation = Some(generation);
@@ -308,8 +333,10 @@ pub async fn run(
             dirty.extend(tenants.keys().cloned());
         }
         due = patience;
-        let mut wake: Option<Boot> =
-            patience.into_iter().chain(patient.then_some(Boot(started.0 + START_GRACE))).min();
+        let mut wake: Option<Boot> = patience
+            .into_iter()
+            .chain(patient.then_some(Boot(started.0 + START_GRACE)))
+            .min();
         let leading = lead.borrow_and_update().may_start(now);
         for key in dirty.clone() {
             if !leading {
@@ -371,7 +398,10 @@ fn see(
     let read = |guard: DeserializeGuard<Tenant>| {
         let tenant = guard.0.ok()?;
         let key = tenant_key(&tenant.metadata)?;
-        let ours = rules.namespaces.as_ref().is_none_or(|found| found.contains(&key.namespace));
+        let ours = rules
+            .namespaces
+            .as_ref()
+            .is_none_or(|found| found.contains(&key.namespace));
         ours.then_some((key, Arc::new(tenant)))
     };
     match event {
@@ -449,7 +479,11 @@ mod tests {
     }
 
     fn rules() -> Rules {
-        Rules { self_cluster: true, allow_chart_skip: false, namespaces: None }
+        Rules {
+            self_cluster: true,
+            allow_chart_skip: false,
+            namespaces: None,
+        }
     }
 
     fn tenant() -> Tenant {
@@ -459,19 +493,27 @@ mod tests {
     }
 
     fn ready(status: &TenantStatus, type_: &str) -> Option<(String, String)> {
-        let condition = status.conditions.iter().find(|condition| condition.type_ == type_)?;
+        let condition = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == type_)?;
         Some((condition.status.clone(), condition.reason.clone()))
     }
 
-    fn full(
-        members: &[(&str, Option<TenantReport>)],
-    ) -> BTreeMap<String, Saying> {
+    fn full(members: &[(&str, Option<TenantReport>)]) -> BTreeMap<String, Saying> {
         members
             .iter()
             .map(|(name, report)| {
                 let hearing = Hearing::Full;
                 let report = report.clone();
-                ((*name).to_owned(), Saying { hearing, report, patient: false })
+                (
+                    (*name).to_owned(),
+                    Saying {
+                        hearing,
+                        report,
+                        patient: false,
+                    },
+                )
             })
             .collect()
     }
@@ -485,7 +527,13 @@ mod tests {
             ("edge-3", None),
         ]);
         let status = aggregated(&tenant(), &said, &rules(), false, Timestamp::UNIX_EPOCH);
-        assert!(status.last_message.clone().unwrap().starts_with("2 of 3 clusters ready"));
+        assert!(
+            status
+                .last_message
+                .clone()
+                .unwrap()
+                .starts_with("2 of 3 clusters ready")
+        );
         assert_eq!(status.phase.as_deref(), Some("Ready"));
         assert_eq!(ready(&status, "Ready").unwrap().0, "False");
         assert_eq!(ready(&status, "ClusterReady/edge-3"), None);
@@ -499,7 +547,13 @@ mod tests {
             (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
             ("edge-1", Some(report(Truth::True, "Installed"))),
         ]);
-        acme.status = Some(aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH));
+        acme.status = Some(aggregated(
+            &acme,
+            &said,
+            &rules(),
+            false,
+            Timestamp::UNIX_EPOCH,
+        ));
         let mut said = said;
         said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
         let status = aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH);
@@ -515,7 +569,13 @@ mod tests {
             (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
             ("edge-1", Some(report(Truth::True, "Installed"))),
         ]);
-        acme.status = Some(aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH));
+        acme.status = Some(aggregated(
+            &acme,
+            &said,
+            &rules(),
+            false,
+            Timestamp::UNIX_EPOCH,
+        ));
         let nothing = BTreeMap::new();
         let status = aggregated(&acme, &nothing, &rules(), true, Timestamp::UNIX_EPOCH);
         assert_eq!(Some(status), acme.status);
@@ -526,26 +586,40 @@ mod tests {
     #[test]
     fn a_member_that_begins_anew_keeps_its_word_until_it_has_said_all_again() {
         let reports = Reports::default();
-        let key = |name: &str| TenantKey { namespace: "n".to_owned(), name: name.to_owned() };
+        let key = |name: &str| TenantKey {
+            namespace: "n".to_owned(),
+            name: name.to_owned(),
+        };
         let said = || Some(report(Truth::True, "Installed"));
         reports.begin("edge-1", Boot::default());
         reports.report("edge-1", [(key("a"), said()), (key("b"), said())].into());
         reports.hearing("edge-1", Hearing::Full);
         reports.begin("edge-1", Boot::default());
         reports.report("edge-1", [(key("a"), said())].into());
-        assert!(reports.of(&key("b"), Boot::default())["edge-1"].report.is_some());
+        assert!(
+            reports.of(&key("b"), Boot::default())["edge-1"]
+                .report
+                .is_some()
+        );
         reports.hearing("edge-1", Hearing::Full);
-        assert!(reports.of(&key("a"), Boot::default())["edge-1"].report.is_some());
-        assert!(reports.of(&key("b"), Boot::default())["edge-1"].report.is_none());
+        assert!(
+            reports.of(&key("a"), Boot::default())["edge-1"]
+                .report
+                .is_some()
+        );
+        assert!(
+            reports.of(&key("b"), Boot::default())["edge-1"]
+                .report
+                .is_none()
+        );
     }
 
     #[test]
     fn a_tenant_for_another_member_is_not_expected_on_home() {
         let mut acme = tenant();
-        acme.spec = serde_json::from_value(
-            serde_json::json!({ "clusterRef": { "secretName": "edge-1" } }),
-        )
-        .unwrap();
+        acme.spec =
+            serde_json::from_value(serde_json::json!({ "clusterRef": { "secretName": "edge-1" } }))
+                .unwrap();
         let said = full(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
         let status = aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH);
         assert_eq!(ready(&status, "Ready").unwrap().0, "False");

@@ -37,7 +37,11 @@ pub async fn next_epoch(
 ) -> Result<u64, EpochError> {
     tokio::time::timeout(DEADLINE, next_epoch_now(client, namespace, at_least))
         .await
-        .unwrap_or_else(|_| Err(EpochError::Deadline { namespace: namespace.to_owned() }))
+        .unwrap_or_else(|_| {
+            Err(EpochError::Deadline {
+                namespace: namespace.to_owned(),
+            })
+        })
 }
 
 async fn next_epoch_now(
@@ -55,11 +59,24 @@ async fn next_epoch_now(
     let params = PostParams::default();
     let written = match found {
         // The version that was read is the precondition: two hubs never take the same epoch.
-        Some(found) => api.replace(EPOCH_NAME, &params, &ConfigMap { data, ..found }).await,
+        Some(found) => {
+            api.replace(EPOCH_NAME, &params, &ConfigMap { data, ..found })
+                .await
+        }
         None => {
-            let metadata =
-                ObjectMeta { name: Some(EPOCH_NAME.to_owned()), ..ObjectMeta::default() };
-            api.create(&params, &ConfigMap { metadata, data, ..ConfigMap::default() }).await
+            let metadata = ObjectMeta {
+                name: Some(EPOCH_NAME.to_owned()),
+                ..ObjectMeta::default()
+            };
+            api.create(
+                &params,
+                &ConfigMap {
+                    metadata,
+                    data,
+                    ..ConfigMap::default()
+                },
+            )
+            .await
         }
     };
     written.map_err(|error| EpochError::Write(namespace.to_owned(), error))?;

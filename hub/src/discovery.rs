@@ -48,7 +48,12 @@ pub fn read(secret: &Secret, key: &str, policy: &Policy) -> Option<Source> {
             .map(Arc::new)
             .map_err(|error| format!("Secret {namespace}/{name}, key {key:?}: {}", chain(&error))),
     };
-    Some(Source { namespace, name, uid: meta.uid.clone().unwrap_or_default(), access })
+    Some(Source {
+        namespace,
+        name,
+        uid: meta.uid.clone().unwrap_or_default(),
+        access,
+    })
 }
 
 /// Follows the Secrets until the process ends.
@@ -131,7 +136,10 @@ mod tests {
         secret.metadata.name = Some("edge-1".to_owned());
         secret.metadata.namespace = Some("krypton".to_owned());
         secret.data = Some([("other".to_owned(), ByteString(Vec::new()))].into());
-        let fault = read(&secret, "kubeconfig", &Policy::default()).unwrap().access.unwrap_err();
+        let fault = read(&secret, "kubeconfig", &Policy::default())
+            .unwrap()
+            .access
+            .unwrap_err();
         assert!(fault.contains("krypton/edge-1"), "{fault}");
         assert!(fault.contains("\"kubeconfig\""), "{fault}");
     }

@@ -90,7 +90,12 @@ impl FactsBoard {
     }
 
     pub fn get(&self, member: &str) -> Option<Facts> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).0.get(member).cloned()
+        self.slots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .get(member)
+            .cloned()
     }
 
     /// The members that changed since the last call.
@@ -101,7 +106,10 @@ impl FactsBoard {
     /// How many members are connected, and how many there are.
     pub fn connected(&self) -> (usize, usize) {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let connected = slots.0.values().filter(|facts| facts.connected.truth == Truth::True);
+        let connected = slots
+            .0
+            .values()
+            .filter(|facts| facts.connected.truth == Truth::True);
         (connected.count(), slots.0.len())
     }
 }
@@ -118,7 +126,11 @@ pub fn status(
     now: Timestamp,
 ) -> EdgeClusterStatus {
     let mut next = before.cloned().unwrap_or_default();
-    next.mode = Some(if facts.proxied { Mode::Proxy } else { Mode::None });
+    next.mode = Some(if facts.proxied {
+        Mode::Proxy
+    } else {
+        Mode::None
+    });
     for (type_, state) in [
         ("Connected", &facts.connected),
         ("TargetClusterResolved", &facts.resolved),
@@ -127,7 +139,8 @@ pub fn status(
         conditions::set(&mut next.conditions, type_, state, generation, now);
     }
     if facts.kubernetes_version.is_some() {
-        next.kubernetes_version.clone_from(&facts.kubernetes_version);
+        next.kubernetes_version
+            .clone_from(&facts.kubernetes_version);
     }
     // The first cluster that answered under this name stays on record (design §3, rule 6).
     if next.cluster_uid.is_none() && facts.proxied {

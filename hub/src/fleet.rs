@@ -101,10 +101,15 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     update(&member_task.access, member.0.clone());
                 }
             }
-            let departed: Vec<String> =
-                running.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+            let departed: Vec<String> = running
+                .keys()
+                .filter(|name| !wanted.contains_key(*name))
+                .cloned()
+                .collect();
             for name in departed {
-                let Some(member) = running.remove(&name) else { continue };
+                let Some(member) = running.remove(&name) else {
+                    continue;
+                };
                 tracing::info!(member = %name, "the member leaves; nothing is uninstalled");
                 member.stop.cancel();
                 gone.insert(name.clone());
@@ -123,9 +128,16 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
             let verdicts = identity::verdicts(&claims(&known, wanted, &fleet.found));
             for (name, member) in &running {
-                let wishes = known.edge_clusters.get(name).map(wishes).unwrap_or_default();
+                let wishes = known
+                    .edge_clusters
+                    .get(name)
+                    .map(wishes)
+                    .unwrap_or_default();
                 send(&member.wishes, wishes);
-                send(&member.verdict, verdicts.get(name).cloned().unwrap_or(Verdict::Wait));
+                send(
+                    &member.verdict,
+                    verdicts.get(name).cloned().unwrap_or(Verdict::Wait),
+                );
             }
         }
         dirty.extend(fleet.shared.facts.take_changed());
@@ -134,9 +146,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             if !leading {
                 break;
             }
-            let (Some(object), Some(facts)) =
-                (known.edge_clusters.get(&name), fleet.shared.facts.get(&name))
-            else {
+            let (Some(object), Some(facts)) = (
+                known.edge_clusters.get(&name),
+                fleet.shared.facts.get(&name),
+            ) else {
                 continue;
             };
             if writing.contains(&name) || writes.len() >= WRITERS {
@@ -149,8 +162,13 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             dirty.remove(&name);
             let counts = fleet.shared.reports.counts(&name);
             let generation = object.metadata.generation.unwrap_or_default();
-            let status =
-                facts::status(object.status.as_ref(), &facts, counts, generation, clock::wall());
+            let status = facts::status(
+                object.status.as_ref(),
+                &facts,
+                counts,
+                generation,
+                clock::wall(),
+            );
             if object.status.as_ref() == Some(&status) {
                 continue;
             }
@@ -212,7 +230,11 @@ fn wanted(fleet: &Fleet) -> Option<BTreeMap<String, (Access, SourceRef)>> {
         .map(|(name, source)| (name.clone(), (access(source), source_ref(source))))
         .collect();
     if let Some(config) = &fleet.home {
-        let source = SourceRef { kind: "SelfCluster".to_owned(), namespace: None, name: None };
+        let source = SourceRef {
+            kind: "SelfCluster".to_owned(),
+            namespace: None,
+            name: None,
+        };
         let access = Access::Home(Box::new(config.clone()));
         wanted.insert(names::SELF_CLUSTER.to_owned(), (access, source));
     }
@@ -248,8 +270,7 @@ fn claims(
                 created: object
                     .and_then(|object| object.metadata.creation_timestamp.as_ref())
                     .map(|time| time.0),
-                recorded: object
-                    .and_then(|object| object.status.as_ref()?.cluster_uid.clone()),
+                recorded: object.and_then(|object| object.status.as_ref()?.cluster_uid.clone()),
                 attempted: uid.is_some(),
                 found: uid.flatten(),
             };
@@ -265,7 +286,10 @@ fn wishes(object: &EdgeCluster) -> Wishes {
         .as_ref()
         .and_then(|annotations| annotations.get(names::PAUSED_ANNOTATION))
         .is_some_and(|value| value != "false");
-    Wishes { paused: object.spec.paused || annotated, banned: object.spec.banned }
+    Wishes {
+        paused: object.spec.paused || annotated,
+        banned: object.spec.banned,
+    }
 }
 
 fn start(fleet: &Fleet, name: &str, access: Access) -> Running {
@@ -285,7 +309,13 @@ fn start(fleet: &Fleet, name: &str, access: Access) -> Running {
         inputs,
         stop.clone(),
     ));
-    Running { access, wishes, verdict, stop, task }
+    Running {
+        access,
+        wishes,
+        verdict,
+        stop,
+        task,
+    }
 }
 
 fn send<T: PartialEq>(channel: &watch::Sender<T>, value: T) {
@@ -315,7 +345,8 @@ fn update(channel: &watch::Sender<Access>, access: Access) {
 }
 
 fn say_source_gone(shared: &Shared, name: &str) {
-    let message = "the kubeconfig Secret is gone or no longer labelled; its releases are left alone";
+    let message =
+        "the kubeconfig Secret is gone or no longer labelled; its releases are left alone";
     shared.facts.set(name, |facts| {
         facts.proxied = false;
         facts.holder = None;
@@ -351,20 +382,25 @@ fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster
     }
 }
 
-async fn create(
-    client: Client,
-    name: String,
-    source: SourceRef,
-) -> (String, Option<EdgeCluster>) {
+async fn create(client: Client, name: String, source: SourceRef) -> (String, Option<EdgeCluster>) {
     let object = EdgeCluster {
-        metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
-        spec: EdgeClusterSpec { source_ref: Some(source), ..EdgeClusterSpec::default() },
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            ..ObjectMeta::default()
+        },
+        spec: EdgeClusterSpec {
+            source_ref: Some(source),
+            ..EdgeClusterSpec::default()
+        },
         status: None,
     };
     let api: Api<EdgeCluster> = Api::all(client);
     let params = PostParams::default();
     let call = api.create(&params, &object);
-    (name.clone(), outcome(&name, "making", tokio::time::timeout(DEADLINE, call).await))
+    (
+        name.clone(),
+        outcome(&name, "making", tokio::time::timeout(DEADLINE, call).await),
+    )
 }
 
 async fn write_status(
@@ -395,7 +431,10 @@ fn outcome(
             None
         }
         Err(_) => {
-            tracing::warn!(member = name, "{what} the EdgeCluster: no answer in time; it is tried again");
+            tracing::warn!(
+                member = name,
+                "{what} the EdgeCluster: no answer in time; it is tried again"
+            );
             None
         }
     }

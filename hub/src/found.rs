@@ -27,11 +27,18 @@ impl Found {
     }
 
     pub fn forget(&self, member: &str) {
-        self.uids.lock().unwrap_or_else(PoisonError::into_inner).remove(member);
+        self.uids
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(member);
     }
 
     /// `None` before the first attempt.
     pub fn get(&self, member: &str) -> Option<Option<String>> {
-        self.uids.lock().unwrap_or_else(PoisonError::into_inner).get(member).cloned()
+        self.uids
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(member)
+            .cloned()
     }
 }

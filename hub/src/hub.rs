@@ -77,11 +77,17 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let facts = Arc::new(FactsBoard::default());
     let mut tasks = tokio::task::JoinSet::new();
     if let Some(listener) = health_listener {
-        tasks.spawn(logged("health", admin::serve_health(listener, readiness.clone(), stop.clone())));
+        tasks.spawn(logged(
+            "health",
+            admin::serve_health(listener, readiness.clone(), stop.clone()),
+        ));
     }
     if let Some(listener) = metrics_listener {
         let registry = Arc::new(metrics::registry(Arc::clone(&facts)));
-        tasks.spawn(logged("metrics", admin::serve_metrics(listener, registry, stop.clone())));
+        tasks.spawn(logged(
+            "metrics",
+            admin::serve_metrics(listener, registry, stop.clone()),
+        ));
     }
 
     let mut crds = vec![Tenant::crd(), EdgeCluster::crd()];
@@ -95,15 +101,25 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tracing::info!(epoch, "home is ready");
 
     let chart = |values: &Values| Arc::new(desired::chart_state(&settings.chart, values));
-    let (given, given_rx) = watch::channel(Given { epoch, chart: chart(&values) });
+    let (given, given_rx) = watch::channel(Given {
+        epoch,
+        chart: chart(&values),
+    });
     let (values_tx, mut values_rx) = watch::channel(values);
     if let Some(path) = settings.chart_values_file.clone() {
-        tokio::spawn(values_file::watch(path, values_file::POLL_INTERVAL, values_tx.clone()));
+        tokio::spawn(values_file::watch(
+            path,
+            values_file::POLL_INTERVAL,
+            values_tx.clone(),
+        ));
     }
     let (ahead, mut ahead_rx) = watch::channel(0);
     let reports = Arc::new(Reports::default());
     let shared = Arc::new(Shared {
-        tools: Tools { helm: Arc::new(helm), charts: Arc::new(charts) },
+        tools: Tools {
+            helm: Arc::new(helm),
+            charts: Arc::new(charts),
+        },
         reports: Arc::clone(&reports),
         facts,
         generation: AtomicU64::new(0),
@@ -111,7 +127,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         scratch: scratch.path().to_owned(),
         namespace: settings.namespace.clone(),
         holder: holder(settings.reporting_instance.as_deref()),
-        instance: settings.reporting_instance.clone().unwrap_or_else(|| "krypton-hub".to_owned()),
+        instance: settings
+            .reporting_instance
+            .clone()
+            .unwrap_or_else(|| "krypton-hub".to_owned()),
         policy: Policy {
             helm_timeout: settings.helm.timeout,
             foreign_lock_grace: settings.helm.timeout * 3 + Duration::from_secs(60),
@@ -144,7 +163,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let home_stop = CancellationToken::new();
     let lease = tokio::spawn(fence::hold(
         client.clone(),
-        LeaseName { namespace: settings.namespace.clone(), name: HUB_LEASE.to_owned() },
+        LeaseName {
+            namespace: settings.namespace.clone(),
+            name: HUB_LEASE.to_owned(),
+        },
         shared.holder.clone(),
         lead_tx,
         home_stop.clone(),
@@ -211,12 +233,17 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 /// were killed is removed: it holds credentials.
 fn scratch_folder(parent: &Path) -> anyhow::Result<tempfile::TempDir> {
     let explain = || {
-        format!("using the folder {} failed; name another with --helm-cache-dir", parent.display())
+        format!(
+            "using the folder {} failed; name another with --helm-cache-dir",
+            parent.display()
+        )
     };
     std::fs::create_dir_all(parent).with_context(explain)?;
     for entry in std::fs::read_dir(parent).with_context(explain)?.flatten() {
         let name = entry.file_name();
-        let owner = name.to_str().and_then(|name| name.strip_prefix("hub-")?.split('-').next());
+        let owner = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("hub-")?.split('-').next());
         let dead = owner.is_some_and(|pid| {
             pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()
         });
@@ -241,9 +268,13 @@ async fn prepare_home(
     loop {
         let prepared = async {
             for crd in crds {
-                krypton_agent::crd::ensure(client, crd).await.map_err(|error| chain(&error))?;
+                krypton_agent::crd::ensure(client, crd)
+                    .await
+                    .map_err(|error| chain(&error))?;
             }
-            desired::next_epoch(client, namespace, 0).await.map_err(|error| chain(&error))
+            desired::next_epoch(client, namespace, 0)
+                .await
+                .map_err(|error| chain(&error))
         };
         tokio::select! {
             () = stop.cancelled() => return None,
@@ -263,7 +294,11 @@ async fn prepare_home(
 
 /// Our name in Leases: one process, one name, so that two hubs never take each other for themselves.
 fn holder(instance: Option<&str>) -> String {
-    format!("hub/{}/{:08x}", instance.unwrap_or("local"), rand::random::<u32>())
+    format!(
+        "hub/{}/{:08x}",
+        instance.unwrap_or("local"),
+        rand::random::<u32>()
+    )
 }
 
 fn stop_on_signal() -> anyhow::Result<CancellationToken> {

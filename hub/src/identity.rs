@@ -38,7 +38,10 @@ pub enum Verdict {
     /// The cluster is known under the named member, whose source is gone.
     Renamed(String),
     /// Another cluster answers than the one on record.
-    Changed { recorded: String, found: String },
+    Changed {
+        recorded: String,
+        found: String,
+    },
 }
 
 /// Decides for all members at once.
@@ -51,11 +54,16 @@ pub fn verdicts(claims: &BTreeMap<String, Claim>) -> BTreeMap<String, Verdict> {
 }
 
 fn verdict(name: &str, claim: &Claim, claims: &BTreeMap<String, Claim>) -> Verdict {
-    let Some(found) = claim.found.as_deref() else { return Verdict::Wait };
+    let Some(found) = claim.found.as_deref() else {
+        return Verdict::Wait;
+    };
     if let Some(recorded) = claim.recorded.as_deref()
         && recorded != found
     {
-        return Verdict::Changed { recorded: recorded.to_owned(), found: found.to_owned() };
+        return Verdict::Changed {
+            recorded: recorded.to_owned(),
+            found: found.to_owned(),
+        };
     }
     let mut wait = false;
     for (other_name, other) in claims {
@@ -86,7 +94,12 @@ fn verdict(name: &str, claim: &Claim, claims: &BTreeMap<String, Claim>) -> Verdi
 fn goes_first(a_name: &str, a: &Claim, b_name: &str, b: &Claim) -> bool {
     let rank = |name: &str, claim: &Claim| {
         // One that has no EdgeCluster yet is the youngest.
-        (name != names::SELF_CLUSTER, claim.created.is_none(), claim.created, name.to_owned())
+        (
+            name != names::SELF_CLUSTER,
+            claim.created.is_none(),
+            claim.created,
+            name.to_owned(),
+        )
     };
     rank(a_name, a) < rank(b_name, b)
 }
@@ -106,12 +119,20 @@ mod tests {
     }
 
     fn of(claims: Vec<(&str, Claim)>) -> BTreeMap<String, Verdict> {
-        verdicts(&claims.into_iter().map(|(name, claim)| (name.to_owned(), claim)).collect())
+        verdicts(
+            &claims
+                .into_iter()
+                .map(|(name, claim)| (name.to_owned(), claim))
+                .collect(),
+        )
     }
 
     #[test]
     fn of_two_members_with_one_uid_the_older_acts() {
-        let found = of(vec![("a", claim(2, None, Some("u"))), ("b", claim(1, None, Some("u")))]);
+        let found = of(vec![
+            ("a", claim(2, None, Some("u"))),
+            ("b", claim(1, None, Some("u"))),
+        ]);
         assert_eq!(found["a"], Verdict::Duplicate("b".to_owned()));
         assert_eq!(found["b"], Verdict::Act);
     }
@@ -122,14 +143,20 @@ mod tests {
             ("a", claim(1, Some("u"), Some("u"))),
             (names::SELF_CLUSTER, claim(9, None, Some("u"))),
         ]);
-        assert_eq!(found["a"], Verdict::Duplicate(names::SELF_CLUSTER.to_owned()));
+        assert_eq!(
+            found["a"],
+            Verdict::Duplicate(names::SELF_CLUSTER.to_owned())
+        );
         assert_eq!(found[names::SELF_CLUSTER], Verdict::Act);
     }
 
     #[test]
     fn a_younger_member_waits_until_the_older_has_been_tried() {
         let mut older = claim(1, None, None);
-        let found = of(vec![("old", older.clone()), ("new", claim(2, None, Some("u")))]);
+        let found = of(vec![
+            ("old", older.clone()),
+            ("new", claim(2, None, Some("u"))),
+        ]);
         assert_eq!(found["new"], Verdict::Wait);
         older.attempted = true;
         let found = of(vec![("old", older), ("new", claim(2, None, Some("u")))]);
@@ -149,7 +176,10 @@ mod tests {
     fn a_known_cluster_under_a_new_name_waits_for_a_person() {
         let mut gone = claim(1, Some("u"), None);
         gone.present = false;
-        let found = of(vec![("old", gone.clone()), ("new", claim(2, None, Some("u")))]);
+        let found = of(vec![
+            ("old", gone.clone()),
+            ("new", claim(2, None, Some("u"))),
+        ]);
         assert_eq!(found["new"], Verdict::Renamed("old".to_owned()));
         // A member that was there before under this name goes on.
         let found = of(vec![("old", gone), ("new", claim(2, Some("u"), Some("u")))]);
@@ -159,7 +189,10 @@ mod tests {
     #[test]
     fn another_cluster_behind_the_same_name_is_not_touched() {
         let found = of(vec![("a", claim(1, Some("u"), Some("v")))]);
-        let changed = Verdict::Changed { recorded: "u".to_owned(), found: "v".to_owned() };
+        let changed = Verdict::Changed {
+            recorded: "u".to_owned(),
+            found: "v".to_owned(),
+        };
         assert_eq!(found["a"], changed);
     }
 }

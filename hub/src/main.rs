@@ -27,10 +27,16 @@ fn main() -> ExitCode {
     if let Err(error) = telemetry::init_with(settings.log_format, settings.log_filter()) {
         return refuse(&chain(&error), 2);
     }
-    if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
+    if rustls::crypto::aws_lc_rs::default_provider()
+        .install_default()
+        .is_err()
+    {
         return refuse("another TLS provider was installed before ours", 1);
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
     };

@@ -19,7 +19,11 @@ impl Collector for Members {
         let (connected, all) = self.0.connected();
         for (name, help, value) in [
             ("members", "Members of the fleet that are known", all),
-            ("members_connected", "Members whose apiserver has answered within 30 s", connected),
+            (
+                "members_connected",
+                "Members whose apiserver has answered within 30 s",
+                connected,
+            ),
         ] {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;

@@ -71,7 +71,9 @@ pub struct Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("holder", &self.holder).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("holder", &self.holder)
+            .finish_non_exhaustive()
     }
 }
 
@@ -228,7 +230,9 @@ fn silent(name: &str, shared: &Shared, why: &str, problem: &str) {
         facts.proxied = false;
         facts.holder = None;
     });
-    shared.reports.hearing(name, Hearing::Silent(problem.to_owned()));
+    shared
+        .reports
+        .hearing(name, Hearing::Silent(problem.to_owned()));
 }
 
 /// Reconciles while the member is ours to act on. Returns to be started anew when its access has
@@ -242,12 +246,19 @@ async fn act(
 ) -> std::ops::ControlFlow<()> {
     use std::ops::ControlFlow::{Break, Continue};
     loop {
-        let held_back = held_back(&inputs.verdict.borrow_and_update(), *inputs.wishes.borrow_and_update());
-        let Some((why, message)) = held_back else { break };
+        let held_back = held_back(
+            &inputs.verdict.borrow_and_update(),
+            *inputs.wishes.borrow_and_update(),
+        );
+        let Some((why, message)) = held_back else {
+            break;
+        };
         // While it is only being found out who goes first, its last word stands.
         if why != reason::CONNECTING {
             tracing::warn!(member = %name, reason = why, %message, "the member is left alone");
-            shared.reports.hearing(name, Hearing::Silent(format!("{why}: {message}")));
+            shared
+                .reports
+                .hearing(name, Hearing::Silent(format!("{why}: {message}")));
         }
         shared.facts.set(name, |facts| {
             facts.proxied = false;
@@ -263,12 +274,17 @@ async fn act(
         }
     }
     tracing::info!(member = %name, "acting as the member's proxy");
-    shared.reports.begin(name, krypton_agent::clock::Boot::now());
+    shared
+        .reports
+        .begin(name, krypton_agent::clock::Boot::now());
     shared.facts.set(name, |facts| facts.proxied = true);
     let desire = |given: &Given, wishes: Wishes| {
         let generation = shared.generation.fetch_add(1, Ordering::Relaxed) + 1;
         Arc::new(DesiredState {
-            version: Version { epoch: given.epoch, generation },
+            version: Version {
+                epoch: given.epoch,
+                generation,
+            },
             chart: (*given.chart).clone(),
             paused: wishes.paused,
         })
@@ -285,7 +301,11 @@ async fn act(
         kubeconfig: reached.kubeconfig,
         holder: shared.holder.clone(),
         instance: shared.instance.clone(),
-        status: if home { StatusMode::Report } else { StatusMode::Write },
+        status: if home {
+            StatusMode::Report
+        } else {
+            StatusMode::Write
+        },
         namespaces: shared.watch_namespaces.clone().filter(|_| home),
         allow_chart_skip: shared.allow_chart_skip,
         retry_max: shared.retry_max,
@@ -340,7 +360,10 @@ async fn act(
 
 fn held_back(verdict: &Verdict, wishes: Wishes) -> Option<(&'static str, String)> {
     if wishes.banned {
-        return Some((reason::BANNED, "spec.banned is set on the EdgeCluster".to_owned()));
+        return Some((
+            reason::BANNED,
+            "spec.banned is set on the EdgeCluster".to_owned(),
+        ));
     }
     match verdict {
         Verdict::Act => None,
@@ -350,7 +373,9 @@ fn held_back(verdict: &Verdict, wishes: Wishes) -> Option<(&'static str, String)
         )),
         Verdict::Duplicate(other) => Some((
             reason::DUPLICATE,
-            format!("this is the same cluster as member {other}, which acts on it; remove one of the two"),
+            format!(
+                "this is the same cluster as member {other}, which acts on it; remove one of the two"
+            ),
         )),
         Verdict::Renamed(old) => Some((
             reason::RENAMED,
@@ -403,8 +428,10 @@ fn forward(name: &str, shared: &Shared, changes: Changes) {
     shared.facts.set(name, |facts| {
         facts.connected = connected;
         facts.healthy = healthy;
-        facts.holder =
-            report.other_holder.clone().or_else(|| report.writing.then(|| shared.holder.clone()));
+        facts.holder = report
+            .other_holder
+            .clone()
+            .or_else(|| report.writing.then(|| shared.holder.clone()));
         if report.applied.is_some() {
             facts.applied = report.applied.clone();
         }

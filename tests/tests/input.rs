@@ -236,6 +236,7 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
         .args(flags)
         .args([values_flag(&values)]);
     let hub = Hub::start(&options).unwrap();
+    let long = "a".repeat(70);
     let bad = [
         (
             "of-kubernetes",
@@ -254,6 +255,12 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
             json!({}),
             "WorkspaceInvalid",
             "set spec.workspace",
+        ),
+        (
+            long.as_str(),
+            json!({}),
+            "WorkspaceInvalid",
+            "at most 63 characters",
         ),
     ];
     for (name, spec, _, _) in &bad {
@@ -291,15 +298,13 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
     );
 
     // Put right, it is a Tenant as any other.
-    let right = json!({"metadata": {"name": "two.labels"}, "spec": {"workspace": "two-labels"}});
+    let right = json!({"spec": {"workspace": "short"}});
     let merge = kube::api::Patch::Merge(right);
     desk.tenants("default")
-        .patch("two.labels", &Default::default(), &merge)
+        .patch(&long, &Default::default(), &merge)
         .await
         .unwrap();
-    desk.shows("default", "two.labels", &[ALL_READY])
-        .await
-        .unwrap();
+    desk.shows("default", &long, &[ALL_READY]).await.unwrap();
     raw.delete("unreadable", &Default::default()).await.unwrap();
     eventually(
         "the unreadable Tenant to be gone",

@@ -14,7 +14,10 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
             "orphaned: release {} stays in namespace {}",
             view.release_key.name, view.release_key.namespace
         );
-        return Plan::new(Action::RemoveFinalizer { orphaned: true }, deleting(&message));
+        return Plan::new(
+            Action::RemoveFinalizer { orphaned: true },
+            deleting(&message),
+        );
     }
     if let Some(why) = view.paused() {
         return Plan::wait(deleting(&format!("deletion waits: {why}")));
@@ -43,7 +46,11 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
                 && view.ownership() == Ownership::Free =>
         {
             let message = format!("deleting namespace {}", view.release_key.namespace);
-            let action = if workspace.terminating { Action::Nothing } else { Action::DeleteWorkspace };
+            let action = if workspace.terminating {
+                Action::Nothing
+            } else {
+                Action::DeleteWorkspace
+            };
             Plan::new(action, deleting(&message))
         }
         _ => Plan::new(

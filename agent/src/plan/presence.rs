@@ -19,7 +19,11 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
         return Plan::wait(refusal);
     }
     if let Ownership::Theirs(message) = view.ownership() {
-        return Plan::wait(failed(reason::RELEASE_IN_USE, &message, reason::RELEASE_IN_USE));
+        return Plan::wait(failed(
+            reason::RELEASE_IN_USE,
+            &message,
+            reason::RELEASE_IN_USE,
+        ));
     }
     let next = next(view);
     let held = match (&view.permit, view.paused()) {
@@ -36,7 +40,10 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
                 progress: None,
                 error: None,
             });
-            Plan { state: ClusterState { progress, ..said }, ..Plan::wait(next.state) }
+            Plan {
+                state: ClusterState { progress, ..said },
+                ..Plan::wait(next.state)
+            }
         }
         _ => next,
     }
@@ -49,12 +56,15 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
         let message = format!(
             "{workspace:?} cannot be a namespace (a DNS label of at most 63 characters); set spec.workspace"
         );
-        return Some(failed(reason::WORKSPACE_INVALID, &message, reason::WORKSPACE_INVALID));
+        return Some(failed(
+            reason::WORKSPACE_INVALID,
+            &message,
+            reason::WORKSPACE_INVALID,
+        ));
     }
     let owner = if workspace.starts_with("kube-") {
         "Kubernetes"
-    } else if workspace == "krypton-system"
-        || view.policy.protected_namespaces.contains(workspace)
+    } else if workspace == "krypton-system" || view.policy.protected_namespaces.contains(workspace)
     {
         "Krypton"
     } else {
@@ -63,7 +73,11 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
     let message = format!(
         "namespace {workspace} belongs to {owner} and is never a workspace; set another spec.workspace"
     );
-    Some(failed(reason::NAMESPACE_NOT_OWNED, &message, reason::NAMESPACE_NOT_OWNED))
+    Some(failed(
+        reason::NAMESPACE_NOT_OWNED,
+        &message,
+        reason::NAMESPACE_NOT_OWNED,
+    ))
 }
 
 fn next(view: &View<'_>) -> Plan {
@@ -71,9 +85,8 @@ fn next(view: &View<'_>) -> Plan {
     let newest = view.newest();
     let current = newest.map(|newest| currency(view, newest, &fingerprint));
     // Until a revision has once been deployed, it is still the installation.
-    let deployed = |revision: &&Revision| {
-        matches!(revision.status, Status::Deployed | Status::Superseded)
-    };
+    let deployed =
+        |revision: &&Revision| matches!(revision.status, Status::Deployed | Status::Superseded);
     let run = if view.revisions.iter().any(deployed) {
         Run::Upgrade
     } else {
@@ -102,13 +115,16 @@ fn next(view: &View<'_>) -> Plan {
         }
         Some(_) => {}
     }
-    let Some(newest) = newest else { return attempt(view, Action::Helm(run), run) };
+    let Some(newest) = newest else {
+        return attempt(view, Action::Helm(run), run);
+    };
     match newest.status {
         Status::Deployed => match current {
             Some(Currency::Current) => settled(view, newest),
-            Some(Currency::Unread) => {
-                Plan::new(Action::ReadRelease(newest.revision), announced(view, current, run))
-            }
+            Some(Currency::Unread) => Plan::new(
+                Action::ReadRelease(newest.revision),
+                announced(view, current, run),
+            ),
             _ => attempt(view, Action::Helm(run), run),
         },
         Status::Failed | Status::Uninstalled => attempt(view, Action::Helm(run), run),
@@ -140,11 +156,16 @@ enum Currency {
 fn currency(view: &View<'_>, newest: &Revision, fingerprint: &str) -> Currency {
     if let Some(label) = &newest.fingerprint {
         let same = label == fingerprint && !inherited(view, newest);
-        return if same { Currency::Current } else { Currency::Outdated };
+        return if same {
+            Currency::Current
+        } else {
+            Currency::Outdated
+        };
     }
     let chart = &view.desired.chart;
-    let adoptable =
-        view.original_fingerprint().is_some_and(|value| chart.is_original_fingerprint(value));
+    let adoptable = view
+        .original_fingerprint()
+        .is_some_and(|value| chart.is_original_fingerprint(value));
     if !adoptable {
         return Currency::Outdated;
     }
@@ -155,7 +176,11 @@ fn currency(view: &View<'_>, newest: &Revision, fingerprint: &str) -> Currency {
             let same = facts.chart_name == chart.name.rsplit('/').next().unwrap_or_default()
                 && (chart.version.is_empty()
                     || plain(&facts.chart_version) == plain(&chart.version));
-            if same { Currency::Current } else { Currency::Outdated }
+            if same {
+                Currency::Current
+            } else {
+                Currency::Outdated
+            }
         }
     }
 }
@@ -171,7 +196,10 @@ fn inherited(view: &View<'_>, revision: &Revision) -> bool {
 }
 
 fn unlock(newest: &Revision) -> Action {
-    Action::Unlock { revision: newest.revision, was: newest.status.to_string() }
+    Action::Unlock {
+        revision: newest.revision,
+        was: newest.status.to_string(),
+    }
 }
 
 /// A lock: our own dead run's is broken at once, since the permit says that no other of ours lives;
@@ -196,7 +224,10 @@ fn pending(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
     );
     let mut waiting = announced(view, None, run);
     waiting.progress = Some(state(Truth::True, reason::LOCKED, message));
-    Plan { wake: Some(crate::clock::Boot(since.0 + grace)), ..Plan::wait(waiting) }
+    Plan {
+        wake: Some(crate::clock::Boot(since.0 + grace)),
+        ..Plan::wait(waiting)
+    }
 }
 
 /// Something is to be done: now, or when the back-off after the last failure is over.
@@ -221,9 +252,12 @@ fn after_failure(view: &View<'_>, why: &'static str, message: &str) -> ClusterSt
         Some(revision) => format!("{message} (revision {} keeps running)", revision.revision),
         None => message.to_owned(),
     };
-    let chart_fault =
-        [reason::CHART_NOT_LOADED, reason::VERSION_NOT_FOUND, reason::VERSION_INVALID]
-            .contains(&why);
+    let chart_fault = [
+        reason::CHART_NOT_LOADED,
+        reason::VERSION_NOT_FOUND,
+        reason::VERSION_INVALID,
+    ]
+    .contains(&why);
     let mut after = failed(why, &message, why);
     if chart_fault
         && running.is_some()
@@ -299,7 +333,9 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
 fn ready(view: &View<'_>, said: Option<&ClusterState>) -> ClusterState {
     let said_progress = said.and_then(|said| said.progress.as_ref());
     let said_reason = |truth: Truth| {
-        said_progress.filter(|progress| progress.truth == truth).map(|found| found.reason.as_str())
+        said_progress
+            .filter(|progress| progress.truth == truth)
+            .map(|found| found.reason.as_str())
     };
     let finished = match view.memory.applied.as_ref().map(|applied| applied.run) {
         Some(run) => Some(run),
@@ -310,7 +346,9 @@ fn ready(view: &View<'_>, said: Option<&ClusterState>) -> ClusterState {
             _ => None,
         },
     };
-    let was_ready = said.map(|said| &said.ready).filter(|ready| ready.truth == Truth::True);
+    let was_ready = said
+        .map(|said| &said.ready)
+        .filter(|ready| ready.truth == Truth::True);
     let (now_ready, progress) = match (finished, was_ready) {
         (Some(Run::Install), _) => (
             state(Truth::True, reason::INSTALLED, "release installed"),
@@ -321,17 +359,26 @@ fn ready(view: &View<'_>, said: Option<&ClusterState>) -> ClusterState {
             Some(state(Truth::False, reason::UPGRADE_COMPLETE, "")),
         ),
         (None, Some(before)) => (before.clone(), said_progress.cloned()),
-        (None, None) => (state(Truth::True, reason::NO_CHANGE, "release up-to-date"), None),
+        (None, None) => (
+            state(Truth::True, reason::NO_CHANGE, "release up-to-date"),
+            None,
+        ),
     };
     let progress = progress
         .or_else(|| Some(state(Truth::False, reason::NO_CHANGE, "")))
         .map(|progress| match progress.truth {
-            Truth::False if progress.reason != reason::PAUSED && progress.reason != reason::LOCKED => {
+            Truth::False
+                if progress.reason != reason::PAUSED && progress.reason != reason::LOCKED =>
+            {
                 progress
             }
             _ => state(Truth::False, reason::NO_CHANGE, ""),
         });
-    ClusterState { ready: now_ready, progress, error: Some(no_error()) }
+    ClusterState {
+        ready: now_ready,
+        progress,
+        error: Some(no_error()),
+    }
 }
 
 fn unready(
@@ -349,7 +396,12 @@ fn unready(
         None => Run::Upgrade,
     };
     // After a restart the clock starts anew: longer is the safe side.
-    let begun = view.memory.applied.as_ref().map(|applied| applied.ended).or(view.memory.known_since);
+    let begun = view
+        .memory
+        .applied
+        .as_ref()
+        .map(|applied| applied.ended)
+        .or(view.memory.known_since);
     let deadline = crate::clock::Boot(begun.unwrap_or(view.now).0 + view.policy.helm_timeout);
     let (going, failed_reason, verb) = match run {
         Run::Install => (reason::INSTALLING, reason::INSTALL_FAILED, "install"),
@@ -366,7 +418,8 @@ fn unready(
     }
     if view.now < deadline {
         let error = said.and_then(|said| said.error.clone());
-        let error = error.filter(|error| error.truth == Truth::True && is_helm_or_chart(&error.reason));
+        let error =
+            error.filter(|error| error.truth == Truth::True && is_helm_or_chart(&error.reason));
         // The words of the announcement, for a while: most releases are ready before anybody reads
         // more, and a status write each is what that would cost.
         let told = crate::clock::Boot(begun.unwrap_or(view.now).0 + QUIET);
@@ -378,7 +431,11 @@ fn unready(
         } else {
             format!("{verb} applied, waiting: {detail}")
         };
-        let deadline = if view.now < told { told.min(deadline) } else { deadline };
+        let deadline = if view.now < told {
+            told.min(deadline)
+        } else {
+            deadline
+        };
         let waiting = ClusterState {
             ready: state(Truth::False, going, message.clone()),
             progress: Some(state(Truth::True, going, message)),

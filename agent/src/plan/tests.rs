@@ -54,7 +54,10 @@ fn world() -> World {
         memory: Memory::default(),
         permit: Permit::Granted,
         desired: DesiredState {
-            version: Version { epoch: 1, generation: 1 },
+            version: Version {
+                epoch: 1,
+                generation: 1,
+            },
             chart: ChartState {
                 repo: "https://charts.jetstack.io".to_owned(),
                 name: "cert-manager".to_owned(),
@@ -82,7 +85,11 @@ impl World {
         let revisions: Vec<&Revision> = self.revisions.iter().collect();
         let mut claimants: Vec<&Tenant> = self.others.iter().chain([&self.tenant]).collect();
         claimants.sort_by_key(|tenant| {
-            tenant.metadata.creation_timestamp.as_ref().map(|time| time.0)
+            tenant
+                .metadata
+                .creation_timestamp
+                .as_ref()
+                .map(|time| time.0)
         });
         plan(&View {
             cluster: CLUSTER,
@@ -180,8 +187,11 @@ fn a_new_tenant_gets_finalizer_workspace_and_release_one_after_the_other() {
     assert_eq!(w.plan().action, Action::AddFinalizer);
     w.tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
     assert_eq!(w.plan().action, Action::CreateWorkspace);
-    w.workspace =
-        Some(Workspace { terminating: false, creator: None, uid: "n".to_owned() });
+    w.workspace = Some(Workspace {
+        terminating: false,
+        creator: None,
+        uid: "n".to_owned(),
+    });
     assert_eq!(w.plan().action, Action::Helm(Run::Install));
 }
 
@@ -203,13 +213,20 @@ fn another_chart_version_or_other_values_upgrade() {
     changed.desired.chart.version = "1.20.0".to_owned();
     assert_eq!(changed.plan().action, Action::Helm(Run::Upgrade));
     let mut changed = world().deployed();
-    changed.desired.chart.values.insert("a".to_owned(), 1.into());
+    changed
+        .desired
+        .chart
+        .values
+        .insert("a".to_owned(), 1.into());
     assert_eq!(changed.plan().action, Action::Helm(Run::Upgrade));
 }
 
 #[test]
 fn every_state_of_the_newest_revision_has_its_action() {
-    let unlock = |was: &str| Action::Unlock { revision: 2, was: was.to_owned() };
+    let unlock = |was: &str| Action::Unlock {
+        revision: 2,
+        was: was.to_owned(),
+    };
     let cases = [
         (Status::Deployed, Action::Nothing),
         (Status::Failed, Action::Helm(Run::Upgrade)),
@@ -223,8 +240,7 @@ fn every_state_of_the_newest_revision_has_its_action() {
     ];
     for (status, action) in cases {
         let mut w = world();
-        w.revisions =
-            vec![w.ours(1, Status::Superseded), w.ours(2, status)];
+        w.revisions = vec![w.ours(1, Status::Superseded), w.ours(2, status)];
         assert_eq!(w.plan().action, action, "{status:?}");
     }
 }
@@ -232,7 +248,10 @@ fn every_state_of_the_newest_revision_has_its_action() {
 #[test]
 fn a_lock_of_somebody_else_is_respected_for_a_grace() {
     let mut w = world();
-    w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::PendingUpgrade)];
+    w.revisions = vec![
+        w.ours(1, Status::Deployed),
+        w.ours(2, Status::PendingUpgrade),
+    ];
     // A helm run by hand copies our labels to its revision.
     w.revisions[1].run = w.revisions[0].run.clone();
     w.memory.locked = Some((2, w.now));
@@ -240,7 +259,10 @@ fn a_lock_of_somebody_else_is_respected_for_a_grace() {
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(600))));
     w.now = Boot(w.now.0 + Duration::from_secs(600));
-    assert!(matches!(w.plan().action, Action::Unlock { revision: 2, .. }));
+    assert!(matches!(
+        w.plan().action,
+        Action::Unlock { revision: 2, .. }
+    ));
 }
 
 #[test]
@@ -278,8 +300,7 @@ fn a_release_of_unknown_origin_is_refused_until_a_person_hands_it_over() {
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
     assert!(plan.state.ready.message.contains(ADOPT_ANNOTATION));
-    w.tenant.metadata.annotations =
-        Some([(ADOPT_ANNOTATION.to_owned(), "true".to_owned())].into());
+    w.tenant.metadata.annotations = Some([(ADOPT_ANNOTATION.to_owned(), "true".to_owned())].into());
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
 }
 
@@ -297,7 +318,11 @@ fn of_two_tenants_with_one_release_the_older_has_it_and_the_younger_is_told() {
     let plan = younger.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
-    assert!(plan.state.ready.message.contains("team/acme"), "{:?}", plan.state);
+    assert!(
+        plan.state.ready.message.contains("team/acme"),
+        "{:?}",
+        plan.state
+    );
     // Deleting the younger one touches nothing.
     let plan = younger.deleted().plan();
     assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
@@ -316,9 +341,11 @@ fn a_release_left_by_a_tenant_of_another_namespace_is_not_taken_over() {
 
 #[test]
 fn namespaces_of_others_are_never_a_workspace() {
-    for (workspace, owner) in
-        [("kube-system", "Kubernetes"), ("krypton-system", "Krypton"), ("krypton", "Krypton")]
-    {
+    for (workspace, owner) in [
+        ("kube-system", "Kubernetes"),
+        ("krypton-system", "Krypton"),
+        ("krypton", "Krypton"),
+    ] {
         let mut theirs = world();
         theirs.tenant.spec.workspace = Some(workspace.to_owned());
         let plan = theirs.plan();
@@ -328,7 +355,10 @@ fn namespaces_of_others_are_never_a_workspace() {
     }
     let mut dotted = world();
     dotted.tenant.metadata.name = Some("a.b".to_owned());
-    assert_eq!(ready(&dotted.plan()), (Truth::False, reason::WORKSPACE_INVALID));
+    assert_eq!(
+        ready(&dotted.plan()),
+        (Truth::False, reason::WORKSPACE_INVALID)
+    );
 }
 
 #[test]
@@ -377,7 +407,10 @@ fn a_failed_upgrade_waits_for_its_back_off_and_says_that_the_old_release_runs() 
     assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
     let error = plan.state.error.unwrap();
     assert_eq!(error.truth, Truth::True);
-    assert!(error.message.contains("revision 1 keeps running"), "{error:?}");
+    assert!(
+        error.message.contains("revision 1 keeps running"),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -409,7 +442,10 @@ fn a_chart_that_cannot_be_fetched_leaves_what_runs_ready() {
 fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
     let mut w = world().deployed();
     w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
-    w.memory.applied = Some(Applied { run: Run::Install, ended: w.now });
+    w.memory.applied = Some(Applied {
+        run: Run::Install,
+        ended: w.now,
+    });
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
     assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(10))));
@@ -421,7 +457,13 @@ fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
     w.now = Boot(w.now.0 + Duration::from_secs(170));
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALL_FAILED));
-    assert!(plan.state.error.unwrap().message.contains("Deployment acme/web"));
+    assert!(
+        plan.state
+            .error
+            .unwrap()
+            .message
+            .contains("Deployment acme/web")
+    );
     w.unready = None;
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
@@ -444,13 +486,22 @@ fn deletion_uninstalls_then_removes_our_namespace_then_the_finalizer() {
 fn a_namespace_that_is_not_ours_or_is_shared_outlives_the_tenant() {
     let mut unmarked = world().deleted();
     unmarked.workspace.as_mut().unwrap().creator = None;
-    assert_eq!(unmarked.plan().action, Action::RemoveFinalizer { orphaned: false });
+    assert_eq!(
+        unmarked.plan().action,
+        Action::RemoveFinalizer { orphaned: false }
+    );
     let mut shared = world().deleted();
     shared.shared = true;
-    assert_eq!(shared.plan().action, Action::RemoveFinalizer { orphaned: false });
+    assert_eq!(
+        shared.plan().action,
+        Action::RemoveFinalizer { orphaned: false }
+    );
     let mut default = world().deleted();
     default.tenant.spec.workspace = Some("default".to_owned());
-    assert_eq!(default.plan().action, Action::RemoveFinalizer { orphaned: false });
+    assert_eq!(
+        default.plan().action,
+        Action::RemoveFinalizer { orphaned: false }
+    );
 }
 
 #[test]

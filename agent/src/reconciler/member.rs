@@ -23,7 +23,10 @@ use crate::{plan, rescue};
 impl Reconciler {
     /// When the apiserver last answered. Whoever started us had just heard it.
     pub(super) fn heard(&self) -> Boot {
-        self.hold.borrow().heard.map_or(self.started, |heard| heard.max(self.started))
+        self.hold
+            .borrow()
+            .heard
+            .map_or(self.started, |heard| heard.max(self.started))
     }
 
     /// Permit, record and CRD: what comes before any Tenant.
@@ -42,7 +45,10 @@ impl Reconciler {
             return;
         }
         let wanted = Arc::clone(&self.desired.borrow());
-        let on_record = self.recorded.as_ref().is_some_and(|recorded| **recorded == *wanted);
+        let on_record = self
+            .recorded
+            .as_ref()
+            .is_some_and(|recorded| **recorded == *wanted);
         if !on_record && self.recording.is_empty() {
             let client = self.member.client.clone();
             let pause = retry_pause(self.recording_failures);
@@ -59,9 +65,8 @@ impl Reconciler {
         {
             let client = self.member.client.clone();
             let events = self.performer.events.clone();
-            self.crd_jobs.spawn(async move {
-                see_to_crd(&client, state, &events).await
-            });
+            self.crd_jobs
+                .spawn(async move { see_to_crd(&client, state, &events).await });
         }
     }
 
@@ -125,7 +130,10 @@ impl Reconciler {
             problem: hold.problem.or_else(|| self.problem.clone()).filter(|_| {
                 !connected || !self.index.synced() || (self.permitted && self.recorded.is_none())
             }),
-            applied: self.recorded.as_ref().map(|desired| (desired.version, desired.digest())),
+            applied: self
+                .recorded
+                .as_ref()
+                .map(|desired| (desired.version, desired.digest())),
             ahead: self.ahead,
         };
         self.board.member(&report);
@@ -136,7 +144,10 @@ impl Reconciler {
 async fn see_to_crd(client: &Client, state: CrdState, events: &Events) -> Result<(), String> {
     if state == CrdState::Terminating {
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-        let crd = crds.get_metadata_opt(Tenant::crd_name()).await.map_err(|error| error.to_string())?;
+        let crd = crds
+            .get_metadata_opt(Tenant::crd_name())
+            .await
+            .map_err(|error| error.to_string())?;
         let Some(deleted) = crd.and_then(|crd| crd.metadata.deletion_timestamp) else {
             return Ok(());
         };
@@ -151,10 +162,19 @@ async fn see_to_crd(client: &Client, state: CrdState, events: &Events) -> Result
         }
         return Ok(());
     }
-    crate::crd::ensure(client, &Tenant::crd()).await.map_err(|error| Chain(&error).to_string())?;
-    for tenant in rescue::restore(client).await.map_err(|error| Chain(&error).to_string())? {
+    crate::crd::ensure(client, &Tenant::crd())
+        .await
+        .map_err(|error| Chain(&error).to_string())?;
+    for tenant in rescue::restore(client)
+        .await
+        .map_err(|error| Chain(&error).to_string())?
+    {
         let message = "put back after its CRD had been deleted; its release was left alone";
-        let told = Told { warning: true, reason: "TenantRestored", message: message.to_owned() };
+        let told = Told {
+            warning: true,
+            reason: "TenantRestored",
+            message: message.to_owned(),
+        };
         events.tell(&tenant, told);
     }
     Ok(())

@@ -25,8 +25,8 @@ use crate::events::Events;
 use crate::fence::Hold;
 use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade};
 use crate::index::{
-    CREATOR_LABEL, FINGERPRINT_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, ReleaseKey, RUN_LABEL,
-    Revision, number,
+    CREATOR_LABEL, FINGERPRINT_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL,
+    ReleaseKey, Revision, number,
 };
 use crate::plan::{Action, Plan, Run};
 use crate::release::{self, Release, Status};
@@ -68,7 +68,10 @@ pub(super) struct Done {
 /// What was read of a release's Secrets.
 pub(super) enum ReleaseNews {
     /// All of them, afresh.
-    All { metas: Vec<ObjectMeta>, version: u64 },
+    All {
+        metas: Vec<ObjectMeta>,
+        version: u64,
+    },
     /// One more.
     Added(Box<ObjectMeta>),
 }
@@ -76,7 +79,11 @@ pub(super) enum ReleaseNews {
 /// Why an action did not succeed.
 pub(super) enum Fault {
     /// To be shown, and tried again after a back-off; `permanent` when only a change can help.
-    Shown { reason: &'static str, message: String, permanent: bool },
+    Shown {
+        reason: &'static str,
+        message: String,
+        permanent: bool,
+    },
     /// The plan rests on something that has changed: plan anew in a moment.
     Stale,
     /// The apiserver did not take it; not the Tenant's fault.
@@ -114,9 +121,7 @@ impl Performer {
             Action::AddFinalizer => self.add_finalizer(&job, &mut done).await,
             Action::CreateWorkspace => self.create_workspace(&job, &mut done).await,
             Action::ReadRelease(revision) => self.read_release(&job, *revision, &mut done).await,
-            Action::Unlock { revision, was } => {
-                self.unlock(&job, *revision, was, &mut done).await
-            }
+            Action::Unlock { revision, was } => self.unlock(&job, *revision, was, &mut done).await,
             Action::Helm(run) => self.helm(&job, *run, &mut done).await,
             Action::Uninstall => self.uninstall(&job, &mut done).await,
             Action::Annotate => self.annotate(&job, &mut done).await,
@@ -145,11 +150,23 @@ impl Performer {
     async fn say(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
         let state = &job.plan.state;
         let generation = job.tenant.metadata.generation.unwrap_or_default();
-        let earlier = job.tenant.status.as_ref().and_then(|status| status.last_applied_chart.clone());
+        let earlier = job
+            .tenant
+            .status
+            .as_ref()
+            .and_then(|status| status.last_applied_chart.clone());
         if job.plan.ours {
-            let applied_chart = job.plan.applied_chart.clone().or(earlier).unwrap_or_default();
-            let report =
-                TenantReport { observed_generation: generation, applied_chart, state: state.clone() };
+            let applied_chart = job
+                .plan
+                .applied_chart
+                .clone()
+                .or(earlier)
+                .unwrap_or_default();
+            let report = TenantReport {
+                observed_generation: generation,
+                applied_chart,
+                state: state.clone(),
+            };
             self.board.tenant(&job.key, Some(report));
         } else {
             self.board.tenant(&job.key, None);
@@ -178,16 +195,20 @@ impl Performer {
                 let patch = Patch::Merge(&patch);
                 let call = api.patch_status(&job.key.name, &params, &patch);
                 match in_time("writing the status", call).await {
-                Ok(tenant) => done.tenant = Some(tenant),
-                Err(fault) => {
-                    done.said = None;
-                    if let Fault::Passing(message) = &fault {
-                        let message = message.clone();
-                        let told = Told { warning: true, reason: "StatusUpdateFailed", message };
-                        self.events.tell(&job.tenant, told);
+                    Ok(tenant) => done.tenant = Some(tenant),
+                    Err(fault) => {
+                        done.said = None;
+                        if let Fault::Passing(message) = &fault {
+                            let message = message.clone();
+                            let told = Told {
+                                warning: true,
+                                reason: "StatusUpdateFailed",
+                                message,
+                            };
+                            self.events.tell(&job.tenant, told);
+                        }
+                        return Err(fault);
                     }
-                    return Err(fault);
-                }
                 }
             }
         }
@@ -217,12 +238,17 @@ impl Performer {
     async fn add_finalizer(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
         if job.workspace_exists {
             let message = format!("namespace {} exists", job.release.namespace);
-            let told = Told { warning: false, reason: "WorkspaceExists", message };
+            let told = Told {
+                warning: false,
+                reason: "WorkspaceExists",
+                message,
+            };
             self.events.tell(&job.tenant, told);
         }
         let mut finalizers = job.tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
-        self.patch_tenant(job, done, json!({ "finalizers": finalizers })).await
+        self.patch_tenant(job, done, json!({ "finalizers": finalizers }))
+            .await
     }
 
     async fn remove_finalizer(
@@ -235,9 +261,17 @@ impl Performer {
         finalizers.retain(|finalizer| finalizer != names::TENANT_FINALIZER);
         if orphaned {
             let message = job.plan.state.ready.message.clone();
-            self.events.tell(&job.tenant, Told { warning: true, reason: "Orphaned", message });
+            self.events.tell(
+                &job.tenant,
+                Told {
+                    warning: true,
+                    reason: "Orphaned",
+                    message,
+                },
+            );
         }
-        self.patch_tenant(job, done, json!({ "finalizers": finalizers })).await
+        self.patch_tenant(job, done, json!({ "finalizers": finalizers }))
+            .await
     }
 
     async fn annotate(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -246,7 +280,12 @@ impl Performer {
         let fingerprint =
             krypton_common::fingerprint::original(&chart.repo, &chart.name, &chart.version);
         let annotation = names::fingerprint_annotation(&self.member.name);
-        self.patch_tenant(job, done, json!({ "annotations": { annotation: fingerprint } })).await
+        self.patch_tenant(
+            job,
+            done,
+            json!({ "annotations": { annotation: fingerprint } }),
+        )
+        .await
     }
 
     async fn create_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -272,29 +311,38 @@ impl Performer {
                 done.workspace = Some(created.metadata);
                 done.progressed = true;
                 let message = format!("created namespace {}", job.release.namespace);
-                let told = Told { warning: false, reason: "WorkspaceCreated", message };
+                let told = Told {
+                    warning: false,
+                    reason: "WorkspaceCreated",
+                    message,
+                };
                 self.events.tell(&job.tenant, told);
                 Ok(())
             }
             // It is there after all, and not ours; the watch will show it.
             Err(Fault::Stale) => Err(Fault::Stale),
             Err(fault) => {
-                let message =
-                    format!("creating namespace {}: {}", job.release.namespace, fault.text());
-                let told =
-                    Told { warning: true, reason: "WorkspaceCreateFailed", message: message.clone() };
+                let message = format!(
+                    "creating namespace {}: {}",
+                    job.release.namespace,
+                    fault.text()
+                );
+                let told = Told {
+                    warning: true,
+                    reason: "WorkspaceCreateFailed",
+                    message: message.clone(),
+                };
                 self.events.tell(&job.tenant, told);
-                Err(Fault::Shown { reason: reason::INSTALL_FAILED, message, permanent: false })
+                Err(Fault::Shown {
+                    reason: reason::INSTALL_FAILED,
+                    message,
+                    permanent: false,
+                })
             }
         }
     }
 
-    async fn read_release(
-        &self,
-        job: &Job,
-        revision: u32,
-        done: &mut Done,
-    ) -> Result<(), Fault> {
+    async fn read_release(&self, job: &Job, revision: u32, done: &mut Done) -> Result<(), Fault> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
         };
@@ -324,8 +372,11 @@ impl Performer {
     async fn relist(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
         let params = ListParams::default().labels(&format!("owner=helm,name={}", job.release.name));
         let api = self.secrets(&job.release);
-        let list: ObjectList<PartialObjectMeta<Secret>> =
-            in_time("listing the release's revisions", api.list_metadata(&params)).await?;
+        let list: ObjectList<PartialObjectMeta<Secret>> = in_time(
+            "listing the release's revisions",
+            api.list_metadata(&params),
+        )
+        .await?;
         let version = number(list.metadata.resource_version.as_deref());
         let metas = list.items.into_iter().map(|item| item.metadata).collect();
         done.release = Some(ReleaseNews::All { metas, version });
@@ -351,9 +402,20 @@ impl Performer {
         let name = unlocked.name_any();
         let api = self.secrets(&job.release);
         let params = PostParams::default();
-        in_time("unlocking the release", api.replace(&name, &params, &unlocked)).await?;
+        in_time(
+            "unlocking the release",
+            api.replace(&name, &params, &unlocked),
+        )
+        .await?;
         let message = format!("revision {revision} was left {was} by a helm that is gone");
-        self.events.tell(&job.tenant, Told { warning: true, reason: "ReleaseUnlocked", message });
+        self.events.tell(
+            &job.tenant,
+            Told {
+                warning: true,
+                reason: "ReleaseUnlocked",
+                message,
+            },
+        );
         self.relist(job, done).await
     }
 
@@ -369,15 +431,20 @@ impl Performer {
             version: chart.version.clone(),
         };
         // Before anything is announced: without the chart nothing changes for what runs.
-        let fetched = self.tools.charts.fetch(&wanted).await.map_err(|error| Fault::Shown {
-            reason: match error.fault() {
-                ChartFault::NotLoaded => reason::CHART_NOT_LOADED,
-                ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,
-                ChartFault::VersionInvalid => reason::VERSION_INVALID,
-            },
-            message: format!("{}", Chain(&*error)),
-            permanent: false,
-        })?;
+        let fetched = self
+            .tools
+            .charts
+            .fetch(&wanted)
+            .await
+            .map_err(|error| Fault::Shown {
+                reason: match error.fault() {
+                    ChartFault::NotLoaded => reason::CHART_NOT_LOADED,
+                    ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,
+                    ChartFault::VersionInvalid => reason::VERSION_INVALID,
+                },
+                message: format!("{}", Chain(&*error)),
+                permanent: false,
+            })?;
         let slot = self.tools.helm.slot().await;
         self.still_permitted()?;
         let server_side = match &job.newest {
@@ -397,7 +464,10 @@ impl Performer {
             values: chart.helm_values(),
             labels: [
                 (FINGERPRINT_LABEL.to_owned(), chart.fingerprint()),
-                (OWNER_UID_LABEL.to_owned(), job.tenant.uid().unwrap_or_default()),
+                (
+                    OWNER_UID_LABEL.to_owned(),
+                    job.tenant.uid().unwrap_or_default(),
+                ),
                 (OWNER_NAMESPACE_LABEL.to_owned(), job.key.namespace.clone()),
                 (RUN_LABEL.to_owned(), id.clone()),
             ]
@@ -413,8 +483,12 @@ impl Performer {
         // The exit code is a hint; the release Secret is the truth (helm.md §8).
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let secret = self.revision_secret(&job.release, expected).await?;
-        let facts = secret.as_ref().and_then(|secret| release::decode(secret).ok());
-        let written = secret.as_ref().and_then(|secret| Revision::of(&secret.metadata));
+        let facts = secret
+            .as_ref()
+            .and_then(|secret| release::decode(secret).ok());
+        let written = secret
+            .as_ref()
+            .and_then(|secret| Revision::of(&secret.metadata));
         let deployed = written.as_ref().is_some_and(|(_, revision)| {
             revision.status == Status::Deployed && revision.run.as_deref() == Some(&id)
         });
@@ -434,13 +508,21 @@ impl Performer {
                     "helm ended well, but revision {expected} of release {} is not deployed",
                     job.release.name
                 );
-                return Err(Fault::Shown { reason: why, message, permanent: false });
+                return Err(Fault::Shown {
+                    reason: why,
+                    message,
+                    permanent: false,
+                });
             }
             Err(HelmError::Stopped) => return Err(Fault::Stale),
             Err(error) => error,
         };
         let permanent = error.is_permanent();
-        Err(Fault::Shown { reason: why, message: format!("{}", Chain(&error)), permanent })
+        Err(Fault::Shown {
+            reason: why,
+            message: format!("{}", Chain(&error)),
+            permanent,
+        })
     }
 
     async fn uninstall(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -459,31 +541,49 @@ impl Performer {
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
             "running helm uninstall");
-        let ended = self.tools.helm.uninstall(slot, &uninstall, &self.stop).await;
+        let ended = self
+            .tools
+            .helm
+            .uninstall(slot, &uninstall, &self.stop)
+            .await;
         self.relist(job, done).await?;
-        let gone = 
+        let gone =
             matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if metas.is_empty());
         match ended {
             _ if gone => {
                 done.progressed = true;
                 let message = format!("uninstalled release {}", job.release.name);
-                let told = Told { warning: false, reason: "HelmUninstalled", message };
+                let told = Told {
+                    warning: false,
+                    reason: "HelmUninstalled",
+                    message,
+                };
                 self.events.tell(&job.tenant, told);
                 Ok(())
             }
             Err(HelmError::Stopped) => Err(Fault::Stale),
             Ok(()) => Err(Fault::Shown {
                 reason: reason::UNINSTALL_FAILED,
-                message: format!("release {} is still there after helm uninstall", job.release.name),
+                message: format!(
+                    "release {} is still there after helm uninstall",
+                    job.release.name
+                ),
                 permanent: false,
             }),
             Err(error) => {
                 let message = format!("{}", Chain(&error));
-                let told =
-                    Told { warning: true, reason: "HelmUninstallFailed", message: message.clone() };
+                let told = Told {
+                    warning: true,
+                    reason: "HelmUninstallFailed",
+                    message: message.clone(),
+                };
                 self.events.tell(&job.tenant, told);
                 let permanent = error.is_permanent();
-                Err(Fault::Shown { reason: reason::UNINSTALL_FAILED, message, permanent })
+                Err(Fault::Shown {
+                    reason: reason::UNINSTALL_FAILED,
+                    message,
+                    permanent,
+                })
             }
         }
     }
@@ -525,11 +625,18 @@ impl Performer {
             uid: fresh.metadata.uid.clone(),
             resource_version: fresh.metadata.resource_version.clone(),
         };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let params = DeleteParams {
+            preconditions: Some(preconditions),
+            ..DeleteParams::default()
+        };
         match in_time("deleting the workspace", api.delete(name, &params)).await {
             Ok(_) => {
                 let message = format!("deleting namespace {name}");
-                let told = Told { warning: false, reason: "WorkspaceDeleted", message };
+                let told = Told {
+                    warning: false,
+                    reason: "WorkspaceDeleted",
+                    message,
+                };
                 self.events.tell(&job.tenant, told);
                 // The watch shows it terminating, and then gone; until then there is nothing to do.
                 Err(Fault::Stale)
@@ -568,18 +675,16 @@ impl std::fmt::Display for Chain<'_> {
     }
 }
 
-async fn in_time<T>(
-    what: &str,
-    call: impl Future<Output = kube::Result<T>>,
-) -> Result<T, Fault> {
+async fn in_time<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Fault> {
     match tokio::time::timeout(DEADLINE, call).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
             Err(Fault::Stale)
         }
         Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", Chain(&error)))),
-        Err(_) => {
-            Err(Fault::Passing(format!("{what}: no answer within {} s", DEADLINE.as_secs())))
-        }
+        Err(_) => Err(Fault::Passing(format!(
+            "{what}: no answer within {} s",
+            DEADLINE.as_secs()
+        ))),
     }
 }

@@ -66,7 +66,9 @@ impl Reconciler {
         let claimants: Vec<&Tenant> = claimants.into_iter().map(Arc::as_ref).collect();
         let facts = self.facts.get(&release_key);
         let facts = facts.filter(|facts| {
-            revisions.last().is_some_and(|newest| newest.revision == facts.revision)
+            revisions
+                .last()
+                .is_some_and(|newest| newest.revision == facts.revision)
         });
         let seen = self.index.release_workloads(&release_key);
         let unready = workload::unready(facts.map(|facts| facts.workloads.as_slice()), &seen);
@@ -75,7 +77,11 @@ impl Reconciler {
             Some(recorded) if self.permitted => Arc::clone(recorded),
             _ => wanted,
         };
-        let others = self.index.users(&release_key.namespace).into_iter().any(|user| user != *key);
+        let others = self
+            .index
+            .users(&release_key.namespace)
+            .into_iter()
+            .any(|user| user != *key);
         let view = View {
             cluster: &self.member.name,
             source_namespace: self.member.source_namespace.as_deref(),
@@ -136,12 +142,16 @@ impl Reconciler {
 
     /// Whether there is anything to say. When not, the pass over this Tenant costs nothing.
     fn news(&self, key: &TenantKey, tenant: &Tenant, plan: &plan::Plan) -> bool {
-        let said = self.slots.get(key).and_then(|slot| slot.memory.said.as_ref());
+        let said = self
+            .slots
+            .get(key)
+            .and_then(|slot| slot.memory.said.as_ref());
         if said != Some(&plan.state) {
             return true;
         }
         if self.member.status == StatusMode::Report || !self.permitted {
-            return self.board.generation(key) != Some(tenant.metadata.generation.unwrap_or_default())
+            return self.board.generation(key)
+                != Some(tenant.metadata.generation.unwrap_or_default())
                 && plan.ours;
         }
         let next = crate::status::status(
@@ -152,7 +162,10 @@ impl Reconciler {
             self.member.allow_chart_skip,
             Timestamp::UNIX_EPOCH,
         );
-        tenant.status.as_ref().is_none_or(|status| !same_but_for_time(status, &next))
+        tenant
+            .status
+            .as_ref()
+            .is_none_or(|status| !same_but_for_time(status, &next))
     }
 
     pub(super) fn finish(&mut self, done: Result<Done, tokio::task::JoinError>) {
@@ -211,7 +224,11 @@ impl Reconciler {
                 tracing::warn!(member = %self.member.name, tenant = %done.key, %problem,
                     retry_in_seconds = pause.as_secs(), "not done");
             }
-            Some(Fault::Shown { reason, message, permanent }) => {
+            Some(Fault::Shown {
+                reason,
+                message,
+                permanent,
+            }) => {
                 let attempts = slot.memory.failure.as_ref().map_or(0, |failure| {
                     let same = failure.generation == done.generation
                         && failure.fingerprint == done.fingerprint;

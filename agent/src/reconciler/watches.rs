@@ -21,7 +21,10 @@ pub(super) enum Seen {
     StatefulSet(Event<StatefulSet>),
     DaemonSet(Event<DaemonSet>),
     Crd(Event<PartialObjectMeta<CustomResourceDefinition>>),
-    Failed { what: &'static str, error: watcher::Error },
+    Failed {
+        what: &'static str,
+        error: watcher::Error,
+    },
 }
 
 pub(super) type Watch = BoxStream<'static, Seen>;
@@ -30,19 +33,37 @@ pub(super) type Watch = BoxStream<'static, Seen>;
 pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
     // Helm marks every object of a release with this label.
     let helms = || Config::default().labels("app.kubernetes.io/managed-by=Helm");
-    let releases = Config::default().labels("owner=helm").fields("type=helm.sh/release.v1");
+    let releases = Config::default()
+        .labels("owner=helm")
+        .fields("type=helm.sh/release.v1");
     let crd = Config::default().fields(&format!("metadata.name={}", Tenant::crd_name()));
     futures::stream::select_all([
         stream("CRD", watcher(Api::all(client.clone()), crd), Seen::Crd),
-        stream("Secrets", watcher(Api::all(client.clone()), releases), Seen::Release),
+        stream(
+            "Secrets",
+            watcher(Api::all(client.clone()), releases),
+            Seen::Release,
+        ),
         stream(
             "namespaces",
             watcher(Api::all(client.clone()), Config::default()),
             Seen::Workspace,
         ),
-        stream("Deployments", watcher(Api::all(client.clone()), helms()), Seen::Deployment),
-        stream("StatefulSets", watcher(Api::all(client.clone()), helms()), Seen::StatefulSet),
-        stream("DaemonSets", watcher(Api::all(client.clone()), helms()), Seen::DaemonSet),
+        stream(
+            "Deployments",
+            watcher(Api::all(client.clone()), helms()),
+            Seen::Deployment,
+        ),
+        stream(
+            "StatefulSets",
+            watcher(Api::all(client.clone()), helms()),
+            Seen::StatefulSet,
+        ),
+        stream(
+            "DaemonSets",
+            watcher(Api::all(client.clone()), helms()),
+            Seen::DaemonSet,
+        ),
     ])
 }
 
