@@ -62,7 +62,7 @@ run: rust ## Run the hub in the foreground (ARGS='--namespace krypton ...')
 	$(with_tools) exec $(target)/debug/krypton-hub $(ARGS)
 
 run-pid: rust ## Run the hub in the background (PID_FILE, LOG_FILE, ARGS)
-	@if pid=$$(cat '$(PID_FILE)' 2>/dev/null) && kill -0 "$$pid" 2>/dev/null; then \
+	@if pid=$$(cat '$(PID_FILE)' 2>/dev/null) && [[ $$(ps -p "$$pid" -o comm=) == *krypton-hub ]]; then \
 	  echo "make run-pid: process $$pid of $(PID_FILE) runs already; 'make stop' ends it" >&2; exit 1; fi
 	$(binaries)
 	@export $(with_tools); nohup $(target)/debug/krypton-hub $(ARGS) >'$(LOG_FILE)' 2>&1 </dev/null & \

@@ -1,8 +1,9 @@
 //! `.demo` in the checkout: everything the demo writes is in it, and it goes with the demo.
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, DirBuilder, File, TryLockError},
     io::Write,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
@@ -24,7 +25,9 @@ impl Folder {
     /// Takes the folder for this process, clears what an earlier one left, and makes it the place
     /// of all temporary files.
     pub(crate) fn take() -> Result<Self> {
-        fs::create_dir_all(PATH).with_context(|| format!("making {PATH}"))?;
+        // The clusters' keys are in it.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(PATH);
+        made.with_context(|| format!("making {PATH}"))?;
         let path = fs::canonicalize(PATH).with_context(|| format!("looking for {PATH}"))?;
         let lock = path.join(LOCK);
         let lock = File::create(&lock).with_context(|| format!("opening {}", lock.display()))?;
