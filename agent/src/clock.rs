@@ -27,3 +27,11 @@ impl Boot {
 pub fn wall() -> Timestamp {
     Timestamp::now()
 }
+
+/// Sleeps until `at`, counted from `now`; for ever without one.
+pub async fn sleep_until(at: Option<Boot>, now: Boot) {
+    match at {
+        Some(at) => tokio::time::sleep(at.since(now)).await,
+        None => std::future::pending().await,
+    }
+}

@@ -80,6 +80,16 @@ pub struct Memory {
     pub known_since: Option<Boot>,
 }
 
+impl Memory {
+    /// What is said of the Tenant now: our own last word, else the status that an earlier process left.
+    pub fn last_word(&self, tenant: &Tenant, cluster: &str) -> Option<ClusterState> {
+        self.said.clone().or_else(|| {
+            let conditions = &tenant.status.as_ref()?.conditions;
+            krypton_common::conditions::clusters(conditions).remove(cluster)
+        })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Run {
     Install,
@@ -285,12 +295,8 @@ impl View<'_> {
         }
     }
 
-    /// What is said of the Tenant now: our own last word, else the status that an earlier process left.
     fn said(&self) -> Option<ClusterState> {
-        self.memory.said.clone().or_else(|| {
-            let conditions = &self.tenant.status.as_ref()?.conditions;
-            krypton_common::conditions::clusters(conditions).remove(self.cluster)
-        })
+        self.memory.last_word(self.tenant, self.cluster)
     }
 
     /// The last failure, while nothing has changed since that could help.

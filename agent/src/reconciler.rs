@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use krypton_common::desired::{DesiredState, Version};
+use krypton_common::error_chain::chain;
 use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use kube::Client;
@@ -23,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::chart::ChartCache;
-use crate::clock::Boot;
+use crate::clock::{self, Boot};
 use crate::events::Events;
 use crate::fence::{self, Hold, KILL_AFTER, LeaseName, NO_NEW_RUNS_AFTER};
 use crate::helm::{Helm, StopHandle};
@@ -34,7 +35,7 @@ use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
 use crate::status::Told;
 use crate::workload;
-use perform::{Chain, Done, Performer};
+use perform::{Done, Performer};
 use watches::{Seen, Watch};
 
 /// Who writes the status of the member's Tenants.
@@ -269,7 +270,7 @@ impl Reconciler {
                     self.look_at_all();
                 }
                 changed = self.hold.changed() => if changed.is_err() { return },
-                () = sleep_until(wake, now) => {}
+                () = clock::sleep_until(wake, now) => {}
             }
         }
     }
@@ -324,8 +325,8 @@ impl Reconciler {
                 BTreeSet::new()
             }
             Seen::Failed { what, error } => {
-                self.problem = Some(format!("watching {what}: {}", Chain(&error)));
-                tracing::debug!(member = %self.member.name, what, error = %Chain(&error), "watch failed; it is tried again");
+                self.problem = Some(format!("watching {what}: {}", chain(&error)));
+                tracing::debug!(member = %self.member.name, what, error = %chain(&error), "watch failed; it is tried again");
                 return;
             }
         };
@@ -402,13 +403,6 @@ impl Reconciler {
 async fn next_of(watch: &mut Option<Watch>) -> Option<Seen> {
     match watch {
         Some(watch) => watch.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn sleep_until(at: Option<Boot>, now: Boot) {
-    match at {
-        Some(at) => tokio::time::sleep(at.since(now)).await,
         None => std::future::pending().await,
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod conditions;
 pub mod desired;
+pub mod error_chain;
 pub mod fingerprint;
 pub mod kubeconfig;
 pub mod names;

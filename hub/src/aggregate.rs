@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use jiff::Timestamp;
-use krypton_agent::clock::Boot;
+use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
@@ -23,7 +23,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::discovery::chain;
+use krypton_common::error_chain::chain;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Two writes of one Tenant's status are at least so far apart.
@@ -355,7 +355,7 @@ pub async fn run(
                 continue;
             }
             dirty.remove(&key);
-            let wall = krypton_agent::clock::wall();
+            let wall = clock::wall();
             let status = aggregated(tenant, &reports.of(&key, now), &rules, patient, wall);
             if tenant.status.as_ref() == Some(&status) {
                 continue;
@@ -382,7 +382,7 @@ pub async fn run(
                     }
                 }
             }
-            () = sleep_until(wake, now) => {}
+            () = clock::sleep_until(wake, now) => {}
         }
     }
 }
@@ -450,13 +450,6 @@ async fn write(
             tracing::warn!(tenant = %key, "writing the status: no answer in time; it is tried again");
             (key, None)
         }
-    }
-}
-
-async fn sleep_until(at: Option<Boot>, now: Boot) {
-    match at {
-        Some(at) => tokio::time::sleep(at.since(now)).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret;
+use krypton_common::error_chain::chain;
 use krypton_common::kubeconfig::{self, Policy, Sanitized};
 use krypton_common::names;
 use kube::Client;
@@ -110,18 +111,6 @@ pub async fn follow(
             changed
         });
     }
-}
-
-/// An error with its causes.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -20,11 +20,12 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::Hearing;
-use crate::discovery::{Source, Sources, chain};
+use crate::discovery::{Source, Sources};
 use crate::facts::{self, reason};
 use crate::found::Found;
 use crate::identity::{self, Claim, Verdict};
 use crate::proxy::{self, Access, Given, Inputs, Shared, Wishes};
+use krypton_common::error_chain::chain;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Two writes of one EdgeCluster's status are at least so far apart.
@@ -207,7 +208,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     }
                 }
             }
-            () = sleep_until(wake, now) => {}
+            () = clock::sleep_until(wake, now) => {}
         }
     }
     for member in running.values() {
@@ -437,12 +438,5 @@ fn outcome(
             );
             None
         }
-    }
-}
-
-async fn sleep_until(at: Option<Boot>, now: Boot) {
-    match at {
-        Some(at) => tokio::time::sleep(at.since(now)).await,
-        None => std::future::pending().await,
     }
 }

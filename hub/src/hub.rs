@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
-use crate::discovery::{self, chain};
+use crate::discovery;
 use crate::facts::FactsBoard;
 use crate::fleet::{self, Fleet};
 use crate::found::Found;
@@ -30,6 +30,7 @@ use crate::proxy::{Given, Shared};
 use crate::settings::Settings;
 use crate::values_file::{self, ValuesFile};
 use crate::{admin, desired};
+use krypton_common::error_chain::chain;
 
 /// The Lease in the hub's namespace on home: whoever holds it writes EdgeClusters and the status of
 /// home's Tenants.

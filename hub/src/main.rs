@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use krypton_common::error_chain::chain;
 use krypton_common::telemetry;
-use krypton_hub::discovery::chain;
 use krypton_hub::settings::{Flags, Settings, service_account_namespace};
 
 fn main() -> ExitCode {

@@ -20,11 +20,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{Hearing, Reports};
-use crate::discovery::chain;
 use crate::facts::{FactsBoard, reason};
 use crate::found::Found;
 use crate::home;
 use crate::identity::Verdict;
+use krypton_common::error_chain::chain;
 
 /// How a member is reached.
 #[derive(Clone, Debug)]

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_common::desired::DesiredState;
+use krypton_common::error_chain::chain;
 use krypton_crds::tenant::Tenant;
 use kube::api::Api;
 use kube::{Client, CustomResourceExt};
 use std::time::Duration;
 
-use super::perform::Chain;
 use super::{CRD_EVERY, Reconciler};
 use crate::clock::Boot;
 use crate::events::Events;
@@ -55,7 +55,7 @@ impl Reconciler {
             self.recording.spawn(async move {
                 tokio::time::sleep(pause).await;
                 let result = ledger::record(&client, &wanted).await;
-                (wanted, result.map_err(|error| Chain(&error).to_string()))
+                (wanted, result.map_err(|error| chain(&error)))
             });
         }
         if let Some(state) = self.index.crd()
@@ -153,7 +153,7 @@ async fn see_to_crd(client: &Client, state: CrdState, events: &Events) -> Result
         };
         let released = rescue::keep_and_release(client, deleted.0)
             .await
-            .map_err(|error| Chain(&error).to_string())?;
+            .map_err(|error| chain(&error))?;
         if released > 0 {
             tracing::warn!(
                 released,
@@ -164,10 +164,10 @@ async fn see_to_crd(client: &Client, state: CrdState, events: &Events) -> Result
     }
     crate::crd::ensure(client, &Tenant::crd())
         .await
-        .map_err(|error| Chain(&error).to_string())?;
+        .map_err(|error| chain(&error))?;
     for tenant in rescue::restore(client)
         .await
-        .map_err(|error| Chain(&error).to_string())?
+        .map_err(|error| chain(&error))?
     {
         let message = "put back after its CRD had been deleted; its release was left alone";
         let told = Told {

@@ -8,6 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_common::conditions::{ClusterState, reason};
 use krypton_common::desired::DesiredState;
+use krypton_common::error_chain::chain;
 use krypton_common::names;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_crds::tenant::Tenant;
@@ -353,7 +354,7 @@ impl Performer {
             }
             Err(error) => Err(Fault::Shown {
                 reason: reason::UPGRADE_FAILED,
-                message: format!("{}", Chain(&error)),
+                message: chain(&error),
                 permanent: true,
             }),
         }
@@ -396,7 +397,7 @@ impl Performer {
         let description = format!("Unlocked by Krypton: left {was} by a helm that is gone");
         let unlocked = release::unlocked(&secret, &description).map_err(|error| Fault::Shown {
             reason: reason::UPGRADE_FAILED,
-            message: format!("{}", Chain(&error)),
+            message: chain(&error),
             permanent: true,
         })?;
         let name = unlocked.name_any();
@@ -442,7 +443,7 @@ impl Performer {
                     ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,
                     ChartFault::VersionInvalid => reason::VERSION_INVALID,
                 },
-                message: format!("{}", Chain(&*error)),
+                message: chain(&*error),
                 permanent: false,
             })?;
         let slot = self.tools.helm.slot().await;
@@ -520,7 +521,7 @@ impl Performer {
         let permanent = error.is_permanent();
         Err(Fault::Shown {
             reason: why,
-            message: format!("{}", Chain(&error)),
+            message: chain(&error),
             permanent,
         })
     }
@@ -571,7 +572,7 @@ impl Performer {
                 permanent: false,
             }),
             Err(error) => {
-                let message = format!("{}", Chain(&error));
+                let message = chain(&error);
                 let told = Told {
                     warning: true,
                     reason: "HelmUninstallFailed",
@@ -660,28 +661,13 @@ impl Fault {
     }
 }
 
-/// Prints an error with its causes, each once.
-pub(crate) struct Chain<'a>(pub &'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
-    }
-}
-
 async fn in_time<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Fault> {
     match tokio::time::timeout(DEADLINE, call).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
             Err(Fault::Stale)
         }
-        Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", Chain(&error)))),
+        Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error)))),
         Err(_) => Err(Fault::Passing(format!(
             "{what}: no answer within {} s",
             DEADLINE.as_secs()

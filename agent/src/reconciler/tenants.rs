@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use krypton_common::conditions::ClusterState;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_crds::tenant::Tenant;
 use kube::runtime::watcher::Event;
@@ -13,7 +12,7 @@ use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::clock::Boot;
 use crate::fence::Hold;
 use crate::index::CrdState;
-use crate::plan::{self, Action, Applied, Failure, Memory, Permit, View};
+use crate::plan::{self, Action, Applied, Failure, Permit, View};
 use crate::workload;
 
 impl Reconciler {
@@ -101,7 +100,7 @@ impl Reconciler {
         };
         let plan = plan::plan(&view);
         let workspace_exists = view.workspace.is_some();
-        let before = view_said(&slot.memory, &tenant, &self.member.name);
+        let before = slot.memory.last_word(&tenant, &self.member.name);
         if let Some(at) = slot.wake.take() {
             self.wakes.remove(&(at, key.clone()));
         }
@@ -267,13 +266,6 @@ fn permit(hold: &Hold, permitted: bool, recorded: bool) -> Permit {
         }
         (false, _, None) => Permit::Withheld("the Lease of this cluster is not ours".to_owned()),
     }
-}
-
-fn view_said(memory: &Memory, tenant: &Tenant, cluster: &str) -> Option<ClusterState> {
-    memory.said.clone().or_else(|| {
-        let conditions = &tenant.status.as_ref()?.conditions;
-        krypton_common::conditions::clusters(conditions).remove(cluster)
-    })
 }
 
 fn same_but_for_time(
