@@ -69,8 +69,10 @@ pub struct View<'a> {
 /// What this process remembers of a Tenant. Losing it costs a retry, never a release.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    /// What was last said of the Tenant.
+    /// What was last reported of the Tenant, with or without the Lease.
     pub said: Option<ClusterState>,
+    /// What was last written and told with the Lease; at first, what the status says.
+    pub told: Option<ClusterState>,
     pub failure: Option<Failure>,
     /// The last helm run that ended well.
     pub applied: Option<Applied>,
@@ -83,11 +85,14 @@ pub struct Memory {
 impl Memory {
     /// What is said of the Tenant now: our own last word, else the status that an earlier process left.
     pub fn last_word(&self, tenant: &Tenant, cluster: &str) -> Option<ClusterState> {
-        self.said.clone().or_else(|| {
-            let conditions = &tenant.status.as_ref()?.conditions;
-            krypton_common::conditions::clusters(conditions).remove(cluster)
-        })
+        self.said.clone().or_else(|| on_status(tenant, cluster))
     }
+}
+
+/// What the Tenant's status says of the member.
+pub fn on_status(tenant: &Tenant, cluster: &str) -> Option<ClusterState> {
+    let conditions = &tenant.status.as_ref()?.conditions;
+    krypton_common::conditions::clusters(conditions).remove(cluster)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -41,7 +41,8 @@ pub(super) struct Job {
     pub key: TenantKey,
     pub tenant: Arc<Tenant>,
     pub plan: Plan,
-    pub before: Option<ClusterState>,
+    /// What was told of the Tenant before.
+    pub told: Option<ClusterState>,
     pub release: ReleaseKey,
     pub newest: Option<Revision>,
     pub workspace_exists: bool,
@@ -56,6 +57,8 @@ pub(super) struct Done {
     pub fingerprint: String,
     /// What was said of the Tenant on the way.
     pub said: Option<ClusterState>,
+    /// The same, when it was with the Lease: written, and its events told.
+    pub told: Option<ClusterState>,
     pub tenant: Option<Tenant>,
     pub release: Option<ReleaseNews>,
     pub facts: Option<Release>,
@@ -109,6 +112,7 @@ impl Performer {
             generation: job.tenant.metadata.generation.unwrap_or_default(),
             fingerprint: job.desired.chart.fingerprint(),
             said: None,
+            told: None,
             tenant: None,
             release: None,
             facts: None,
@@ -213,9 +217,10 @@ impl Performer {
                 }
             }
         }
-        for told in status::told(job.before.as_ref(), state) {
+        for told in status::told(job.told.as_ref(), state) {
             self.events.tell(&job.tenant, told);
         }
+        done.told = Some(state.clone());
         Ok(())
     }
 

@@ -51,7 +51,10 @@ impl Reconciler {
             self.wakes.insert((at, key.clone()));
             return;
         }
-        slot.memory.known_since.get_or_insert(now);
+        if slot.memory.known_since.is_none() {
+            slot.memory.known_since = Some(now);
+            slot.memory.told = plan::on_status(&tenant, &self.member.name);
+        }
         let release_key = self.index.release_key(&tenant);
         let revisions = self.index.release(&release_key);
         slot.memory.locked = revisions
@@ -101,6 +104,7 @@ impl Reconciler {
         let plan = plan::plan(&view);
         let workspace_exists = view.workspace.is_some();
         let before = slot.memory.last_word(&tenant, &self.member.name);
+        let told = slot.memory.told.clone();
         if let Some(at) = slot.wake.take() {
             self.wakes.remove(&(at, key.clone()));
         }
@@ -116,7 +120,7 @@ impl Reconciler {
                 applied_chart: status
                     .and_then(|status| status.last_applied_chart.clone())
                     .unwrap_or_default(),
-                state: before.clone().unwrap_or_else(|| plan.state.clone()),
+                state: before.unwrap_or_else(|| plan.state.clone()),
             };
             self.board.tenant(key, Some(report));
         }
@@ -128,7 +132,7 @@ impl Reconciler {
             newest: revisions.last().map(|newest| (*newest).clone()),
             tenant,
             plan,
-            before,
+            told,
             release: release_key,
             workspace_exists,
             desired: Arc::clone(&desired),
@@ -141,11 +145,12 @@ impl Reconciler {
 
     /// Whether there is anything to say. When not, the pass over this Tenant costs nothing.
     fn news(&self, key: &TenantKey, tenant: &Tenant, plan: &plan::Plan) -> bool {
-        let said = self
-            .slots
-            .get(key)
-            .and_then(|slot| slot.memory.said.as_ref());
-        if said != Some(&plan.state) {
+        let memory = self.slots.get(key).map(|slot| &slot.memory);
+        if memory.and_then(|memory| memory.said.as_ref()) != Some(&plan.state) {
+            return true;
+        }
+        // What was only observed until now is told when the Lease comes.
+        if self.permitted && memory.and_then(|memory| memory.told.as_ref()) != Some(&plan.state) {
             return true;
         }
         if self.member.status == StatusMode::Report || !self.permitted {
@@ -204,6 +209,9 @@ impl Reconciler {
         slot.not_before = None;
         if done.said.is_some() {
             slot.memory.said = done.said;
+        }
+        if done.told.is_some() {
+            slot.memory.told = done.told;
         }
         if let Some(run) = done.applied {
             slot.memory.applied = Some(Applied { run, ended: now });

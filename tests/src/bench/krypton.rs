@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use futures::{StreamExt, TryStreamExt, stream};
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_tests::{
@@ -92,8 +92,7 @@ pub(crate) async fn measure(
     say(&format!("{size} Tenants: starting home, edge and hub"));
     let mut setup = Setup::start(repository).await?;
     let outcome = setup.measure(size, idle).await;
-    let log = setup.hub.log_path();
-    outcome.with_context(|| format!("the hub's log ends:\n{}", log_end(log)))
+    outcome.map_err(|error| with_log(error, &setup.hub))
 }
 
 impl Setup {
@@ -124,7 +123,7 @@ impl Setup {
             ("Healthy", "True", "Reconciling"),
         ];
         let shown = desk.member_shows(EDGE, &healthy).await;
-        shown.with_context(|| format!("the hub's log ends:\n{}", log_end(hub.log_path())))?;
+        shown.map_err(|error| with_log(error, &hub))?;
         Ok(Self {
             home,
             edge,
@@ -238,6 +237,14 @@ impl Setup {
     fn known(&self, hub: &[u32]) -> Result<f64> {
         load::known_seconds(&[&self.home.pids(), &self.edge.pids(), hub].concat())
     }
+}
+
+/// A hub's folder goes with it, and so its log.
+fn with_log(error: anyhow::Error, hub: &Hub) -> anyhow::Error {
+    anyhow!(
+        "{error:#}\nthe hub's log ends:\n{}",
+        log_end(hub.log_path())
+    )
 }
 
 async fn create(tenants: &Api<Tenant>, numbers: Range<u32>) -> Result<()> {
