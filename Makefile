@@ -32,9 +32,10 @@ demo: rust tools ## Three local clusters, a real chart, install, upgrade, deleti
 	$(binaries)
 	$(target)/debug/demo $(DEMO_ARGS)
 
+# The examples are programs that tests run: `cargo test --examples` would make tests of them instead.
 test: rust tools ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=2)
-	$(binaries)
-	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --lib --bins --examples
+	$(binaries) --examples
+	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --lib --bins
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --test '*' -- --test-threads=$(TEST_THREADS)
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --doc
 

@@ -323,9 +323,14 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     } else {
         Action::Annotate
     };
+    // While the words are still those of the announcement, there is nothing to write.
+    let quiet = settled.progress.as_ref().is_some_and(|progress| {
+        progress.truth == Truth::True
+            && [INSTALLING, UPGRADING].contains(&progress.message.as_str())
+    });
     Plan {
         wake,
-        applied_chart: Some(view.desired.chart.applied_name()),
+        applied_chart: (!quiet).then(|| view.desired.chart.applied_name()),
         ..Plan::new(action, settled)
     }
 }

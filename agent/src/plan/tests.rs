@@ -449,6 +449,10 @@ fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
     assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(10))));
+    assert_eq!(
+        plan.applied_chart, None,
+        "the status says no more than the announcement"
+    );
     w.now = Boot(w.now.0 + Duration::from_secs(10));
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
