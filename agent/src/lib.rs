@@ -17,4 +17,5 @@ pub mod release;
 pub mod report;
 pub mod rescue;
 pub mod status;
+pub mod watch_backoff;
 pub mod workload;

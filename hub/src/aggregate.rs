@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
+use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::names;
 use krypton_common::tenant::{TenantKey, TenantReport};
@@ -305,7 +306,9 @@ pub async fn run(
 ) {
     let started = Boot::now();
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    let mut events = watcher(api, Config::default()).default_backoff().boxed();
+    let mut events = watcher(api, Config::default())
+        .backoff(WatchBackoff::default())
+        .boxed();
     let mut tenants: BTreeMap<TenantKey, Arc<Tenant>> = BTreeMap::new();
     let mut listed: BTreeSet<TenantKey> = BTreeSet::new();
     let mut dirty: BTreeSet<TenantKey> = BTreeSet::new();

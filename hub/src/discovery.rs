@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret;
+use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::error_chain::chain;
 use krypton_common::kubeconfig::{self, Policy, Sanitized};
 use krypton_common::names;
@@ -67,7 +68,9 @@ pub async fn follow(
 ) {
     let api: Api<Secret> = Api::namespaced(client, &namespace);
     let config = Config::default().labels(&format!("{}=true", discovery.label));
-    let mut events = watcher(api, config).default_backoff().boxed();
+    let mut events = watcher(api, config)
+        .backoff(WatchBackoff::default())
+        .boxed();
     let mut known: BTreeMap<String, Source> = BTreeMap::new();
     let mut listing: BTreeMap<String, Source> = BTreeMap::new();
     let read = |secret: &Secret| {

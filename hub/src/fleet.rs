@@ -8,6 +8,7 @@ use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
+use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
@@ -30,6 +31,8 @@ use krypton_common::error_chain::chain;
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Two writes of one EdgeCluster's status are at least so far apart.
 const PACE: Duration = Duration::from_secs(1);
+/// The pause after a write that did not go through, give or take half of it.
+const AFTER_FAILURE: Duration = Duration::from_secs(3);
 /// `lastSeen` is looked at so often; it is written once a minute.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Writes of EdgeClusters in flight.
@@ -72,7 +75,9 @@ struct Known {
 /// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
 pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let api: Api<EdgeCluster> = Api::all(fleet.client.clone());
-    let mut events = watcher(api, Config::default()).default_backoff().boxed();
+    let mut events = watcher(api, Config::default())
+        .backoff(WatchBackoff::default())
+        .boxed();
     let mut known = Known::default();
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
@@ -204,7 +209,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     writing.remove(&name);
                     match object {
                         Some(object) => { known.edge_clusters.insert(name, object); }
-                        None => { dirty.insert(name); }
+                        // Refused or lost: a while later, not all at once.
+                        None => {
+                            let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
+                            next_write.insert(name.clone(), Boot(Boot::now().0 + pause));
+                            dirty.insert(name);
+                        }
                     }
                 }
             }

@@ -24,7 +24,9 @@ fn main() -> ExitCode {
         Ok(settings) => settings,
         Err(error) => return refuse(&chain(&error), 2),
     };
-    if let Err(error) = telemetry::init_with(settings.log_format, settings.log_filter()) {
+    // kube logs each failed call at ERROR; whoever made the call says so with its meaning.
+    let filter = format!("{},kube_client::client::builder=off", settings.log_filter());
+    if let Err(error) = telemetry::init_with(settings.log_format, &filter) {
         return refuse(&chain(&error), 2);
     }
     if rustls::crypto::aws_lc_rs::default_provider()

@@ -12,6 +12,8 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Client, CustomResourceExt};
 
+use crate::watch_backoff::WatchBackoff;
+
 /// One event of one of the watches.
 pub(super) enum Seen {
     Tenant(Event<DeserializeGuard<Tenant>>),
@@ -79,7 +81,7 @@ fn stream<K: Send + 'static>(
     seen: fn(Event<K>) -> Seen,
 ) -> Watch {
     events
-        .default_backoff()
+        .backoff(WatchBackoff::default())
         .map(move |event| match event {
             Ok(event) => seen(event),
             Err(error) => Seen::Failed { what, error },
