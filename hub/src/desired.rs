@@ -1,6 +1,5 @@
 //! The hub's epoch on home, and the chart state that all members are given (design §3, rule 3).
 
-use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -98,11 +97,6 @@ pub fn chart_state(chart: &ChartSettings, values: &Map<String, Value>) -> ChartS
         install_crds: chart.install_crds,
         values: values.clone(),
     }
-}
-
-/// Where the hub keeps the kubeconfig files that helm reads.
-pub fn kubeconfig_path(scratch: &Path, member: &str) -> std::path::PathBuf {
-    scratch.join(format!("{member}.kubeconfig"))
 }
 
 #[cfg(test)]
