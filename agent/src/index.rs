@@ -265,6 +265,15 @@ impl Index {
             && self.workloads.values().all(Watched::synced)
     }
 
+    /// Whether all is listed that there is to list: without the CRD there are no Tenants.
+    pub fn ready(&self) -> bool {
+        self.crd.synced()
+            && (self.tenants.synced() || self.crd() != Some(CrdState::Present))
+            && self.revisions.synced()
+            && self.workspaces.synced()
+            && self.workloads.values().all(Watched::synced)
+    }
+
     /// What of the lists is still outstanding, for people.
     pub fn waiting_for(&self) -> Vec<&'static str> {
         let mut waiting = Vec::new();

@@ -3,28 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
-use krypton_common::desired::Version;
+use krypton_common::member::MemberReport;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use tokio::sync::Notify;
-
-/// What holds for the member as a whole.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct MemberReport {
-    /// The watches have listed everything once.
-    pub synced: bool,
-    /// The Lease is ours, and was renewed within the last 30 s.
-    pub writing: bool,
-    /// Who holds the Lease, when it is someone else.
-    pub other_holder: Option<String>,
-    /// The apiserver has answered within the last 30 s.
-    pub connected: bool,
-    /// Why not, when it has not.
-    pub problem: Option<String>,
-    /// The desired state that is recorded on the member and acted on.
-    pub applied: Option<(Version, String)>,
-    /// The member has a record of a later desired state than the one we were given.
-    pub ahead: Option<Version>,
-}
 
 /// What has changed since the last look.
 #[derive(Debug, Default)]

@@ -1,10 +1,15 @@
 //! The domain's words, without I/O.
 
+pub mod account;
+pub mod bundle;
 pub mod conditions;
 pub mod desired;
 pub mod error_chain;
 pub mod fingerprint;
 pub mod kubeconfig;
+pub mod member;
 pub mod names;
+pub mod spiffe;
 pub mod telemetry;
 pub mod tenant;
+pub mod tls;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_common::desired::DesiredState;
 use krypton_common::error_chain::chain;
+use krypton_common::member::MemberReport;
 use krypton_crds::tenant::Tenant;
 use kube::api::Api;
 use kube::{Client, CustomResourceExt};
@@ -16,7 +17,6 @@ use crate::events::Events;
 use crate::fence::NO_NEW_RUNS_AFTER;
 use crate::index::CrdState;
 use crate::ledger::{self, Advance};
-use crate::report::MemberReport;
 use crate::status::Told;
 use crate::{plan, rescue};
 
@@ -124,6 +124,7 @@ impl Reconciler {
         let report = MemberReport {
             // By now every Tenant that was listed has its report.
             synced: self.index.synced() && self.index.crd() == Some(CrdState::Present),
+            ready: self.index.ready(),
             writing: self.permitted,
             other_holder: hold.other.clone(),
             connected,

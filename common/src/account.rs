@@ -1,0 +1,127 @@
+//! An account: all that a member has said of its Tenants, reduced to a digest that two sides can
+//! compare without sending it again.
+
+use std::collections::BTreeMap;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::tenant::{TenantKey, TenantReport};
+
+/// The digest of a set of reports. It does not depend on their order, and changes with each of them
+/// in constant time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccountDigest {
+    parts: BTreeMap<TenantKey, u128>,
+    sum: u128,
+}
+
+impl AccountDigest {
+    /// Puts `report` in the place of what was said before; `None` for a Tenant that is gone.
+    pub fn set(&mut self, key: &TenantKey, report: Option<&TenantReport>) {
+        let before = match report {
+            Some(report) => {
+                let part = part(key, report);
+                self.sum = self.sum.wrapping_add(part);
+                self.parts.insert(key.clone(), part)
+            }
+            None => self.parts.remove(key),
+        };
+        self.sum = self.sum.wrapping_sub(before.unwrap_or_default());
+    }
+
+    /// Leaves only the Tenants that `keep` names.
+    pub fn retain(&mut self, keep: impl Fn(&TenantKey) -> bool) {
+        let sum = &mut self.sum;
+        self.parts.retain(|key, part| {
+            let kept = keep(key);
+            if !kept {
+                *sum = sum.wrapping_sub(*part);
+            }
+            kept
+        });
+    }
+
+    /// How many Tenants, and the digest.
+    pub fn value(&self) -> (u64, u128) {
+        (self.parts.len() as u64, self.sum)
+    }
+}
+
+fn part(key: &TenantKey, report: &TenantReport) -> u128 {
+    let content = serde_json::json!([key, report]).to_string();
+    let digest: [u8; 32] = Sha256::digest(content.as_bytes()).into();
+    digest
+        .iter()
+        .take(16)
+        .fold(0, |sum, byte| (sum << 8) | u128::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::conditions::{ClusterState, State, Truth};
+
+    fn key(name: u8) -> TenantKey {
+        TenantKey {
+            namespace: "default".to_owned(),
+            name: format!("t{name}"),
+        }
+    }
+
+    fn report(generation: i64) -> TenantReport {
+        TenantReport {
+            observed_generation: generation,
+            applied_chart: String::new(),
+            state: ClusterState {
+                ready: State::new(Truth::True, "Installed", ""),
+                progress: None,
+                error: None,
+            },
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_digest_is_that_of_the_set_however_it_came_about(
+            steps in proptest::collection::vec((0_u8..6, proptest::option::of(0_i64..4)), 0..60)
+        ) {
+            let mut stepwise = AccountDigest::default();
+            let mut set = BTreeMap::new();
+            for (name, generation) in steps {
+                let report = generation.map(report);
+                stepwise.set(&key(name), report.as_ref());
+                match report {
+                    Some(report) => set.insert(name, report),
+                    None => set.remove(&name),
+                };
+            }
+            let mut at_once = AccountDigest::default();
+            for (name, report) in set.iter().rev() {
+                at_once.set(&key(*name), Some(report));
+            }
+            prop_assert_eq!(stepwise.value(), at_once.value());
+        }
+    }
+
+    #[test]
+    fn another_report_another_tenant_and_one_less_are_all_told_apart() {
+        let of = |reports: &[(u8, i64)]| {
+            let mut digest = AccountDigest::default();
+            for (name, generation) in reports {
+                digest.set(&key(*name), Some(&report(*generation)));
+            }
+            digest.value()
+        };
+        let base = of(&[(1, 1), (2, 2)]);
+        assert_ne!(base, of(&[(1, 2), (2, 1)]));
+        assert_ne!(base, of(&[(1, 1), (3, 2)]));
+        assert_ne!(base, of(&[(1, 1)]));
+        let mut kept = AccountDigest::default();
+        kept.set(&key(1), Some(&report(1)));
+        kept.set(&key(2), Some(&report(2)));
+        kept.retain(|found| *found == key(1));
+        assert_eq!(kept.value(), of(&[(1, 1)]));
+    }
+}

@@ -1,0 +1,214 @@
+//! The join bundle: what an agent needs to find the hub, to know it, and to be let in once. Printed by
+//! `kubectl krypton join` as YAML.
+
+use jiff::Timestamp;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::spiffe::is_member_name;
+
+/// A bundle is a few kilobytes.
+pub const BUNDLE_MAX_BYTES: usize = 64 * 1024;
+
+/// As it is written.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct JoinBundle {
+    /// The member's name in the fleet.
+    pub cluster: String,
+    /// `host:port` of the hub, tried in turn.
+    pub addresses: Vec<String>,
+    /// PEM of the hub's roots.
+    pub certificate_authority: String,
+    pub token: String,
+    /// When the token ends; for people, the hub knows by itself.
+    pub expires: Timestamp,
+}
+
+impl std::fmt::Debug for JoinBundle {
+    /// Without the token.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JoinBundle")
+            .field("cluster", &self.cluster)
+            .field("addresses", &self.addresses)
+            .field("expires", &self.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum BundleError {
+    #[error(
+        "it is larger than {} KiB, which no join bundle is; name the file that 'kubectl krypton join' has printed",
+        BUNDLE_MAX_BYTES / 1024
+    )]
+    TooLarge,
+    #[error(
+        "it is not a join bundle, or it was cut off; write the output of 'kubectl krypton join NAME' to it again"
+    )]
+    Yaml(#[source] serde_saphyr::Error),
+    #[error("its cluster {0:?} is no name of a cluster")]
+    Cluster(String),
+    #[error(
+        "it names no address of the hub; start the hub with --advertise=HOST:PORT and join again"
+    )]
+    NoAddress,
+    #[error("its address {0:?} is not HOST:PORT")]
+    Address(String),
+    #[error(
+        "its certificateAuthority holds no PEM certificate; write the output of 'kubectl krypton join NAME' to it again"
+    )]
+    Authority,
+    #[error(
+        "its token is empty or cut off; write the output of 'kubectl krypton join NAME' to it again"
+    )]
+    Token,
+}
+
+impl JoinBundle {
+    /// Reads and checks a bundle. The errors complete a sentence that names the file.
+    pub fn parse(text: &str) -> Result<Self, BundleError> {
+        if text.len() > BUNDLE_MAX_BYTES {
+            return Err(BundleError::TooLarge);
+        }
+        let bundle: Self = serde_saphyr::from_str(text).map_err(BundleError::Yaml)?;
+        if !is_member_name(&bundle.cluster) {
+            let shown = bundle.cluster.chars().take(80).collect();
+            return Err(BundleError::Cluster(shown));
+        }
+        if bundle.addresses.is_empty() {
+            return Err(BundleError::NoAddress);
+        }
+        for address in &bundle.addresses {
+            if split_address(address).is_none() {
+                return Err(BundleError::Address(address.chars().take(80).collect()));
+            }
+        }
+        bundle.roots()?;
+        if !is_token(&bundle.token) {
+            return Err(BundleError::Token);
+        }
+        Ok(bundle)
+    }
+
+    /// The hub's roots.
+    pub fn roots(&self) -> Result<Vec<CertificateDer<'static>>, BundleError> {
+        let pem = self.certificate_authority.as_bytes();
+        let roots: Vec<_> = CertificateDer::pem_slice_iter(pem)
+            .collect::<Result<_, _>>()
+            .map_err(|_| BundleError::Authority)?;
+        if roots.is_empty() {
+            return Err(BundleError::Authority);
+        }
+        Ok(roots)
+    }
+
+    /// # Errors
+    /// Never for a bundle that was made by us.
+    pub fn to_yaml(&self) -> Result<String, serde_saphyr::ser::Error> {
+        serde_saphyr::to_string(self)
+    }
+}
+
+/// Host and port of `host:port`; an IPv6 address stands in brackets, which are taken off.
+pub fn split_address(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').filter(|host| host.contains(':'))?,
+        None if host.contains(':') => return None,
+        None => host,
+    };
+    let fits = !host.is_empty()
+        && host
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '_' | '%'));
+    fits.then_some((host, port))
+}
+
+/// A token is `<16 hex of its name>.<64 hex of its secret>`.
+pub fn is_token(token: &str) -> bool {
+    let hex = |text: &str, length| {
+        text.len() == length
+            && text
+                .chars()
+                .all(|c| c.is_ascii_digit() || matches!(c, 'a'..='f'))
+    };
+    token
+        .split_once('.')
+        .is_some_and(|(name, secret)| hex(name, 16) && hex(secret, 64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEM: &str = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
+
+    fn bundle() -> JoinBundle {
+        JoinBundle {
+            cluster: "edge-1".to_owned(),
+            addresses: vec![
+                "hub.example.org:7443".to_owned(),
+                "[fd00::1]:7443".to_owned(),
+            ],
+            certificate_authority: PEM.to_owned(),
+            token: format!("{}.{}", "a".repeat(16), "0".repeat(64)),
+            expires: Timestamp::from_second(1_800_000_000).unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_is_printed_is_read_back() {
+        let yaml = bundle().to_yaml().unwrap();
+        assert_eq!(JoinBundle::parse(&yaml).unwrap(), bundle());
+    }
+
+    #[test]
+    fn a_bundle_cut_off_anywhere_is_refused_and_never_half_used() {
+        let yaml = bundle().to_yaml().unwrap();
+        for end in 0..yaml.trim_end().len() {
+            let Some(cut) = yaml.get(..end) else { continue };
+            // Only a time-stamp that lost its last digits may still read as one.
+            if let Ok(read) = JoinBundle::parse(cut) {
+                assert_eq!(read.token, bundle().token, "cut at {end}");
+                assert_eq!(read.certificate_authority.trim_end(), PEM.trim_end());
+            }
+        }
+    }
+
+    #[test]
+    fn each_wrong_part_is_named() {
+        let refused = |change: &dyn Fn(&mut JoinBundle)| {
+            let mut wrong = bundle();
+            change(&mut wrong);
+            JoinBundle::parse(&wrong.to_yaml().unwrap())
+                .unwrap_err()
+                .to_string()
+        };
+        let says = |word: &str, change: &dyn Fn(&mut JoinBundle)| {
+            let said = refused(change);
+            assert!(said.contains(word), "{word}: {said}");
+        };
+        says("cluster", &|b| b.cluster = "Edge 1".to_owned());
+        says("no address", &|b| b.addresses.clear());
+        says("hub:x", &|b| b.addresses = vec!["hub:x".to_owned()]);
+        says("https://", &|b| {
+            b.addresses = vec!["https://h:1".to_owned()];
+        });
+        says("certificateAuthority", &|b| {
+            b.certificate_authority = "x".to_owned();
+        });
+        says("token", &|b| b.token.truncate(40));
+        assert!(JoinBundle::parse("not: [a bundle").is_err());
+        assert!(JoinBundle::parse("").is_err());
+        assert!(JoinBundle::parse(&"x".repeat(BUNDLE_MAX_BYTES + 1)).is_err());
+    }
+
+    #[test]
+    fn a_token_is_not_shown() {
+        assert!(!format!("{:?}", bundle()).contains(&"0".repeat(64)));
+    }
+}

@@ -1,0 +1,352 @@
+//! Between messages and the domain's words. What comes from the other side is checked here.
+
+use krypton_common::conditions::{ClusterState, MESSAGE_MAX, State, Truth};
+use krypton_common::desired::{ChartState, DesiredState, Version};
+use krypton_common::member::MemberReport;
+use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
+use krypton_common::tenant::{TenantKey, TenantReport};
+use thiserror::Error;
+
+use crate::v1;
+
+/// Longest text that is taken from the other side where none is prescribed, in bytes.
+const TEXT_MAX: usize = 1024;
+
+/// A message that breaks the protocol.
+#[derive(Debug, Error)]
+pub enum WireError {
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    #[error("the chart's values are not a JSON object")]
+    Values(#[source] serde_json::Error),
+    #[error("the desired state does not have the digest that came with it")]
+    Digest,
+    #[error("{0} is not one")]
+    Name(&'static str),
+}
+
+impl From<Version> for v1::Version {
+    fn from(version: Version) -> Self {
+        let Version { epoch, generation } = version;
+        Self { epoch, generation }
+    }
+}
+
+impl From<v1::Version> for Version {
+    fn from(version: v1::Version) -> Self {
+        let v1::Version { epoch, generation } = version;
+        Self { epoch, generation }
+    }
+}
+
+impl From<&DesiredState> for v1::Desired {
+    fn from(desired: &DesiredState) -> Self {
+        let DesiredState {
+            version,
+            chart,
+            paused,
+        } = desired;
+        let ChartState {
+            repo,
+            name,
+            version: chart_version,
+            install_crds,
+            values,
+        } = chart;
+        Self {
+            version: Some((*version).into()),
+            chart: Some(v1::Chart {
+                repo: repo.clone(),
+                name: name.clone(),
+                version: chart_version.clone(),
+                install_crds: *install_crds,
+                values: serde_json::Value::Object(values.clone()).to_string().into(),
+            }),
+            paused: *paused,
+            digest: desired.digest(),
+        }
+    }
+}
+
+impl TryFrom<v1::Desired> for DesiredState {
+    type Error = WireError;
+
+    fn try_from(desired: v1::Desired) -> Result<Self, WireError> {
+        let v1::Desired {
+            version,
+            chart,
+            paused,
+            digest,
+        } = desired;
+        let chart = chart.ok_or(WireError::Missing("the chart"))?;
+        let read = Self {
+            version: version
+                .ok_or(WireError::Missing("the version of the desired state"))?
+                .into(),
+            chart: ChartState {
+                repo: chart.repo,
+                name: chart.name,
+                version: chart.version,
+                install_crds: chart.install_crds,
+                values: serde_json::from_slice(&chart.values).map_err(WireError::Values)?,
+            },
+            paused,
+        };
+        // A field that we do not know would change the digest: what is half understood is not acted on.
+        if read.digest() == digest {
+            Ok(read)
+        } else {
+            Err(WireError::Digest)
+        }
+    }
+}
+
+/// What is acted on, as it goes over the wire.
+pub(crate) fn applied(applied: &(Version, String)) -> v1::Applied {
+    v1::Applied {
+        version: Some(applied.0.into()),
+        digest: applied.1.clone(),
+    }
+}
+
+impl v1::Applied {
+    pub fn new(version: Version, digest: String) -> Self {
+        applied(&(version, digest))
+    }
+
+    /// Version and digest, when both are there.
+    pub fn read(self) -> Option<(Version, String)> {
+        Some((self.version?.into(), text(self.digest, TEXT_MAX)))
+    }
+}
+
+impl From<&MemberReport> for v1::Member {
+    fn from(report: &MemberReport) -> Self {
+        let MemberReport {
+            synced,
+            ready,
+            writing,
+            other_holder,
+            connected,
+            problem,
+            applied: acted_on,
+            ahead,
+        } = report;
+        Self {
+            synced: *synced,
+            ready: *ready,
+            writing: *writing,
+            other_holder: other_holder.clone(),
+            connected: *connected,
+            problem: problem.clone().map(|problem| text(problem, TEXT_MAX)),
+            applied: acted_on.as_ref().map(applied),
+            ahead: ahead.map(Into::into),
+        }
+    }
+}
+
+impl From<v1::Member> for MemberReport {
+    fn from(member: v1::Member) -> Self {
+        let v1::Member {
+            synced,
+            ready,
+            writing,
+            other_holder,
+            connected,
+            problem,
+            applied,
+            ahead,
+        } = member;
+        Self {
+            synced,
+            ready,
+            writing,
+            other_holder: other_holder.map(|holder| text(holder, SUBDOMAIN_MAX)),
+            connected,
+            problem: problem.map(|problem| text(problem, TEXT_MAX)),
+            applied: applied.and_then(v1::Applied::read),
+            ahead: ahead.map(Into::into),
+        }
+    }
+}
+
+impl v1::Tenant {
+    pub fn new(key: &TenantKey, report: Option<&TenantReport>) -> Self {
+        Self {
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            state: report.map(|report| v1::TenantState {
+                observed_generation: report.observed_generation,
+                applied_chart: report.applied_chart.clone(),
+                ready: Some((&report.state.ready).into()),
+                progress: report.state.progress.as_ref().map(Into::into),
+                error: report.state.error.as_ref().map(Into::into),
+            }),
+        }
+    }
+
+    /// The Tenant that is meant, and what is said of it.
+    pub fn read(self) -> Result<(TenantKey, Option<TenantReport>), WireError> {
+        if self.namespace.is_empty() || self.namespace.len() > LABEL_MAX {
+            return Err(WireError::Name("a Tenant's namespace"));
+        }
+        if self.name.is_empty() || self.name.len() > SUBDOMAIN_MAX {
+            return Err(WireError::Name("a Tenant's name"));
+        }
+        let key = TenantKey {
+            namespace: self.namespace,
+            name: self.name,
+        };
+        let Some(state) = self.state else {
+            return Ok((key, None));
+        };
+        let report = TenantReport {
+            observed_generation: state.observed_generation,
+            applied_chart: text(state.applied_chart, TEXT_MAX),
+            state: ClusterState {
+                ready: state
+                    .ready
+                    .ok_or(WireError::Missing("a Tenant's state"))?
+                    .into(),
+                progress: state.progress.map(Into::into),
+                error: state.error.map(Into::into),
+            },
+        };
+        Ok((key, Some(report)))
+    }
+}
+
+impl From<&State> for v1::Condition {
+    fn from(state: &State) -> Self {
+        let truth = match state.truth {
+            Truth::True => v1::Truth::True,
+            Truth::False => v1::Truth::False,
+            Truth::Unknown => v1::Truth::Unknown,
+        };
+        Self {
+            truth: truth.into(),
+            reason: state.reason.clone(),
+            message: text(state.message.clone(), MESSAGE_MAX),
+        }
+    }
+}
+
+impl From<v1::Condition> for State {
+    fn from(condition: v1::Condition) -> Self {
+        let truth = match condition.truth() {
+            v1::Truth::True => Truth::True,
+            v1::Truth::False => Truth::False,
+            // What a later revision adds is not known to us.
+            v1::Truth::Unknown | v1::Truth::Unspecified => Truth::Unknown,
+        };
+        Self::new(
+            truth,
+            text(condition.reason, TEXT_MAX),
+            text(condition.message, MESSAGE_MAX),
+        )
+    }
+}
+
+/// At most `max` bytes, cut between two characters.
+fn text(mut text: String, max: usize) -> String {
+    text.truncate(text.floor_char_boundary(max));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn desired() -> DesiredState {
+        DesiredState {
+            version: Version {
+                epoch: 3,
+                generation: 7,
+            },
+            chart: ChartState {
+                repo: "https://charts.example.org".to_owned(),
+                name: "small".to_owned(),
+                version: "1.0.0".to_owned(),
+                install_crds: true,
+                values: [("a".to_owned(), serde_json::json!({"b": [1, null]}))]
+                    .into_iter()
+                    .collect(),
+            },
+            paused: true,
+        }
+    }
+
+    #[test]
+    fn a_desired_state_arrives_as_it_was_sent() {
+        let sent = v1::Desired::from(&desired());
+        assert_eq!(DesiredState::try_from(sent).unwrap(), desired());
+    }
+
+    #[test]
+    fn a_desired_state_that_is_not_the_one_of_its_digest_is_refused() {
+        let mut sent = v1::Desired::from(&desired());
+        sent.paused = false;
+        assert!(matches!(
+            DesiredState::try_from(sent),
+            Err(WireError::Digest)
+        ));
+        let mut sent = v1::Desired::from(&desired());
+        sent.chart = None;
+        assert!(matches!(
+            DesiredState::try_from(sent),
+            Err(WireError::Missing(_))
+        ));
+        let mut sent = v1::Desired::from(&desired());
+        if let Some(chart) = &mut sent.chart {
+            chart.values = "[]".into();
+        }
+        assert!(matches!(
+            DesiredState::try_from(sent),
+            Err(WireError::Values(_))
+        ));
+    }
+
+    #[test]
+    fn texts_that_are_too_long_are_cut_between_characters() {
+        assert_eq!(text("äää".to_owned(), 3), "ä");
+    }
+
+    fn state() -> impl Strategy<Value = State> {
+        let truth = prop_oneof![Just(Truth::True), Just(Truth::False), Just(Truth::Unknown)];
+        (truth, "[A-Z][a-z]{0,9}", ".{0,40}")
+            .prop_map(|(truth, reason, message)| State::new(truth, reason, message))
+    }
+
+    proptest! {
+        #[test]
+        fn a_report_arrives_as_it_was_sent(
+            generation: i64, applied_chart in ".{0,40}", ready in state(),
+            progress in proptest::option::of(state()), error in proptest::option::of(state()),
+        ) {
+            let key = TenantKey { namespace: "n".to_owned(), name: "t".to_owned() };
+            let state = ClusterState { ready, progress, error };
+            let report = TenantReport { observed_generation: generation, applied_chart, state };
+            let (read_key, read) = v1::Tenant::new(&key, Some(&report)).read().unwrap();
+            prop_assert_eq!(read_key, key);
+            prop_assert_eq!(read, Some(report));
+        }
+
+        #[test]
+        fn a_member_report_arrives_as_it_was_sent(
+            flags: [bool; 4], holder in proptest::option::of("[a-z]{1,20}"),
+            version in proptest::option::of((any::<u64>(), any::<u64>())),
+        ) {
+            let version = version.map(|(epoch, generation)| Version { epoch, generation });
+            let [synced, ready, writing, connected] = flags;
+            let report = MemberReport {
+                synced, ready, writing, connected,
+                problem: holder.clone(), other_holder: holder,
+                applied: version.map(|version| (version, "digest".to_owned())),
+                ahead: version,
+            };
+            prop_assert_eq!(MemberReport::from(v1::Member::from(&report)), report);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The wire between hub and agent, and what it means in the domain's words.
+
+mod convert;
+pub mod skew;
+
+/// Package `krypton.fleet.v1`, as generated.
+pub mod v1 {
+    tonic::include_proto!("krypton.fleet.v1");
+}
+
+pub use convert::WireError;
+
+/// The largest message that an agent may send, in bytes: a few hundred reports.
+pub const AGENT_MESSAGE_MAX: usize = 1 << 20;
+/// The largest message that the hub may send, in bytes. A desired state must fit into a Secret (1 MiB)
+/// on the member anyway.
+pub const HUB_MESSAGE_MAX: usize = 4 << 20;
+/// Reports in one message: at 1 KiB a condition they stay below [`AGENT_MESSAGE_MAX`].
+pub const REPORTS_PER_MESSAGE: usize = 200;
+/// Bytes in one part of a chart.
+pub const CHUNK: usize = 64 * 1024;

@@ -1,0 +1,125 @@
+//! Which hub and which agent may work together (design §4): a hub of minor version N serves agents of
+//! N-2 to N+1, and both must speak a common revision of the protocol. Pure.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use semver::Version;
+use thiserror::Error;
+
+/// Revisions of the protocol that this version speaks.
+pub const PROTOCOL: RangeInclusive<u32> = 1..=1;
+/// How many minor versions an agent may be behind its hub.
+const BEHIND: u64 = 2;
+/// How many it may be ahead.
+const AHEAD: u64 = 1;
+
+/// Why two versions do not work together. Says what to do.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum SkewError {
+    #[error(
+        "the agent says protocol {}, the hub speaks {}; install an agent of the hub's version {hub}",
+        Shown(.agent), Shown(&PROTOCOL)
+    )]
+    Protocol {
+        agent: RangeInclusive<u32>,
+        hub: String,
+    },
+    #[error(
+        "agent {agent} is too old for hub {hub}, which serves agents of {BEHIND} minor versions before its own to {AHEAD} after it; upgrade the agent"
+    )]
+    TooOld { agent: String, hub: String },
+    #[error(
+        "agent {agent} is too new for hub {hub}, which serves agents of {BEHIND} minor versions before its own to {AHEAD} after it; upgrade the hub first"
+    )]
+    TooNew { agent: String, hub: String },
+    #[error("the agent's version {0:?} is not SemVer; install a released agent")]
+    NotSemVer(String),
+}
+
+struct Shown<'a>(&'a RangeInclusive<u32>);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0.start(), self.0.end()) {
+            (first, last) if first == last => write!(f, "{first}"),
+            (first, last) => write!(f, "{first} to {last}"),
+        }
+    }
+}
+
+/// The revision to speak, the newest that both know.
+pub fn negotiate(
+    agent: RangeInclusive<u32>,
+    agent_version: &str,
+    hub_version: &str,
+) -> Result<u32, SkewError> {
+    let shown = || agent_version.chars().take(64).collect::<String>();
+    let (Ok(theirs), Ok(ours)) = (Version::parse(agent_version), Version::parse(hub_version))
+    else {
+        return Err(SkewError::NotSemVer(shown()));
+    };
+    let (agent_shown, hub) = (shown(), hub_version.to_owned());
+    let old = theirs.major < ours.major
+        || (theirs.major == ours.major && theirs.minor + BEHIND < ours.minor);
+    let new = theirs.major > ours.major
+        || (theirs.major == ours.major && theirs.minor > ours.minor + AHEAD);
+    if old {
+        let agent = agent_shown;
+        return Err(SkewError::TooOld { agent, hub });
+    }
+    if new {
+        let agent = agent_shown;
+        return Err(SkewError::TooNew { agent, hub });
+    }
+    let common = *agent.end().min(PROTOCOL.end());
+    if common < *agent.start().max(PROTOCOL.start()) {
+        return Err(SkewError::Protocol { agent, hub });
+    }
+    Ok(common)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hub_serves_two_minor_versions_before_its_own_to_one_after() {
+        let cases = [
+            ("1.3.9", Err("too old")),
+            ("1.4.0", Ok(())),
+            ("1.6.2", Ok(())),
+            ("1.7.0-rc.1", Ok(())),
+            ("1.8.0", Err("too new")),
+            ("0.6.0", Err("too old")),
+            ("2.6.0", Err("too new")),
+            ("latest", Err("not SemVer")),
+            ("", Err("not SemVer")),
+        ];
+        for (agent, expected) in cases {
+            let found = negotiate(PROTOCOL, agent, "1.6.0");
+            match expected {
+                Ok(()) => assert_eq!(found, Ok(*PROTOCOL.end()), "{agent}"),
+                Err(word) => {
+                    let said = found.unwrap_err().to_string();
+                    assert!(said.contains(word), "{agent}: {said}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_newest_common_revision_is_spoken_and_none_is_refused_with_both_ranges() {
+        let newest = *PROTOCOL.end();
+        let wide = *PROTOCOL.start()..=newest + 5;
+        assert_eq!(negotiate(wide, "1.0.0", "1.0.0"), Ok(newest));
+        let said = negotiate(newest + 1..=newest + 2, "1.0.0", "1.0.0")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            said.contains("2 to 3") && said.contains("speaks 1"),
+            "{said}"
+        );
+        assert!(negotiate(0..=0, "1.0.0", "1.0.0").is_err());
+    }
+}
