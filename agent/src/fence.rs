@@ -63,6 +63,15 @@ impl Hold {
     }
 }
 
+/// What is wanted of the Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseWish {
+    /// To be the one writer.
+    Hold,
+    /// To know who is; nothing is written.
+    Observe,
+}
+
 /// What is to be done about the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
@@ -113,13 +122,15 @@ fn step(seen: Option<&Sighting>, me: &str, now: Boot) -> Step {
     }
 }
 
-/// Keeps the Lease for `me` until `stop`, then gives it up. Every change goes to `holds`.
+/// Keeps the Lease for `me` until `stop`, then gives it up; or only looks at it. Every change goes to
+/// `holds`.
 ///
 /// `idle` must become true before the Lease is given up: it says that no helm run of ours lives.
 pub async fn hold(
     client: Client,
     lease: LeaseName,
     me: String,
+    wish: LeaseWish,
     holds: watch::Sender<Hold>,
     stop: CancellationToken,
     idle: CancellationToken,
@@ -131,14 +142,20 @@ pub async fn hold(
         let now = Boot::now();
         let result = tokio::time::timeout(
             CALL_DEADLINE,
-            one_round(&client, &api, &lease, &me, &mut current, &mut seen, now),
+            async {
+                match wish {
+                    LeaseWish::Hold => {
+                        one_round(&client, &api, &lease, &me, &mut current, &mut seen, now).await
+                    }
+                    LeaseWish::Observe => look(&api, &lease, &mut seen, now).await,
+                }
+            },
         )
         .await
         .unwrap_or_else(|_| Err(format!("no answer within {} s", CALL_DEADLINE.as_secs())));
-        let pause = match &result {
-            Ok(true) => RENEW_EVERY,
-            Ok(false) => RETRY,
-            Err(_) => RETRY,
+        let pause = match (&result, wish) {
+            (Ok(true), _) | (Ok(false), LeaseWish::Observe) => RENEW_EVERY,
+            (Ok(false), LeaseWish::Hold) | (Err(_), _) => RETRY,
         };
         holds.send_if_modified(|hold| {
             let before = hold.clone();
@@ -147,7 +164,7 @@ pub async fn hold(
                     hold.renewed = ours.then_some(now);
                     hold.other = seen
                         .as_ref()
-                        .filter(|_| !ours)
+                        .filter(|seen| !ours && !seen.holder.is_empty())
                         .map(|seen| seen.holder.clone());
                     hold.heard = Some(now);
                     hold.problem = None;
@@ -238,6 +255,23 @@ async fn one_round(
             }
         }
     }
+}
+
+/// One look without a write. The Lease is never ours afterwards.
+async fn look(
+    api: &Api<Lease>,
+    name: &LeaseName,
+    seen: &mut Option<Sighting>,
+    now: Boot,
+) -> Result<bool, String> {
+    let found = api
+        .get_opt(&name.name)
+        .await
+        .map_err(|error| error.to_string())?;
+    *seen = found
+        .as_ref()
+        .map(|lease| Sighting::of(lease, seen.as_ref(), now));
+    Ok(false)
 }
 
 async fn replace(api: &Api<Lease>, lease: Lease, spec: LeaseSpec) -> kube::Result<Lease> {

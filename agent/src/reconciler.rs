@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::chart::ChartCache;
 use crate::clock::{self, Boot};
 use crate::events::Events;
-use crate::fence::{self, Hold, KILL_AFTER, LeaseName, NO_NEW_RUNS_AFTER};
+use crate::fence::{self, Hold, KILL_AFTER, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
 use crate::ledger::Advance;
@@ -59,6 +59,8 @@ pub struct Member {
     pub kubeconfig: PathBuf,
     /// Our name in the Lease: one process, one name.
     pub holder: String,
+    /// `Observe` reports what there is and writes nothing.
+    pub lease: LeaseWish,
     /// Our name in events.
     pub instance: String,
     pub status: StatusMode,
@@ -108,6 +110,7 @@ pub async fn run(
         member.client.clone(),
         LeaseName::of_member(),
         member.holder.clone(),
+        member.lease,
         holds,
         stop.clone(),
         idle.clone(),

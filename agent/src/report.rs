@@ -77,6 +77,16 @@ impl ReportBoard {
         }
     }
 
+    /// Marks all as changed: the next `changes` is the whole account.
+    pub fn resend(&self) {
+        let mut slots = self.lock();
+        let keys: Vec<TenantKey> = slots.tenants.keys().cloned().collect();
+        slots.changed.extend(keys);
+        slots.member_changed = true;
+        drop(slots);
+        self.changed.notify_one();
+    }
+
     fn take(&self) -> Changes {
         let mut slots = self.lock();
         let keys = std::mem::take(&mut slots.changed);

@@ -12,8 +12,8 @@ pub struct MemberReport {
     pub ready: bool,
     /// The Lease is ours, and was renewed within the last 30 s.
     pub writing: bool,
-    /// Who holds the Lease, when it is someone else.
-    pub other_holder: Option<String>,
+    /// Who holds the Lease, as far as is known; ourselves when writing.
+    pub holder: Option<String>,
     /// The apiserver has answered within the last 30 s.
     pub connected: bool,
     /// Why not, when it has not.

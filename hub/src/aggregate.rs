@@ -11,6 +11,7 @@ use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
 use krypton_agent::watch_backoff::WatchBackoff;
+use krypton_common::account::AccountDigest;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::names;
 use krypton_common::tenant::{TenantKey, TenantReport};
@@ -54,6 +55,9 @@ struct MemberReports {
     tenants: BTreeMap<TenantKey, TenantReport>,
     /// What was reported since: the rest goes once the member has said all it has.
     fresh: BTreeSet<TenantKey>,
+    /// It has said all it has since it was begun with.
+    whole: bool,
+    digest: AccountDigest,
 }
 
 #[derive(Debug, Default)]
@@ -78,10 +82,16 @@ impl Reports {
             let reports = state.members.entry(member.to_owned()).or_default();
             match report {
                 Some(report) => {
-                    reports.fresh.insert(key.clone());
+                    reports.digest.set(&key, Some(&report));
+                    if !reports.whole {
+                        reports.fresh.insert(key.clone());
+                    }
                     reports.tenants.insert(key.clone(), report)
                 }
-                None => reports.tenants.remove(&key),
+                None => {
+                    reports.digest.set(&key, None);
+                    reports.tenants.remove(&key)
+                }
             };
             state.dirty.insert(key);
         }
@@ -95,8 +105,11 @@ impl Reports {
         if reports.hearing != hearing {
             if hearing == Hearing::Full {
                 let fresh = std::mem::take(&mut reports.fresh);
-                reports.tenants.retain(|key, _| fresh.contains(key));
-                reports.fresh = fresh;
+                if !reports.whole {
+                    reports.tenants.retain(|key, _| fresh.contains(key));
+                    reports.digest.retain(|key| fresh.contains(key));
+                    reports.whole = true;
+                }
             }
             reports.hearing = hearing;
             state.all_dirty = true;
@@ -112,9 +125,18 @@ impl Reports {
         reports.hearing = Hearing::NotYet;
         reports.begun = now;
         reports.fresh.clear();
+        reports.whole = false;
         state.all_dirty = true;
         drop(state);
         self.changed.notify_one();
+    }
+
+    /// How many Tenants the member has reported, and the digest of all that it has said of them.
+    pub fn digest(&self, member: &str) -> (u64, u128) {
+        self.lock()
+            .members
+            .get(member)
+            .map_or((0, 0), |reports| reports.digest.value())
     }
 
     /// Tenants of a member by phase: all, ready, pending, error.

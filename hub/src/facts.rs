@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_common::conditions::{self, State, Truth};
 use krypton_common::desired::Version;
 use krypton_crds::edge_cluster::{Applied, EdgeClusterStatus, Mode, TenantCounts};
@@ -28,12 +29,14 @@ pub mod reason {
     pub const OBSERVING: &str = "Observing";
     pub const STARTING: &str = "Starting";
     pub const STALE: &str = "StaleDesiredState";
+    pub const BY_AGENT: &str = "ByAgent";
+    pub const AGENT_AWAY: &str = "AgentAway";
 }
 
 /// One member, as the hub sees it now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
-    pub proxied: bool,
+    pub mode: Mode,
     pub resolved: State,
     pub connected: State,
     pub healthy: State,
@@ -42,13 +45,16 @@ pub struct Facts {
     /// Who holds the member's Lease.
     pub holder: Option<String>,
     pub applied: Option<(Version, String)>,
+    pub agent_version: Option<String>,
+    /// When the certificate of the agent that connected last expires.
+    pub certificate_expiry: Option<Timestamp>,
 }
 
 impl Default for Facts {
     fn default() -> Self {
         let starting = || State::new(Truth::Unknown, reason::STARTING, "");
         Self {
-            proxied: false,
+            mode: Mode::None,
             resolved: starting(),
             connected: starting(),
             healthy: starting(),
@@ -56,6 +62,8 @@ impl Default for Facts {
             uid: None,
             holder: None,
             applied: None,
+            agent_version: None,
+            certificate_expiry: None,
         }
     }
 }
@@ -126,11 +134,7 @@ pub fn status(
     now: Timestamp,
 ) -> EdgeClusterStatus {
     let mut next = before.cloned().unwrap_or_default();
-    next.mode = Some(if facts.proxied {
-        Mode::Proxy
-    } else {
-        Mode::None
-    });
+    next.mode = Some(facts.mode);
     for (type_, state) in [
         ("Connected", &facts.connected),
         ("TargetClusterResolved", &facts.resolved),
@@ -143,10 +147,16 @@ pub fn status(
             .clone_from(&facts.kubernetes_version);
     }
     // The first cluster that answered under this name stays on record (design §3, rule 6).
-    if next.cluster_uid.is_none() && facts.proxied {
+    if next.cluster_uid.is_none() && facts.mode != Mode::None {
         next.cluster_uid.clone_from(&facts.uid);
     }
     next.holder.clone_from(&facts.holder);
+    if facts.agent_version.is_some() {
+        next.agent_version.clone_from(&facts.agent_version);
+    }
+    if let Some(expiry) = facts.certificate_expiry {
+        next.certificate_expiry = Some(whole_seconds(expiry));
+    }
     if facts.connected.truth == Truth::True {
         next.tenants = Some(TenantCounts {
             total: counts.total,
@@ -159,9 +169,7 @@ pub fn status(
             .as_ref()
             .is_none_or(|seen| now.as_second() - seen.0.as_second() >= LAST_SEEN_EVERY);
         if due {
-            // Whole seconds: what is read back must equal what was written.
-            let second = Timestamp::from_second(now.as_second()).unwrap_or(now);
-            next.last_seen = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(second));
+            next.last_seen = Some(whole_seconds(now));
         }
     }
     if let Some((version, digest)) = &facts.applied {
@@ -174,6 +182,11 @@ pub fn status(
     next
 }
 
+/// What is read back must equal what was written.
+fn whole_seconds(time: Timestamp) -> Time {
+    Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,7 +194,7 @@ mod tests {
     #[test]
     fn last_seen_is_written_once_a_minute_and_the_rest_only_when_it_changes() {
         let facts = Facts {
-            proxied: true,
+            mode: Mode::Proxy,
             connected: State::new(Truth::True, reason::CONNECTED, ""),
             uid: Some("u".to_owned()),
             ..Facts::default()
@@ -197,7 +210,7 @@ mod tests {
     #[test]
     fn the_cluster_uid_on_record_is_never_overwritten() {
         let with = |uid: &str| Facts {
-            proxied: true,
+            mode: Mode::Proxy,
             uid: Some(uid.to_owned()),
             ..Facts::default()
         };

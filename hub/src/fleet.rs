@@ -1,15 +1,17 @@
-//! The members: an EdgeCluster and a proxy for each source, and the verdict which of them may act.
+//! The members: an EdgeCluster and a proxy for each source, a place for each that an agent was enrolled
+//! for, what each is to do, and the verdict which of them may act.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::conditions::{State, Truth};
+use krypton_common::desired::ChartState;
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
 use kube::Client;
@@ -20,12 +22,13 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::aggregate::Hearing;
+use crate::aggregate::Reports;
 use crate::discovery::{Source, Sources};
 use crate::facts::{self, reason};
 use crate::found::Found;
-use crate::identity::{self, Claim, Verdict};
-use crate::proxy::{self, Access, Given, Inputs, Shared, Wishes};
+use crate::identity::{self, Claim};
+use crate::members::{Admission, Dealer, Member, Members};
+use crate::proxy::{self, Access, Inputs, Shared};
 use krypton_common::error_chain::chain;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -37,11 +40,20 @@ const AFTER_FAILURE: Duration = Duration::from_secs(3);
 const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Writes of EdgeClusters in flight.
 const WRITERS: usize = 8;
+/// Events taken in before the next look.
+const BATCH: usize = 512;
 
+/// The chart state of the fleet, and the epoch it is given in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    pub epoch: u64,
+    pub chart: Arc<ChartState>,
+}
+
+/// A member's proxy.
 struct Running {
     access: watch::Sender<Access>,
-    wishes: watch::Sender<Wishes>,
-    verdict: watch::Sender<Verdict>,
+    may_act: watch::Sender<bool>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -56,6 +68,8 @@ pub struct Fleet {
     /// Whether this hub is the one that writes on home.
     pub lead: watch::Receiver<Hold>,
     pub shared: Arc<Shared>,
+    pub members: Arc<Members>,
+    pub reports: Arc<Reports>,
     pub found: Arc<Found>,
 }
 
@@ -82,16 +96,25 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
     let mut gone: BTreeSet<String> = BTreeSet::new();
+    let mut dealer = Dealer::default();
     let mut writes: JoinSet<(String, Option<EdgeCluster>)> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
     let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();
     let mut dirty: BTreeSet<String> = BTreeSet::new();
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
+    // Facts change often, and the rest does not follow from them.
+    let mut look = true;
     loop {
         let now = Boot::now();
-        let wanted = wanted(&fleet);
         let leading = fleet.lead.borrow_and_update().may_start(now);
+        let wanted = if look { wanted(&fleet) } else { None };
         if let Some(wanted) = wanted.as_ref().filter(|_| known.synced) {
+            look = false;
+            for (name, object) in &known.edge_clusters {
+                if object.metadata.uid.is_some() && enrolled(object) {
+                    fleet.shared.voices.agent_known(name, now);
+                }
+            }
             for (name, member) in wanted {
                 // An EdgeCluster comes first: its age decides between two that are one cluster.
                 if !known.edge_clusters.contains_key(name) {
@@ -100,11 +123,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         writing.insert(name.clone());
                         next_write.insert(name.clone(), Boot(now.0 + PACE));
                         writes.spawn(create(fleet.client.clone(), name.clone(), member.1.clone()));
+                    } else {
+                        look = true;
                     }
-                } else if !running.contains_key(name) && !gone.contains(name) {
-                    running.insert(name.clone(), start(&fleet, name, member.0.clone()));
-                } else if let Some(member_task) = running.get(name) {
-                    update(&member_task.access, member.0.clone());
+                } else if let Some(proxy) = running.get(name) {
+                    update(&proxy.access, member.0.clone());
+                } else if !gone.contains(name) {
+                    let entry = enter(&fleet.members, &known, name);
+                    running.insert(name.clone(), start(&fleet, name, member.0.clone(), &entry));
                 }
             }
             let departed: Vec<String> = running
@@ -113,41 +139,60 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 .cloned()
                 .collect();
             for name in departed {
-                let Some(member) = running.remove(&name) else {
+                let Some(proxy) = running.remove(&name) else {
                     continue;
                 };
-                tracing::info!(member = %name, "the member leaves; nothing is uninstalled");
-                member.stop.cancel();
+                tracing::info!(member = %name, "the hub's own way to the member ends; nothing is uninstalled");
+                proxy.stop.cancel();
                 gone.insert(name.clone());
                 leaving.spawn(async move {
-                    if let Err(error) = member.task.await {
+                    if let Err(error) = proxy.task.await {
                         tracing::error!(member = %name, %error, "the proxy ended badly");
                     }
                     name
                 });
             }
-            // An EdgeCluster without a source, after a restart: say so.
-            for name in known.edge_clusters.keys() {
-                if !wanted.contains_key(name) && !gone.contains(name) {
-                    say_source_gone(&fleet.shared, name);
-                }
-            }
+            let given = fleet.given.borrow_and_update().clone();
             let verdicts = identity::verdicts(&claims(&known, wanted, &fleet.found));
-            for (name, member) in &running {
-                let wishes = known
-                    .edge_clusters
-                    .get(name)
-                    .map(wishes)
-                    .unwrap_or_default();
-                send(&member.wishes, wishes);
-                send(
-                    &member.verdict,
-                    verdicts.get(name).cloned().unwrap_or(Verdict::Wait),
+            for (name, object) in &known.edge_clusters {
+                // Without a source, and after a restart too: say so.
+                if !wanted.contains_key(name) && !gone.contains(name) {
+                    say_source_gone(&fleet.shared, name, object, now);
+                }
+                let wishes = wishes(object);
+                let entry = enter(&fleet.members, &known, name);
+                let next = dealer.next(
+                    entry.slot.borrow().as_ref(),
+                    given.epoch,
+                    &given.chart,
+                    wishes.paused,
+                    now,
                 );
+                let held_back = verdicts
+                    .get(name)
+                    .and_then(|verdict| identity::held_back(verdict, wishes.banned));
+                // Whoever is not to act is given nothing new.
+                if let Some(next) = next.filter(|_| held_back.is_none()) {
+                    entry.slot.send_replace(Some(next));
+                }
+                let admission = Admission {
+                    refused: wishes.banned.then(|| {
+                        format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
+                    }),
+                    cluster_uid: object.status.as_ref().and_then(|status| status.cluster_uid.clone()),
+                };
+                send(&entry.admission, admission);
+                if let Some(proxy) = running.get(name) {
+                    send(&proxy.may_act, held_back.is_none() && verdicts.contains_key(name));
+                }
+                fleet.shared.voices.hold_back(name, held_back, now);
             }
+            let here = |name: &str| known.edge_clusters.contains_key(name);
+            fleet.members.keep(here, |name| running.contains_key(name));
         }
         dirty.extend(fleet.shared.facts.take_changed());
-        let mut wake: Option<Boot> = None;
+        // A member that is still to be made waits for its turn.
+        let mut wake = look.then(|| Boot(now.0 + PACE));
         for name in dirty.clone() {
             if !leading {
                 break;
@@ -166,7 +211,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 continue;
             }
             dirty.remove(&name);
-            let counts = fleet.shared.reports.counts(&name);
+            let counts = fleet.reports.counts(&name);
             let generation = object.metadata.generation.unwrap_or_default();
             let status = facts::status(
                 object.status.as_ref(),
@@ -188,19 +233,35 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         }
         tokio::select! {
             () = stop.cancelled() => break,
-            changed = fleet.sources.changed() => if changed.is_err() { break },
-            changed = fleet.lead.changed() => if changed.is_err() { break },
-            () = fleet.found.changed.notified() => {}
+            changed = fleet.sources.changed() => { if changed.is_err() { break } look = true; }
+            changed = fleet.given.changed() => { if changed.is_err() { break } look = true; }
+            changed = fleet.lead.changed() => { if changed.is_err() { break } look = true; }
+            () = fleet.found.changed.notified() => look = true,
             () = fleet.shared.facts.changed.notified() => {}
-            _ = heartbeat.tick() => dirty.extend(known.edge_clusters.keys().cloned()),
+            _ = heartbeat.tick() => {
+                look = true;
+                dirty.extend(known.edge_clusters.keys().cloned());
+            }
             Some(event) = events.next() => match event {
-                Ok(event) => see(&mut known, &mut dirty, event),
+                Ok(event) => {
+                    look |= see(&mut known, &mut dirty, event);
+                    // What is ready already is taken in together.
+                    for _ in 0..BATCH {
+                        match events.next().now_or_never() {
+                            Some(Some(Ok(event))) => look |= see(&mut known, &mut dirty, event),
+                            _ => break,
+                        }
+                    }
+                }
                 Err(error) => tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; it is tried again"),
             },
             Some(left) = leaving.join_next(), if !leaving.is_empty() => {
                 if let Ok(name) = left {
-                    fleet.found.forget(&name);
-                    say_source_gone(&fleet.shared, &name);
+                    look = true;
+                    fleet.shared.voices.link(&name, None, Boot::now());
+                    if known.edge_clusters.get(&name).is_none_or(|object| !enrolled(object)) {
+                        fleet.found.forget(&name);
+                    }
                     gone.remove(&name);
                 }
             }
@@ -208,9 +269,13 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 if let Ok((name, object)) = written {
                     writing.remove(&name);
                     match object {
-                        Some(object) => { known.edge_clusters.insert(name, object); }
+                        Some(object) => {
+                            if object.status.is_none() { dirty.insert(name.clone()); }
+                            look |= put(&mut known, name, object);
+                        }
                         // Refused or lost: a while later, not all at once.
                         None => {
+                            look = true;
                             let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
                             next_write.insert(name.clone(), Boot(Boot::now().0 + pause));
                             dirty.insert(name);
@@ -276,18 +341,50 @@ fn claims(
         .map(|name| {
             let object = known.edge_clusters.get(name);
             let uid = found.get(name);
+            let agent = object.is_some_and(enrolled);
+            let recorded = object.and_then(|object| object.status.as_ref()?.cluster_uid.clone());
             let claim = Claim {
-                present: wanted.contains_key(name),
+                present: wanted.contains_key(name) || object.is_some_and(joined),
+                agent,
                 created: object
                     .and_then(|object| object.metadata.creation_timestamp.as_ref())
                     .map(|time| time.0),
-                recorded: object.and_then(|object| object.status.as_ref()?.cluster_uid.clone()),
                 attempted: uid.is_some(),
-                found: uid.flatten(),
+                // An agent that is yet to come back goes on meanwhile as what it was.
+                found: uid.flatten().or_else(|| recorded.clone().filter(|_| agent)),
+                recorded,
             };
             (name.clone(), claim)
         })
         .collect()
+}
+
+/// An agent was enrolled for the member, and has been here.
+fn enrolled(object: &EdgeCluster) -> bool {
+    object
+        .status
+        .as_ref()
+        .is_some_and(|status| status.certificate_expiry.is_some())
+}
+
+/// It is a member by its agent, with or without a source.
+fn joined(object: &EdgeCluster) -> bool {
+    enrolled(object) || object.spec.source_ref.is_none()
+}
+
+fn enter(members: &Members, known: &Known, name: &str) -> Arc<Member> {
+    let uid = known
+        .edge_clusters
+        .get(name)
+        .and_then(|object| object.metadata.uid.as_deref());
+    members.enter(name, uid.unwrap_or_default())
+}
+
+/// What a person has said of the member, in its EdgeCluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Wishes {
+    paused: bool,
+    banned: bool,
 }
 
 fn wishes(object: &EdgeCluster) -> Wishes {
@@ -303,16 +400,15 @@ fn wishes(object: &EdgeCluster) -> Wishes {
     }
 }
 
-fn start(fleet: &Fleet, name: &str, access: Access) -> Running {
+fn start(fleet: &Fleet, name: &str, access: Access, member: &Member) -> Running {
     let (access, access_rx) = watch::channel(access);
-    let (wishes, wishes_rx) = watch::channel(Wishes::default());
-    let (verdict, verdict_rx) = watch::channel(Verdict::Wait);
+    let (may_act, may_act_rx) = watch::channel(false);
     let stop = CancellationToken::new();
     let inputs = Inputs {
         access: access_rx,
-        wishes: wishes_rx,
-        verdict: verdict_rx,
-        given: fleet.given.clone(),
+        may_act: may_act_rx,
+        slot: member.slot.subscribe(),
+        presence: fleet.shared.voices.presence(name),
     };
     let task = tokio::spawn(proxy::run(
         name.to_owned(),
@@ -322,8 +418,7 @@ fn start(fleet: &Fleet, name: &str, access: Access) -> Running {
     ));
     Running {
         access,
-        wishes,
-        verdict,
+        may_act,
         stop,
         task,
     }
@@ -355,42 +450,69 @@ fn update(channel: &watch::Sender<Access>, access: Access) {
     });
 }
 
-fn say_source_gone(shared: &Shared, name: &str) {
+/// A member without a source is one by its agent, or has left.
+fn say_source_gone(shared: &Shared, name: &str, object: &EdgeCluster, now: Boot) {
+    if joined(object) {
+        let message = "a member by its agent; the hub has no kubeconfig for it";
+        shared.facts.set(name, |facts| {
+            facts.resolved = State::new(Truth::True, reason::BY_AGENT, message);
+        });
+        return;
+    }
     let message =
         "the kubeconfig Secret is gone or no longer labelled; its releases are left alone";
-    shared.facts.set(name, |facts| {
-        facts.proxied = false;
-        facts.holder = None;
-        facts.resolved = State::new(Truth::False, reason::SOURCE_GONE, message);
-        facts.connected = State::new(Truth::False, reason::SOURCE_GONE, message);
-        facts.healthy = State::new(Truth::Unknown, reason::SOURCE_GONE, message);
-    });
-    let why = "the cluster has left the fleet: its kubeconfig Secret is gone".to_owned();
-    shared.reports.hearing(name, Hearing::Silent(why));
+    let gone = State::new(Truth::False, reason::SOURCE_GONE, message);
+    shared.facts.set(name, |facts| facts.resolved = gone.clone());
+    shared.voices.link(name, Some(gone), now);
 }
 
-fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster>) {
+/// Takes in one event; says whether anything follows from it but a status to be written.
+fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster>) -> bool {
     let name = |object: &EdgeCluster| object.metadata.name.clone().unwrap_or_default();
     match event {
-        Event::Init => known.listed = Some(BTreeSet::new()),
+        Event::Init => {
+            known.listed = Some(BTreeSet::new());
+            false
+        }
         Event::InitApply(object) => {
             known.listed.get_or_insert_default().insert(name(&object));
             known.edge_clusters.insert(name(&object), object);
+            false
         }
         Event::InitDone => {
             let listed = known.listed.take().unwrap_or_default();
             known.edge_clusters.retain(|name, _| listed.contains(name));
             known.synced = true;
             dirty.extend(known.edge_clusters.keys().cloned());
+            true
         }
         Event::Apply(object) => {
-            dirty.insert(name(&object));
-            known.edge_clusters.insert(name(&object), object);
+            let name = name(&object);
+            // Our own writes come back, and are no news.
+            let before = known.edge_clusters.get(&name);
+            if before.is_none_or(|before| before.status != object.status) {
+                dirty.insert(name.clone());
+            }
+            put(known, name, object)
         }
         Event::Delete(object) => {
             known.edge_clusters.remove(&name(&object));
+            true
         }
     }
+}
+
+/// Puts in a newer object; says whether anything but its reported state is another.
+fn put(known: &mut Known, name: String, object: EdgeCluster) -> bool {
+    let matters = |object: &EdgeCluster| {
+        let uid = object.status.as_ref().and_then(|status| status.cluster_uid.clone());
+        let meta = &object.metadata;
+        (object.spec.clone(), meta.uid.clone(), meta.annotations.clone(), uid, enrolled(object))
+    };
+    let before = known.edge_clusters.get(&name).map(matters);
+    let changed = before != Some(matters(&object));
+    known.edge_clusters.insert(name, object);
+    changed
 }
 
 async fn create(client: Client, name: String, source: SourceRef) -> (String, Option<EdgeCluster>) {

@@ -6,11 +6,15 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use krypton_common::names;
 
+use crate::facts::reason;
+
 /// What is known of a member's identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Its source is there.
+    /// Its source is there, or an agent was enrolled for it.
     pub present: bool,
+    /// An agent was enrolled for it.
+    pub agent: bool,
     /// When its EdgeCluster was made.
     pub created: Option<Timestamp>,
     /// The UID that its EdgeCluster has on record.
@@ -46,14 +50,30 @@ pub enum Verdict {
 
 /// Decides for all members at once.
 pub fn verdicts(claims: &BTreeMap<String, Claim>) -> BTreeMap<String, Verdict> {
+    // Only members of one UID meet, and those whose UID is not known yet.
+    let mut by_uid: BTreeMap<Option<&str>, Vec<(&String, &Claim)>> = BTreeMap::new();
+    for (name, claim) in claims {
+        by_uid.entry(claim.uid()).or_default().push((name, claim));
+    }
+    let of = |uid| by_uid.get(&uid).map(Vec::as_slice).unwrap_or_default();
     claims
         .iter()
         .filter(|(_, claim)| claim.present)
-        .map(|(name, claim)| (name.clone(), verdict(name, claim, claims)))
+        .map(|(name, claim)| {
+            let rivals = of(claim.uid()).iter().chain(match claim.uid() {
+                Some(_) => of(None),
+                None => &[],
+            });
+            (name.clone(), verdict(name, claim, rivals))
+        })
         .collect()
 }
 
-fn verdict(name: &str, claim: &Claim, claims: &BTreeMap<String, Claim>) -> Verdict {
+fn verdict<'a>(
+    name: &str,
+    claim: &Claim,
+    rivals: impl Iterator<Item = &'a (&'a String, &'a Claim)>,
+) -> Verdict {
     let Some(found) = claim.found.as_deref() else {
         return Verdict::Wait;
     };
@@ -66,18 +86,18 @@ fn verdict(name: &str, claim: &Claim, claims: &BTreeMap<String, Claim>) -> Verdi
         };
     }
     let mut wait = false;
-    for (other_name, other) in claims {
-        if other_name == name {
+    for (other_name, other) in rivals {
+        if *other_name == name {
             continue;
         }
         if other.uid() == Some(found) {
             if !other.present {
                 // Releases carry the member's name: a new name would install all of them again.
                 if claim.recorded.is_none() {
-                    return Verdict::Renamed(other_name.clone());
+                    return Verdict::Renamed((*other_name).clone());
                 }
             } else if goes_first(other_name, other, name, claim) {
-                return Verdict::Duplicate(other_name.clone());
+                return Verdict::Duplicate((*other_name).clone());
             }
         } else if other.present
             && other.uid().is_none()
@@ -90,17 +110,53 @@ fn verdict(name: &str, claim: &Claim, claims: &BTreeMap<String, Claim>) -> Verdi
     if wait { Verdict::Wait } else { Verdict::Act }
 }
 
-/// `self-cluster` goes first, then the older EdgeCluster, then the name.
+/// Why nobody is to act on a member, for people; `None` when somebody may.
+pub fn held_back(verdict: &Verdict, banned: bool) -> Option<(&'static str, String)> {
+    if banned {
+        return Some((
+            reason::BANNED,
+            "spec.banned is set on the EdgeCluster".to_owned(),
+        ));
+    }
+    match verdict {
+        Verdict::Act => None,
+        Verdict::Wait => Some((
+            reason::CONNECTING,
+            "waiting until it is known that no older member is the same cluster".to_owned(),
+        )),
+        Verdict::Duplicate(other) => Some((
+            reason::DUPLICATE,
+            format!(
+                "this is the same cluster as member {other}, which acts on it; remove one of the two"
+            ),
+        )),
+        Verdict::Renamed(old) => Some((
+            reason::RENAMED,
+            format!(
+                "this cluster is known as member {old}; releases carry that name. Put the Secret back under the old name, or delete EdgeCluster {old} to have everything installed anew under this one"
+            ),
+        )),
+        Verdict::Changed { recorded, found } => Some((
+            reason::IDENTITY_CHANGED,
+            format!(
+                "another cluster answers (UID {found}) than the one on record (UID {recorded}); delete the EdgeCluster if that is meant"
+            ),
+        )),
+    }
+}
+
+/// `self-cluster` goes first, then the one with an agent, then the older EdgeCluster, then the name.
 fn goes_first(a_name: &str, a: &Claim, b_name: &str, b: &Claim) -> bool {
-    let rank = |name: &str, claim: &Claim| {
+    fn rank<'a>(name: &'a str, claim: &Claim) -> (bool, bool, bool, Option<Timestamp>, &'a str) {
         // One that has no EdgeCluster yet is the youngest.
         (
             name != names::SELF_CLUSTER,
+            !claim.agent,
             claim.created.is_none(),
             claim.created,
-            name.to_owned(),
+            name,
         )
-    };
+    }
     rank(a_name, a) < rank(b_name, b)
 }
 
@@ -111,6 +167,7 @@ mod tests {
     fn claim(created: i64, recorded: Option<&str>, found: Option<&str>) -> Claim {
         Claim {
             present: true,
+            agent: false,
             created: Some(Timestamp::from_second(created).unwrap()),
             recorded: recorded.map(str::to_owned),
             found: found.map(str::to_owned),
@@ -148,6 +205,15 @@ mod tests {
             Verdict::Duplicate(names::SELF_CLUSTER.to_owned())
         );
         assert_eq!(found[names::SELF_CLUSTER], Verdict::Act);
+    }
+
+    #[test]
+    fn a_member_with_an_agent_goes_before_an_older_one_without() {
+        let mut agent = claim(9, None, Some("u"));
+        agent.agent = true;
+        let found = of(vec![("a", claim(1, Some("u"), Some("u"))), ("b", agent)]);
+        assert_eq!(found["a"], Verdict::Duplicate("b".to_owned()));
+        assert_eq!(found["b"], Verdict::Act);
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
 
 use crate::facts::FactsBoard;
 
@@ -33,9 +34,37 @@ impl Collector for Members {
     }
 }
 
+/// What sessions count.
+#[derive(Debug)]
+pub struct SessionMetrics {
+    pub sessions: Gauge,
+    /// Seconds from a new desired state to an agent's word that it is in its slot.
+    pub propagation: Histogram,
+}
+
+impl Default for SessionMetrics {
+    fn default() -> Self {
+        Self {
+            sessions: Gauge::default(),
+            propagation: Histogram::new(exponential_buckets(0.001, 1.5, 30)),
+        }
+    }
+}
+
 /// All metrics, under the prefix `krypton_hub`.
-pub fn registry(facts: Arc<FactsBoard>) -> Registry {
+pub fn registry(facts: Arc<FactsBoard>, sessions: &SessionMetrics) -> Registry {
     let mut registry = Registry::with_prefix("krypton_hub");
     registry.register_collector(Box::new(Members(facts)));
+    registry.register(
+        "sessions",
+        "Live sessions of agents",
+        sessions.sessions.clone(),
+    );
+    registry.register_with_unit(
+        "desired_propagation",
+        "From a new desired state to an agent's word that it has it",
+        Unit::Seconds,
+        sessions.propagation.clone(),
+    );
     registry
 }

@@ -1,16 +1,19 @@
-//! A task that plays the agent for one member: it runs the reconciler against the member's kubeconfig.
+//! A task that plays the agent for one member: it runs the reconciler against the member's kubeconfig,
+//! as far as no agent of the member does (design §3, rule 4).
 
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
+use krypton_agent::clock::{self, Boot};
+use krypton_agent::fence::LeaseWish;
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::{self, Member, StatusMode, Tools};
-use krypton_agent::report::{Changes, ReportBoard};
+use krypton_agent::report::ReportBoard;
 use krypton_common::conditions::{State, Truth};
-use krypton_common::desired::{ChartState, DesiredState, Version};
+use krypton_common::desired::DesiredState;
 use krypton_common::kubeconfig::Sanitized;
 use krypton_common::names;
 use kube::Client;
@@ -19,11 +22,11 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::aggregate::{Hearing, Reports};
 use crate::facts::{FactsBoard, reason};
 use crate::found::Found;
 use crate::home;
-use crate::identity::Verdict;
+use crate::members::Slot;
+use crate::voices::{Presence, VoiceId, Voices};
 use krypton_common::error_chain::chain;
 
 /// How a member is reached.
@@ -34,29 +37,13 @@ pub enum Access {
     Kubeconfig(Result<Arc<Sanitized>, String>),
 }
 
-/// What a person has said of the member, in its EdgeCluster.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
-    pub paused: bool,
-    pub banned: bool,
-}
-
-/// The chart state of the fleet, and the epoch it is given in.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Given {
-    pub epoch: u64,
-    pub chart: Arc<ChartState>,
-}
-
 /// What all proxies share.
 pub struct Shared {
     pub tools: Tools,
-    pub reports: Arc<Reports>,
     pub facts: Arc<FactsBoard>,
-    /// Counts every desired state that is handed out within the epoch.
-    pub generation: AtomicU64,
-    /// The latest epoch that a member has seen and we have not given: home was restored.
-    pub ahead: watch::Sender<u64>,
+    pub voices: Arc<Voices>,
+    /// How long an agent must have been away before the hub acts in its place.
+    pub grace: Duration,
     pub scratch: PathBuf,
     /// Where the kubeconfig Secrets are.
     pub namespace: String,
@@ -81,9 +68,30 @@ impl std::fmt::Debug for Shared {
 #[derive(Clone, Debug)]
 pub struct Inputs {
     pub access: watch::Receiver<Access>,
-    pub wishes: watch::Receiver<Wishes>,
-    pub verdict: watch::Receiver<Verdict>,
-    pub given: watch::Receiver<Given>,
+    /// Whether anybody may act on the member.
+    pub may_act: watch::Receiver<bool>,
+    pub slot: watch::Receiver<Option<Slot>>,
+    pub presence: watch::Receiver<Presence>,
+}
+
+/// What the proxy does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// An agent reconciles, or is about to.
+    Rest,
+    /// The agent is away: it may live and be cut off from us only.
+    Observe,
+    Act,
+}
+
+/// What to do, and when to look again though nothing has happened.
+fn role(presence: Presence, grace: Duration, now: Boot) -> (Role, Option<Boot>) {
+    match presence {
+        Presence::Never => (Role::Act, None),
+        Presence::Ready => (Role::Rest, None),
+        Presence::Away(since) if now.since(since) >= grace => (Role::Act, None),
+        Presence::Away(since) => (Role::Observe, Some(Boot(since.0 + grace))),
+    }
 }
 
 #[derive(Debug, Error)]
@@ -127,7 +135,8 @@ pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: Ca
                     facts.resolved = State::new(Truth::False, why, problem.clone());
                 });
                 if reached.is_none() {
-                    silent(&name, &shared, why, &problem);
+                    let link = State::new(Truth::False, why, problem);
+                    shared.voices.link(&name, Some(link), Boot::now());
                     // Whoever waits for our identity must not wait for a kubeconfig.
                     shared.found.set(&name, None);
                 }
@@ -194,22 +203,22 @@ fn write_kubeconfig(scratch: &Path, name: &str, yaml: &str) -> Result<PathBuf, R
 async fn identify(name: &str, shared: &Shared, client: &Client) {
     let mut attempts = 0;
     loop {
-        match tokio::time::timeout(IDENTIFY_DEADLINE, ask(client)).await {
+        let problem = match tokio::time::timeout(IDENTIFY_DEADLINE, ask(client)).await {
             Ok(Ok((uid, version))) => {
                 shared.facts.set(name, |facts| {
                     facts.uid = Some(uid.clone());
                     facts.kubernetes_version = Some(version);
-                    facts.connected = State::new(Truth::True, reason::CONNECTED, "");
                 });
+                let link = State::new(Truth::True, reason::CONNECTED, "");
+                shared.voices.link(name, Some(link), Boot::now());
                 shared.found.set(name, Some(uid));
                 return;
             }
-            Ok(Err(error)) => silent(name, shared, reason::UNREACHABLE, &chain(&error)),
-            Err(_) => {
-                let problem = format!("no answer within {} s", IDENTIFY_DEADLINE.as_secs());
-                silent(name, shared, reason::UNREACHABLE, &problem);
-            }
-        }
+            Ok(Err(error)) => chain(&error),
+            Err(_) => format!("no answer within {} s", IDENTIFY_DEADLINE.as_secs()),
+        };
+        let link = State::new(Truth::False, reason::UNREACHABLE, problem);
+        shared.voices.link(name, Some(link), Boot::now());
         shared.found.set(name, None);
         attempts += 1;
         let pause = krypton_agent::plan::backoff(attempts, RETRY_MAX, rand::random());
@@ -224,17 +233,6 @@ async fn ask(client: &Client) -> kube::Result<(String, String)> {
     Ok((system.metadata.uid.unwrap_or_default(), version.git_version))
 }
 
-fn silent(name: &str, shared: &Shared, why: &str, problem: &str) {
-    shared.facts.set(name, |facts| {
-        facts.connected = State::new(Truth::False, why, problem);
-        facts.proxied = false;
-        facts.holder = None;
-    });
-    shared
-        .reports
-        .hearing(name, Hearing::Silent(problem.to_owned()));
-}
-
 /// Reconciles while the member is ours to act on. Returns to be started anew when its access has
 /// changed.
 async fn act(
@@ -243,63 +241,65 @@ async fn act(
     inputs: &mut Inputs,
     reached: Reached,
     stop: &CancellationToken,
-) -> std::ops::ControlFlow<()> {
-    use std::ops::ControlFlow::{Break, Continue};
+) -> ControlFlow<()> {
     loop {
-        let held_back = held_back(
-            &inputs.verdict.borrow_and_update(),
-            *inputs.wishes.borrow_and_update(),
-        );
-        let Some((why, message)) = held_back else {
-            break;
-        };
-        // While it is only being found out who goes first, its last word stands.
-        if why != reason::CONNECTING {
-            tracing::warn!(member = %name, reason = why, %message, "the member is left alone");
-            shared
-                .reports
-                .hearing(name, Hearing::Silent(format!("{why}: {message}")));
+        let now = Boot::now();
+        let may_act = *inputs.may_act.borrow_and_update();
+        let (role, look_again) = role(*inputs.presence.borrow_and_update(), shared.grace, now);
+        let slot = inputs.slot.borrow_and_update().clone();
+        if let (true, Some(slot), Role::Act | Role::Observe) = (may_act, slot, role) {
+            let run = Run { role, look_again, first: slot.desired };
+            if let Some(end) = reconcile(name, shared, inputs, &reached, run, stop).await {
+                return end;
+            }
+            continue;
         }
-        shared.facts.set(name, |facts| {
-            facts.proxied = false;
-            facts.healthy = State::new(Truth::False, why, message.clone());
-        });
         tokio::select! {
             () = stop.cancelled() => return Break(()),
             changed = inputs.access.changed() => {
                 return if changed.is_err() { Break(()) } else { Continue(()) };
             }
-            changed = inputs.verdict.changed() => if changed.is_err() { return Break(()) },
-            changed = inputs.wishes.changed() => if changed.is_err() { return Break(()) },
+            changed = inputs.may_act.changed() => if changed.is_err() { return Break(()) },
+            changed = inputs.slot.changed() => if changed.is_err() { return Break(()) },
+            changed = inputs.presence.changed() => if changed.is_err() { return Break(()) },
         }
     }
-    tracing::info!(member = %name, "acting as the member's proxy");
-    shared
-        .reports
-        .begin(name, krypton_agent::clock::Boot::now());
-    shared.facts.set(name, |facts| facts.proxied = true);
-    let desire = |given: &Given, wishes: Wishes| {
-        let generation = shared.generation.fetch_add(1, Ordering::Relaxed) + 1;
-        Arc::new(DesiredState {
-            version: Version {
-                epoch: given.epoch,
-                generation,
-            },
-            chart: (*given.chart).clone(),
-            paused: wishes.paused,
-        })
-    };
-    let first = desire(&inputs.given.borrow_and_update(), *inputs.wishes.borrow());
-    let (desired, desired_rx) = watch::channel(first);
+}
+
+/// One life of the reconciler.
+struct Run {
+    role: Role,
+    look_again: Option<Boot>,
+    first: Arc<DesiredState>,
+}
+
+/// Runs the reconciler for as long as the role and the verdict stand; `None` when they are to be looked
+/// at again.
+async fn reconcile(
+    name: &str,
+    shared: &Arc<Shared>,
+    inputs: &mut Inputs,
+    reached: &Reached,
+    run: Run,
+    stop: &CancellationToken,
+) -> Option<ControlFlow<()>> {
+    tracing::info!(member = %name, role = ?run.role, "acting as the member's proxy");
+    let mut asks = shared.voices.open(name, VoiceId::Proxy, Boot::now());
+    let mut complete = Some(0);
+    let (desired, desired_rx) = watch::channel(run.first);
     let board = Arc::new(ReportBoard::default());
     let inner = CancellationToken::new();
     let home = name == names::SELF_CLUSTER;
     let member = Member {
         name: name.to_owned(),
         source_namespace: (!home).then(|| shared.namespace.clone()),
-        client: reached.client,
-        kubeconfig: reached.kubeconfig,
+        client: reached.client.clone(),
+        kubeconfig: reached.kubeconfig.clone(),
         holder: shared.holder.clone(),
+        lease: match run.role {
+            Role::Act => LeaseWish::Hold,
+            Role::Observe | Role::Rest => LeaseWish::Observe,
+        },
         instance: shared.instance.clone(),
         status: if home {
             StatusMode::Report
@@ -320,30 +320,39 @@ async fn act(
     ));
     let ended = loop {
         tokio::select! {
-            () = stop.cancelled() => break Break(()),
-            changes = board.changes() => forward(name, shared, changes),
-            changed = inputs.given.changed() => {
-                if changed.is_err() { break Break(()) }
-                desired.send_replace(desire(&inputs.given.borrow_and_update(), *inputs.wishes.borrow()));
+            () = stop.cancelled() => break Some(Break(())),
+            changes = board.changes() => {
+                shared.voices.say(name, VoiceId::Proxy, changes, complete.take(), Boot::now());
             }
-            changed = inputs.wishes.changed() => {
-                if changed.is_err() { break Break(()) }
-                let wishes = *inputs.wishes.borrow_and_update();
-                if wishes.banned { break Continue(()) }
-                desired.send_replace(desire(&inputs.given.borrow(), wishes));
+            changed = asks.changed() => {
+                if changed.is_err() { break Some(Break(())) }
+                board.resend();
+                complete = Some(*asks.borrow_and_update());
             }
-            changed = inputs.verdict.changed() => {
-                if changed.is_err() { break Break(()) }
-                if *inputs.verdict.borrow_and_update() != Verdict::Act { break Continue(()) }
+            changed = inputs.slot.changed() => {
+                if changed.is_err() { break Some(Break(())) }
+                if let Some(slot) = inputs.slot.borrow_and_update().as_ref() {
+                    desired.send_replace(Arc::clone(&slot.desired));
+                }
             }
+            changed = inputs.may_act.changed() => {
+                if changed.is_err() { break Some(Break(())) }
+                if !*inputs.may_act.borrow_and_update() { break None }
+            }
+            changed = inputs.presence.changed() => {
+                if changed.is_err() { break Some(Break(())) }
+                let presence = *inputs.presence.borrow_and_update();
+                if role(presence, shared.grace, Boot::now()).0 != run.role { break None }
+            }
+            () = clock::sleep_until(run.look_again, Boot::now()) => break None,
             changed = inputs.access.changed() => {
-                if changed.is_err() { break Break(()) }
+                if changed.is_err() { break Some(Break(())) }
                 let refused = match &*inputs.access.borrow_and_update() {
                     Access::Kubeconfig(Err(problem)) => Some(problem.clone()),
                     _ => None,
                 };
                 // Any other is taken up by starting anew.
-                let Some(problem) = refused else { break Continue(()) };
+                let Some(problem) = refused else { break Some(Continue(())) };
                 tracing::warn!(member = %name, %problem, "the new kubeconfig is refused; the last good one stays in use");
                 let state = State::new(Truth::False, reason::KUBECONFIG_INVALID, problem);
                 shared.facts.set(name, |facts| facts.resolved = state);
@@ -355,92 +364,27 @@ async fn act(
     if let Err(error) = running.await {
         tracing::error!(member = %name, %error, "the reconciler ended badly");
     }
+    shared.voices.close(name, VoiceId::Proxy, Boot::now());
     ended
 }
 
-fn held_back(verdict: &Verdict, wishes: Wishes) -> Option<(&'static str, String)> {
-    if wishes.banned {
-        return Some((
-            reason::BANNED,
-            "spec.banned is set on the EdgeCluster".to_owned(),
-        ));
-    }
-    match verdict {
-        Verdict::Act => None,
-        Verdict::Wait => Some((
-            reason::CONNECTING,
-            "waiting until it is known that no older member is the same cluster".to_owned(),
-        )),
-        Verdict::Duplicate(other) => Some((
-            reason::DUPLICATE,
-            format!(
-                "this is the same cluster as member {other}, which acts on it; remove one of the two"
-            ),
-        )),
-        Verdict::Renamed(old) => Some((
-            reason::RENAMED,
-            format!(
-                "this cluster is known as member {old}; releases carry that name. Put the Secret back under the old name, or delete EdgeCluster {old} to have everything installed anew under this one"
-            ),
-        )),
-        Verdict::Changed { recorded, found } => Some((
-            reason::IDENTITY_CHANGED,
-            format!(
-                "another cluster answers (UID {found}) than the one on record (UID {recorded}); delete the EdgeCluster if that is meant"
-            ),
-        )),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Hands on what the reconciler says.
-fn forward(name: &str, shared: &Shared, changes: Changes) {
-    if !changes.tenants.is_empty() {
-        shared.reports.report(name, changes.tenants);
-        shared.facts.touch(name);
-    }
-    let Some(report) = changes.member else { return };
-    if let Some(ahead) = report.ahead {
-        shared.ahead.send_if_modified(|known| {
-            let later = ahead.epoch > *known;
-            *known = (*known).max(ahead.epoch);
-            later
-        });
-    }
-    let problem = report.problem.clone().unwrap_or_default();
-    let connected = if report.connected {
-        State::new(Truth::True, reason::CONNECTED, "")
-    } else {
-        State::new(Truth::False, reason::UNREACHABLE, problem.clone())
-    };
-    let healthy = if report.ahead.is_some() {
-        let message = "the member has seen a later desired state; the hub takes a new epoch";
-        State::new(Truth::False, reason::STALE, message)
-    } else if let Some(other) = &report.other_holder {
-        let message = format!("{other} holds the Lease; this hub observes");
-        State::new(Truth::True, reason::OBSERVING, message)
-    } else if report.connected && report.synced && report.writing && report.applied.is_some() {
-        State::new(Truth::True, reason::RECONCILING, "")
-    } else if report.connected {
-        State::new(Truth::Unknown, reason::STARTING, problem.clone())
-    } else {
-        State::new(Truth::Unknown, reason::UNREACHABLE, problem.clone())
-    };
-    shared.facts.set(name, |facts| {
-        facts.connected = connected;
-        facts.healthy = healthy;
-        facts.holder = report
-            .other_holder
-            .clone()
-            .or_else(|| report.writing.then(|| shared.holder.clone()));
-        if report.applied.is_some() {
-            facts.applied = report.applied.clone();
+    #[test]
+    fn the_hub_acts_only_where_no_agent_was_or_one_has_been_away_for_the_grace() {
+        let at = |seconds| Boot(Duration::from_secs(seconds));
+        let grace = Duration::from_secs(60);
+        let cases = [
+            (Presence::Never, (Role::Act, None)),
+            (Presence::Ready, (Role::Rest, None)),
+            (Presence::Away(at(100)), (Role::Observe, Some(at(160)))),
+            (Presence::Away(at(41)), (Role::Observe, Some(at(101)))),
+            (Presence::Away(at(40)), (Role::Act, None)),
+        ];
+        for (presence, expected) in cases {
+            assert_eq!(role(presence, grace, at(100)), expected, "{presence:?}");
         }
-    });
-    // Until all is listed, absence from the reports means nothing.
-    let hearing = match (report.connected, report.synced) {
-        (true, true) => Hearing::Full,
-        (true, false) => return,
-        (false, _) => Hearing::Silent(format!("the cluster does not answer: {problem}")),
-    };
-    shared.reports.hearing(name, hearing);
+    }
 }

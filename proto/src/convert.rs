@@ -23,6 +23,8 @@ pub enum WireError {
     Digest,
     #[error("{0} is not one")]
     Name(&'static str),
+    #[error("{0} was not expected")]
+    Unexpected(&'static str),
 }
 
 impl From<Version> for v1::Version {
@@ -126,7 +128,7 @@ impl From<&MemberReport> for v1::Member {
             synced,
             ready,
             writing,
-            other_holder,
+            holder,
             connected,
             problem,
             applied: acted_on,
@@ -136,7 +138,7 @@ impl From<&MemberReport> for v1::Member {
             synced: *synced,
             ready: *ready,
             writing: *writing,
-            other_holder: other_holder.clone(),
+            holder: holder.clone(),
             connected: *connected,
             problem: problem.clone().map(|problem| text(problem, TEXT_MAX)),
             applied: acted_on.as_ref().map(applied),
@@ -151,7 +153,7 @@ impl From<v1::Member> for MemberReport {
             synced,
             ready,
             writing,
-            other_holder,
+            holder,
             connected,
             problem,
             applied,
@@ -161,7 +163,7 @@ impl From<v1::Member> for MemberReport {
             synced,
             ready,
             writing,
-            other_holder: other_holder.map(|holder| text(holder, SUBDOMAIN_MAX)),
+            holder: holder.map(|holder| text(holder, SUBDOMAIN_MAX)),
             connected,
             problem: problem.map(|problem| text(problem, TEXT_MAX)),
             applied: applied.and_then(v1::Applied::read),
@@ -342,7 +344,7 @@ mod tests {
             let [synced, ready, writing, connected] = flags;
             let report = MemberReport {
                 synced, ready, writing, connected,
-                problem: holder.clone(), other_holder: holder,
+                problem: holder.clone(), holder,
                 applied: version.map(|version| (version, "digest".to_owned())),
                 ahead: version,
             };

@@ -9,6 +9,8 @@ pub mod v1 {
 }
 
 pub use convert::WireError;
+/// What fields of type `bytes` are.
+pub use prost::bytes::Bytes;
 
 /// The largest message that an agent may send, in bytes: a few hundred reports.
 pub const AGENT_MESSAGE_MAX: usize = 1 << 20;

@@ -124,9 +124,13 @@ impl Reconciler {
         let report = MemberReport {
             // By now every Tenant that was listed has its report.
             synced: self.index.synced() && self.index.crd() == Some(CrdState::Present),
-            ready: self.index.ready(),
+            ready: connected && self.index.ready(),
             writing: self.permitted,
-            other_holder: hold.other.clone(),
+            holder: if self.permitted {
+                Some(self.member.holder.clone())
+            } else {
+                hold.other.clone()
+            },
             connected,
             problem: hold.problem.or_else(|| self.problem.clone()).filter(|_| {
                 !connected || !self.index.synced() || (self.permitted && self.recorded.is_none())

@@ -1,0 +1,190 @@
+//! The service `krypton.fleet.v1.Fleet`: who may call, and what is answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use krypton_agent::chart::{ChartCache, ChartRef, Fetched};
+use krypton_agent::clock;
+use krypton_common::error_chain::chain;
+use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
+use krypton_proto::Bytes;
+use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
+use rustls::pki_types::CertificateDer;
+use tokio::io::AsyncReadExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::authority::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Authority};
+use crate::listener::Peer;
+use crate::session::{Sessions, admit};
+
+/// Charts on their way to agents at once; a chart has 10 MiB at most, of which each holds two chunks.
+const CHART_STREAMS: usize = 32;
+/// Chunks of one chart on their way.
+const CHUNKS_AHEAD: usize = 2;
+/// An agent that does not take a chunk in this time is given up.
+const CHUNK_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The service, for `FleetServer`.
+#[derive(Debug)]
+pub struct FleetService {
+    sessions: Arc<Sessions>,
+    charts: Arc<ChartCache>,
+    authority: Arc<Authority>,
+    chart_streams: Arc<Semaphore>,
+}
+
+impl FleetService {
+    pub fn new(
+        sessions: Arc<Sessions>,
+        charts: Arc<ChartCache>,
+        authority: Arc<Authority>,
+    ) -> Self {
+        Self {
+            sessions,
+            charts,
+            authority,
+            chart_streams: Arc::new(Semaphore::new(CHART_STREAMS)),
+        }
+    }
+
+    /// With the limits of messages.
+    pub fn into_server(self) -> v1::fleet_server::FleetServer<Self> {
+        v1::fleet_server::FleetServer::new(self)
+            .max_decoding_message_size(AGENT_MESSAGE_MAX)
+            .max_encoding_message_size(HUB_MESSAGE_MAX)
+    }
+}
+
+fn der(certificates: Vec<CertificateDer<'static>>) -> Vec<Bytes> {
+    certificates
+        .into_iter()
+        .map(|der| Bytes::copy_from_slice(&der))
+        .collect()
+}
+
+/// The certificate that the caller has shown. What it says of itself in messages counts for nothing.
+fn caller<T>(request: &Request<T>) -> Result<AgentCertificate, Status> {
+    let peer = request.extensions().get::<Peer>();
+    match peer.map(|peer| peer.certificate.clone()) {
+        Some(Ok(certificate)) => Ok(certificate),
+        Some(Err(problem)) => Err(Status::unauthenticated(problem)),
+        None => Err(Status::unauthenticated("no client certificate")),
+    }
+}
+
+#[tonic::async_trait]
+impl Fleet for FleetService {
+    type ConnectStream = ReceiverStream<Result<HubMessage, Status>>;
+    type FetchChartStream = BoxStream<'static, Result<v1::ChartPart, Status>>;
+
+    async fn connect(
+        &self,
+        request: Request<Streaming<AgentMessage>>,
+    ) -> Result<Response<Self::ConnectStream>, Status> {
+        let certificate = caller(&request)?;
+        let member = admit(&self.sessions.members, &certificate)?;
+        let messages = self
+            .sessions
+            .start(member, certificate, request.into_inner());
+        Ok(Response::new(ReceiverStream::new(messages)))
+    }
+
+    async fn renew(
+        &self,
+        request: Request<v1::RenewRequest>,
+    ) -> Result<Response<v1::RenewResponse>, Status> {
+        let certificate = caller(&request)?;
+        admit(&self.sessions.members, &certificate)?;
+        let asked = request.into_inner().certificate_request;
+        let certificates = self
+            .authority
+            .sign_agent(
+                &asked,
+                &certificate.cluster,
+                &certificate.uid,
+                clock::wall(),
+                AGENT_CERTIFICATE_LIFE,
+            )
+            .map_err(|error| Status::invalid_argument(chain(&error)))?;
+        tracing::info!(member = %certificate.cluster, "an agent's certificate was renewed");
+        Ok(Response::new(v1::RenewResponse {
+            certificates: der(certificates),
+            roots: der(self.authority.roots()),
+        }))
+    }
+
+    async fn fetch_chart(
+        &self,
+        request: Request<v1::FetchChartRequest>,
+    ) -> Result<Response<Self::FetchChartStream>, Status> {
+        let certificate = caller(&request)?;
+        let member = admit(&self.sessions.members, &certificate)?;
+        let asked = request.into_inner();
+        // Only what the member is to run anyway: the hub is nobody's way to other addresses.
+        let desired = member
+            .slot
+            .borrow()
+            .as_ref()
+            .map(|slot| Arc::clone(&slot.desired))
+            .filter(|desired| desired.digest() == asked.digest)
+            .ok_or_else(|| Status::not_found("the member's desired state is another by now"))?;
+        let permit = Arc::clone(&self.chart_streams)
+            .try_acquire_owned()
+            .map_err(|_| Status::resource_exhausted("too many charts are being fetched; try again"))?;
+        let chart = ChartRef {
+            repo: desired.chart.repo.clone(),
+            name: desired.chart.name.clone(),
+            version: desired.chart.version.clone(),
+        };
+        let fetched = Box::pin(self.charts.fetch(&chart))
+            .await
+            .map_err(|error| Status::unavailable(format!("the hub has no chart either: {}", chain(&*error))))?;
+        let (parts, stream) = mpsc::channel(CHUNKS_AHEAD);
+        tokio::spawn(send_chart(fetched, asked.have_sha256, parts, permit));
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+}
+
+type Parts = mpsc::Sender<Result<v1::ChartPart, Status>>;
+
+async fn send_chart(fetched: Fetched, have: String, parts: Parts, _permit: OwnedSemaphorePermit) {
+    let sent = async {
+        let read = |error: std::io::Error| Status::unavailable(format!("reading the chart failed: {error}"));
+        let mut file = tokio::fs::File::open(&fetched.path).await.map_err(read)?;
+        let size = file.metadata().await.map_err(read)?.len();
+        let head = v1::ChartHead {
+            sha256: fetched.sha256.clone(),
+            size,
+            version: fetched.version.clone(),
+        };
+        send_part(&parts, chart_part::Kind::Head(head)).await?;
+        if have == fetched.sha256 {
+            return Ok(());
+        }
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let length = file.read(&mut buffer).await.map_err(read)?;
+            let Some(chunk) = buffer.get(..length).filter(|chunk| !chunk.is_empty()) else {
+                return Ok(());
+            };
+            send_part(&parts, chart_part::Kind::Chunk(chunk.to_vec().into())).await?;
+        }
+    };
+    if let Err(status) = sent.await {
+        tracing::debug!(reason = status.message(), "a chart was not sent to its end");
+        if parts.try_send(Err(status)).is_err() {
+            tracing::trace!("the agent has gone");
+        }
+    }
+}
+
+async fn send_part(parts: &Parts, kind: chart_part::Kind) -> Result<(), Status> {
+    let part = v1::ChartPart { kind: Some(kind) };
+    match tokio::time::timeout(CHUNK_DEADLINE, parts.send(Ok(part))).await {
+        Ok(Ok(())) => Ok(()),
+        _ => Err(Status::cancelled("the agent does not read")),
+    }
+}

@@ -1,0 +1,279 @@
+//! The members that may connect, each with its slot of desired state: filled by the fleet, read by
+//! sessions and proxies.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use krypton_agent::clock::Boot;
+use krypton_common::desired::{ChartState, DesiredState, Version};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The newest desired state of a member, and since when it is that.
+#[derive(Clone, Debug)]
+pub struct Slot {
+    pub desired: Arc<DesiredState>,
+    /// The same, ready to be sent: made once for all members that are given it.
+    pub message: Arc<krypton_proto::v1::Desired>,
+    pub since: Boot,
+}
+
+/// Whether agents of a member are let in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Admission {
+    /// Why not, with what to do.
+    pub refused: Option<String>,
+    /// The cluster that the member is on record for; any when nothing is.
+    pub cluster_uid: Option<String>,
+}
+
+/// One member.
+#[derive(Debug)]
+pub struct Member {
+    /// UID of its EdgeCluster: certificates are bound to it.
+    pub uid: String,
+    pub admission: watch::Sender<Admission>,
+    /// Stays the same when the EdgeCluster is made anew.
+    pub slot: Arc<watch::Sender<Option<Slot>>>,
+    /// Live sessions by replica: number, and what cuts them.
+    sessions: Mutex<BTreeMap<String, (u64, CancellationToken)>>,
+}
+
+impl Member {
+    fn new(uid: String, slot: Arc<watch::Sender<Option<Slot>>>) -> Self {
+        Self {
+            uid,
+            admission: watch::Sender::new(Admission::default()),
+            slot,
+            sessions: Mutex::default(),
+        }
+    }
+
+    /// A session of this replica begins; an older one of it is cut.
+    pub fn begin_session(&self, replica: &str, number: u64) -> CancellationToken {
+        let cut = CancellationToken::new();
+        let before = self.lock().insert(replica.to_owned(), (number, cut.clone()));
+        if let Some((_, older)) = before {
+            older.cancel();
+        }
+        cut
+    }
+
+    /// The session ends. One that has been replaced leaves its successor alone.
+    pub fn end_session(&self, replica: &str, number: u64) {
+        let mut sessions = self.lock();
+        if sessions.get(replica).is_some_and(|(live, _)| *live == number) {
+            sessions.remove(replica);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, (u64, CancellationToken)>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a member is not found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotFound {
+    /// The EdgeClusters have not been listed yet.
+    NotYet,
+    Gone,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    listed: bool,
+    members: BTreeMap<String, Arc<Member>>,
+}
+
+/// All members, by name.
+#[derive(Debug, Default)]
+pub struct Members {
+    registry: Mutex<Registry>,
+}
+
+impl Members {
+    /// # Errors
+    /// When there is none of this name, or it is not known yet.
+    pub fn get(&self, name: &str) -> Result<Arc<Member>, NotFound> {
+        let registry = self.lock();
+        match registry.members.get(name) {
+            Some(member) => Ok(Arc::clone(member)),
+            None if registry.listed => Err(NotFound::Gone),
+            None => Err(NotFound::NotYet),
+        }
+    }
+
+    /// The member of this EdgeCluster. Another UID than before is another member: the sessions of the
+    /// one before are cut.
+    pub fn enter(&self, name: &str, uid: &str) -> Arc<Member> {
+        let mut registry = self.lock();
+        let slot = match registry.members.get(name) {
+            Some(found) if found.uid == uid => return Arc::clone(found),
+            Some(found) => {
+                refuse(
+                    found,
+                    "its EdgeCluster was made anew; run 'kubectl krypton join' again",
+                );
+                Arc::clone(&found.slot)
+            }
+            None => Arc::new(watch::Sender::new(None)),
+        };
+        let member = Arc::new(Member::new(uid.to_owned(), slot));
+        registry.members.insert(name.to_owned(), Arc::clone(&member));
+        member
+    }
+
+    /// All EdgeClusters are known; the sessions of members without one are cut. The place of a member
+    /// that is still needed stays for the EdgeCluster that is to come.
+    pub fn keep(&self, has_object: impl Fn(&str) -> bool, needed: impl Fn(&str) -> bool) {
+        let mut registry = self.lock();
+        registry.listed = true;
+        registry.members.retain(|name, member| {
+            let here = has_object(name);
+            if !here {
+                refuse(
+                    member,
+                    "its EdgeCluster is gone; run 'kubectl krypton join' again",
+                );
+            }
+            here || needed(name)
+        });
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refuse(member: &Member, why: &str) {
+    member.admission.send_modify(|admission| {
+        admission.refused = Some(why.to_owned());
+    });
+}
+
+/// Hands out desired states: one for all members that are to do the same, each member's newer than
+/// the one it had (design §3, rule 3).
+#[derive(Debug, Default)]
+pub struct Dealer {
+    generation: u64,
+    /// The latest for members that are paused and that are not.
+    latest: [Option<Slot>; 2],
+}
+
+impl Dealer {
+    /// The slot's next content; `None` when it is as it should be.
+    pub fn next(
+        &mut self,
+        before: Option<&Slot>,
+        epoch: u64,
+        chart: &Arc<ChartState>,
+        paused: bool,
+        now: Boot,
+    ) -> Option<Slot> {
+        let as_wanted = |slot: &Slot| {
+            slot.desired.version.epoch == epoch
+                && slot.desired.paused == paused
+                && slot.desired.chart == **chart
+        };
+        if before.is_some_and(as_wanted) {
+            return None;
+        }
+        let after = |slot: &Slot| {
+            before.is_none_or(|before| before.desired.version < slot.desired.version)
+        };
+        let latest = &mut self.latest[usize::from(paused)];
+        if let Some(slot) = latest.as_ref().filter(|slot| as_wanted(slot) && after(slot)) {
+            return Some(slot.clone());
+        }
+        self.generation += 1;
+        let desired = DesiredState {
+            version: Version {
+                epoch,
+                generation: self.generation,
+            },
+            chart: (**chart).clone(),
+            paused,
+        };
+        let slot = Slot {
+            message: Arc::new((&desired).into()),
+            desired: Arc::new(desired),
+            since: now,
+        };
+        *latest = Some(slot.clone());
+        Some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn chart(version: u8) -> Arc<ChartState> {
+        Arc::new(ChartState {
+            repo: "https://example.org".to_owned(),
+            name: "small".to_owned(),
+            version: format!("1.0.{version}"),
+            install_crds: false,
+            values: serde_json::Map::new(),
+        })
+    }
+
+    #[test]
+    fn members_that_are_to_do_the_same_share_one_desired_state() {
+        let mut dealer = Dealer::default();
+        let now = Boot::now();
+        let first = dealer.next(None, 1, &chart(1), false, now).unwrap();
+        let second = dealer.next(None, 1, &chart(1), false, now).unwrap();
+        assert!(Arc::ptr_eq(&first.desired, &second.desired));
+        assert!(dealer.next(Some(&first), 1, &chart(1), false, now).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_member_is_given_is_always_later_than_what_it_had(
+            steps in proptest::collection::vec((0_usize..3, 0_u8..3, any::<bool>(), any::<bool>()), 1..60)
+        ) {
+            let mut dealer = Dealer::default();
+            let mut epoch = 1;
+            let mut members: [Option<Slot>; 3] = [None, None, None];
+            for (member, version, paused, later_epoch) in steps {
+                epoch += u64::from(later_epoch);
+                let before = members[member].clone();
+                if let Some(next) = dealer.next(before.as_ref(), epoch, &chart(version), paused, Boot::now()) {
+                    prop_assert!(before.is_none_or(|before| before.desired.version < next.desired.version));
+                    members[member] = Some(next);
+                }
+                let now = members[member].as_ref().unwrap();
+                prop_assert_eq!((now.desired.paused, &now.desired.chart), (paused, &*chart(version)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_newer_session_of_a_replica_cuts_the_older_and_is_not_ended_by_its_end() {
+        let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
+        let first = member.begin_session("a", 1);
+        let other = member.begin_session("b", 2);
+        let second = member.begin_session("a", 3);
+        assert!(first.is_cancelled() && !other.is_cancelled() && !second.is_cancelled());
+        member.end_session("a", 1);
+        member.begin_session("a", 4);
+        assert!(second.is_cancelled(), "the end of the first left the second registered");
+    }
+
+    #[test]
+    fn a_member_is_unknown_until_all_are_listed_and_then_gone() {
+        let members = Members::default();
+        assert_eq!(members.get("a").unwrap_err(), NotFound::NotYet);
+        members.enter("a", "u");
+        members.keep(|name| name == "a", |_| false);
+        assert_eq!(members.get("b").unwrap_err(), NotFound::Gone);
+        let before = members.get("a").unwrap();
+        let after = members.enter("a", "v");
+        assert!(before.admission.borrow().refused.is_some());
+        assert_eq!(after.admission.borrow().refused, None);
+    }
+}

@@ -1,0 +1,337 @@
+//! One stream of one agent: what it says goes to the voices, its member's newest desired state to it.
+//!
+//! Level-triggered both ways: what is to be sent is a flag, and what is sent is the newest. A member that
+//! does not read costs its slot.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use krypton_agent::clock::{self, Boot};
+use krypton_agent::report::Changes;
+use krypton_common::error_chain::chain;
+use krypton_common::member::MemberReport;
+use krypton_proto::v1::{
+    self, AgentMessage, HubMessage, agent_message::Kind as Said, hub_message::Kind as Say,
+};
+use krypton_proto::{WireError, skew};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use crate::authority::AgentCertificate;
+use crate::found::Found;
+use crate::members::{Admission, Member, Members, NotFound, Slot};
+use crate::metrics::SessionMetrics;
+use crate::voices::{AgentFacts, VoiceId, Voices};
+
+/// The first message must come within this time.
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two heartbeats of an agent.
+pub const HEARTBEAT: Duration = Duration::from_secs(10);
+/// An agent that has not been heard for this long is gone (design §4).
+pub const SILENCE: Duration = Duration::from_secs(30);
+/// Clocks that differ by more are told of.
+const CLOCKS_APART: i64 = 60;
+/// Messages on their way to one agent: the newest desired state and a question, no more.
+const OUTGOING: usize = 2;
+/// Longest text of Hello that is taken, in bytes.
+const TEXT_MAX: usize = 253;
+/// Reconnections after a stop of the hub are spread over this time.
+const RECONNECT_AFTER: Duration = Duration::from_secs(1);
+
+/// What all sessions share.
+#[derive(Debug)]
+pub struct Sessions {
+    pub members: Arc<Members>,
+    pub voices: Arc<Voices>,
+    pub found: Arc<Found>,
+    pub metrics: Arc<SessionMetrics>,
+    pub hub_version: String,
+    /// Counts all sessions of this hub.
+    pub numbers: AtomicU64,
+    pub stop: CancellationToken,
+}
+
+pub(crate) type Outgoing = mpsc::Sender<Result<HubMessage, Status>>;
+pub(crate) type Incoming = mpsc::Receiver<Result<HubMessage, Status>>;
+
+/// Finds the member that a certificate speaks for, and whether it is let in now.
+pub fn admit(members: &Members, certificate: &AgentCertificate) -> Result<Arc<Member>, Status> {
+    let name = &certificate.cluster;
+    let member = members.get(name).map_err(|problem| match problem {
+        NotFound::NotYet => Status::unavailable("the hub has just started and does not know its members yet"),
+        NotFound::Gone => Status::permission_denied(format!(
+            "there is no EdgeCluster {name}; run 'kubectl krypton join {name}' and enrol the agent again"
+        )),
+    })?;
+    if member.uid != certificate.uid {
+        return Err(Status::permission_denied(format!(
+            "this certificate is of a former EdgeCluster {name}; run 'kubectl krypton join {name}' and enrol the agent again"
+        )));
+    }
+    if let Some(why) = &member.admission.borrow().refused {
+        return Err(Status::permission_denied(why.clone()));
+    }
+    if certificate.not_after <= clock::wall() {
+        return Err(expired());
+    }
+    Ok(member)
+}
+
+fn expired() -> Status {
+    Status::unauthenticated("the agent's certificate has expired; run 'kubectl krypton join' and enrol it again")
+}
+
+impl Sessions {
+    /// Starts a session for a member that was let in. Its messages come out of the receiver.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        member: Arc<Member>,
+        certificate: AgentCertificate,
+        incoming: Streaming<AgentMessage>,
+    ) -> Incoming {
+        let (outgoing, messages) = mpsc::channel(OUTGOING);
+        let sessions = Arc::clone(self);
+        tokio::spawn(async move {
+            let name = certificate.cluster.clone();
+            let ended = Box::pin(sessions.follow(&member, &certificate, incoming, &outgoing)).await;
+            let Err(status) = ended else { return };
+            tracing::info!(member = %name, code = ?status.code(), reason = status.message(), "session ended");
+            // Whoever does not read any more does not get it.
+            let told = outgoing.send(Err(status));
+            if tokio::time::timeout(HELLO_DEADLINE, told).await.is_err() {
+                tracing::debug!(member = %name, "the agent did not take its goodbye");
+            }
+        });
+        messages
+    }
+
+    async fn follow(
+        &self,
+        member: &Arc<Member>,
+        certificate: &AgentCertificate,
+        mut incoming: Streaming<AgentMessage>,
+        outgoing: &Outgoing,
+    ) -> Result<(), Status> {
+        let name = &certificate.cluster;
+        let hello = hello(&mut incoming).await?;
+        let protocol = skew::negotiate(
+            hello.protocol_min..=hello.protocol_max,
+            &hello.agent_version,
+            &self.hub_version,
+        )
+        .map_err(|problem| Status::failed_precondition(problem.to_string()))?;
+        check_cluster(name, &member.admission.borrow(), &hello.cluster_uid)?;
+        let wall = clock::wall();
+        let apart = wall.as_second().saturating_sub(hello.now);
+        if apart.abs() > CLOCKS_APART {
+            tracing::warn!(member = %name, seconds = apart,
+                "the clock of the agent's machine differs from the hub's by so much; set it right");
+        }
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        let welcome = v1::Welcome {
+            protocol,
+            hub_version: self.hub_version.clone(),
+            session: number,
+            heartbeat_millis: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
+            now: wall.as_second(),
+        };
+        send(outgoing, Say::Welcome(welcome)).await?;
+        let mut live = Live {
+            sessions: self,
+            member,
+            name,
+            replica: hello.replica.clone(),
+            id: VoiceId::Session(number),
+            number,
+            cut: member.begin_session(&hello.replica, number),
+        };
+        tracing::info!(member = %name, replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
+        self.metrics.sessions.inc();
+        self.found.set(name, Some(hello.cluster_uid.clone()));
+        self.voices.agent(
+            name,
+            &AgentFacts {
+                cluster_uid: hello.cluster_uid,
+                kubernetes_version: hello.kubernetes_version,
+                agent_version: hello.agent_version,
+                certificate_expiry: certificate.not_after,
+            },
+        );
+        let asks = self.voices.open(name, live.id, Boot::now());
+        live.run(incoming, outgoing, asks, certificate.not_after).await
+    }
+}
+
+/// A session that has begun; ended by being dropped.
+struct Live<'a> {
+    sessions: &'a Sessions,
+    member: &'a Arc<Member>,
+    name: &'a str,
+    replica: String,
+    id: VoiceId,
+    number: u64,
+    cut: CancellationToken,
+}
+
+impl Drop for Live<'_> {
+    fn drop(&mut self) {
+        self.sessions.metrics.sessions.dec();
+        self.member.end_session(&self.replica, self.number);
+        self.sessions.voices.close(self.name, self.id, Boot::now());
+    }
+}
+
+impl Live<'_> {
+    async fn run(
+        &mut self,
+        mut incoming: Streaming<AgentMessage>,
+        outgoing: &Outgoing,
+        mut asks: watch::Receiver<u64>,
+        not_after: Timestamp,
+    ) -> Result<(), Status> {
+        let mut slot = self.member.slot.subscribe();
+        let mut admission = self.member.admission.subscribe();
+        let mut desired_due = true;
+        let mut ask_due = false;
+        let lifetime = not_after.duration_since(clock::wall());
+        let expiry = tokio::time::sleep(lifetime.try_into().unwrap_or(Duration::ZERO));
+        tokio::pin!(expiry);
+        let silence = tokio::time::sleep(SILENCE);
+        tokio::pin!(silence);
+        loop {
+            desired_due &= slot.borrow().is_some();
+            tokio::select! {
+                biased;
+                () = self.cut.cancelled() => {
+                    return Err(Status::aborted("another session of this replica has begun; are two agents running with one name?"));
+                }
+                () = self.sessions.stop.cancelled() => {
+                    let drain = v1::Drain {
+                        reason: "the hub stops".to_owned(),
+                        reconnect_after_millis: u32::try_from(RECONNECT_AFTER.as_millis()).unwrap_or(u32::MAX),
+                    };
+                    return send(outgoing, Say::Drain(drain)).await;
+                }
+                changed = admission.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    if let Some(why) = &admission.borrow_and_update().refused {
+                        return Err(Status::permission_denied(why.clone()));
+                    }
+                }
+                () = &mut expiry => return Err(expired()),
+                () = &mut silence => {
+                    return Err(Status::deadline_exceeded(format!("nothing heard for {} s", SILENCE.as_secs())));
+                }
+                changed = slot.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    desired_due = true;
+                }
+                changed = asks.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    ask_due = true;
+                }
+                permit = outgoing.reserve(), if desired_due || ask_due => {
+                    let Ok(permit) = permit else { return Ok(()) };
+                    let kind = if desired_due {
+                        desired_due = false;
+                        slot.borrow_and_update().as_ref().map(|slot| Say::Desired((*slot.message).clone()))
+                    } else {
+                        ask_due = false;
+                        Some(Say::Resync(v1::Resync { number: *asks.borrow_and_update() }))
+                    };
+                    if let Some(kind) = kind {
+                        permit.send(Ok(HubMessage { kind: Some(kind) }));
+                    }
+                }
+                message = incoming.message() => {
+                    let Some(message) = message? else { return Ok(()) };
+                    silence.as_mut().reset(tokio::time::Instant::now() + SILENCE);
+                    self.take(message, slot.borrow().as_ref())
+                        .map_err(|problem| Status::invalid_argument(chain(&problem)))?;
+                }
+            }
+        }
+    }
+
+    /// Takes in one message.
+    fn take(&self, message: AgentMessage, slot: Option<&Slot>) -> Result<(), WireError> {
+        let voices = &self.sessions.voices;
+        match message.kind {
+            Some(Said::Report(report)) => {
+                let mut tenants = BTreeMap::new();
+                for tenant in report.tenants {
+                    let (key, said) = tenant.read()?;
+                    tenants.insert(key, said);
+                }
+                let member = report.member.map(MemberReport::from);
+                let changes = Changes { member, tenants };
+                voices.say(self.name, self.id, changes, report.complete, Boot::now());
+            }
+            Some(Said::Heartbeat(heartbeat)) => {
+                let digest =
+                    (u128::from(heartbeat.digest_high) << 64) | u128::from(heartbeat.digest_low);
+                voices.compare(self.name, self.id, (heartbeat.tenants, digest));
+            }
+            Some(Said::Applied(applied)) => {
+                let newest = applied.read().zip(slot);
+                if let Some(((version, _), slot)) = newest
+                    && version == slot.desired.version
+                {
+                    let took = Boot::now().since(slot.since);
+                    self.sessions.metrics.propagation.observe(took.as_secs_f64());
+                }
+            }
+            Some(Said::Hello(_)) => return Err(WireError::Unexpected("a second Hello")),
+            // Of a later revision than we know.
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Status> {
+    let first = tokio::time::timeout(HELLO_DEADLINE, incoming.message())
+        .await
+        .map_err(|_| Status::deadline_exceeded("no Hello came in time"))??;
+    match first.and_then(|message| message.kind) {
+        Some(Said::Hello(mut hello)) => {
+            for text in [
+                &mut hello.replica,
+                &mut hello.cluster_uid,
+                &mut hello.kubernetes_version,
+                &mut hello.agent_version,
+            ] {
+                text.truncate(text.floor_char_boundary(TEXT_MAX));
+            }
+            if hello.cluster_uid.is_empty() || hello.replica.is_empty() {
+                return Err(Status::invalid_argument("Hello names no cluster or no replica"));
+            }
+            Ok(hello)
+        }
+        _ => Err(Status::invalid_argument("the first message is not Hello")),
+    }
+}
+
+/// The credential of one cluster is not good for another: it was copied, or the cluster was rebuilt.
+fn check_cluster(name: &str, admission: &Admission, found: &str) -> Result<(), Status> {
+    match &admission.cluster_uid {
+        Some(recorded) if recorded != found => Err(Status::failed_precondition(format!(
+            "member {name} is on record as the cluster with UID {recorded}, and this is {found}: its credential is used on a second cluster. \
+             If the cluster was rebuilt, delete EdgeCluster {name} and join again"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+async fn send(outgoing: &Outgoing, kind: Say) -> Result<(), Status> {
+    let message = HubMessage { kind: Some(kind) };
+    match tokio::time::timeout(HELLO_DEADLINE, outgoing.send(Ok(message))).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => Err(Status::cancelled("the agent has gone")),
+        Err(_) => Err(Status::deadline_exceeded("the agent does not read")),
+    }
+}

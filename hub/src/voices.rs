@@ -1,0 +1,475 @@
+//! Who speaks for a member: of its agents' sessions and its proxy, one is listened to at a time
+//! (design §3, rule 4).
+//!
+//! Whoever holds the Lease is heard before who only observes, an agent before the proxy. When the
+//! speaker changes, the new one is asked for its whole account.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use krypton_agent::clock::Boot;
+use krypton_agent::report::Changes;
+use krypton_common::conditions::{State, Truth};
+use krypton_common::member::MemberReport;
+use krypton_crds::edge_cluster::Mode;
+use tokio::sync::watch;
+
+use crate::aggregate::{Hearing, Reports};
+use crate::facts::{Facts, FactsBoard, reason};
+
+/// Prefix of an agent's name in the Lease; a hub's is `hub/`.
+pub const AGENT_HOLDER: &str = "agent/";
+
+/// One that speaks for a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum VoiceId {
+    Proxy,
+    /// A session, by its number: a later one is newer.
+    Session(u64),
+}
+
+/// Whether a member has an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// None was ever enrolled.
+    Never,
+    /// One could reconcile at once, or does.
+    Ready,
+    /// There was one, until then.
+    Away(Boot),
+}
+
+#[derive(Debug)]
+struct Voice {
+    said: Option<MemberReport>,
+    /// It has said something of Tenants while nobody listened.
+    missed: bool,
+    /// The account that is waited for, until it is whole.
+    awaited: Option<u64>,
+    asks: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct Member {
+    voices: BTreeMap<VoiceId, Voice>,
+    speaker: Option<VoiceId>,
+    presence: watch::Sender<Presence>,
+    /// How the hub's own way to the cluster stands; `None` without one.
+    link: Option<State>,
+    /// Why nobody is to act, said in the place of all else.
+    held_back: Option<(&'static str, String)>,
+}
+
+impl Default for Member {
+    fn default() -> Self {
+        Self {
+            voices: BTreeMap::new(),
+            speaker: None,
+            presence: watch::Sender::new(Presence::Never),
+            link: None,
+            held_back: None,
+        }
+    }
+}
+
+/// The voices of all members, and the boards that they are heard on.
+#[derive(Debug)]
+pub struct Voices {
+    members: Mutex<BTreeMap<String, Member>>,
+    reports: Arc<Reports>,
+    facts: Arc<FactsBoard>,
+    /// The latest epoch that a member has seen and we have not given: home was restored.
+    ahead: watch::Sender<u64>,
+}
+
+/// What is known of an agent when its session begins.
+#[derive(Clone, Debug)]
+pub struct AgentFacts {
+    pub cluster_uid: String,
+    pub kubernetes_version: String,
+    pub agent_version: String,
+    pub certificate_expiry: Timestamp,
+}
+
+impl Voices {
+    pub fn new(
+        reports: Arc<Reports>,
+        facts: Arc<FactsBoard>,
+        ahead: watch::Sender<u64>,
+    ) -> Self {
+        Self {
+            members: Mutex::default(),
+            reports,
+            facts,
+            ahead,
+        }
+    }
+
+    /// Whether the member has an agent, to follow.
+    pub fn presence(&self, member: &str) -> watch::Receiver<Presence> {
+        self.with(member, |_, found| found.presence.subscribe())
+    }
+
+    /// An agent was enrolled for the member at some time. Until it is heard, it counts as away since
+    /// `now`.
+    pub fn agent_known(&self, member: &str, now: Boot) {
+        self.with(member, |_, found| {
+            found.presence.send_if_modified(|presence| {
+                let never = *presence == Presence::Never;
+                if never {
+                    *presence = Presence::Away(now);
+                }
+                never
+            });
+        });
+    }
+
+    /// A voice begins. It is asked for its whole account by the number that `asks` holds.
+    pub fn open(&self, member: &str, id: VoiceId, now: Boot) -> watch::Receiver<u64> {
+        self.with(member, |this, found| {
+            let (asks, asked) = watch::channel(0);
+            let voice = Voice {
+                said: None,
+                missed: false,
+                awaited: Some(0),
+                asks,
+            };
+            found.voices.insert(id, voice);
+            this.settle(member, found, now);
+            asked
+        })
+    }
+
+    /// An agent's session begins.
+    pub fn agent(&self, member: &str, agent: &AgentFacts) {
+        self.facts.set(member, |facts| {
+            facts.uid = Some(agent.cluster_uid.clone());
+            facts.kubernetes_version = Some(agent.kubernetes_version.clone());
+            facts.agent_version = Some(agent.agent_version.clone());
+            facts.certificate_expiry = Some(agent.certificate_expiry);
+        });
+    }
+
+    /// What a voice says. `complete` is the number of the account that ends with this.
+    pub fn say(&self, member: &str, id: VoiceId, changes: Changes, complete: Option<u64>, now: Boot) {
+        self.with(member, |this, found| {
+            let Some(voice) = found.voices.get_mut(&id) else {
+                return;
+            };
+            // A reconciler that has not begun says nothing.
+            if let Some(report) = changes.member.filter(|said| *said != MemberReport::default()) {
+                voice.said = Some(report);
+            }
+            if found.speaker != Some(id) {
+                voice.missed |= !changes.tenants.is_empty();
+                this.settle(member, found, now);
+                // What made it the speaker is heard; what came before is asked for.
+                if found.speaker != Some(id) {
+                    return;
+                }
+            }
+            let Some(voice) = found.voices.get_mut(&id) else {
+                return;
+            };
+            if complete.is_some() && complete == voice.awaited {
+                voice.awaited = None;
+            }
+            if !changes.tenants.is_empty() {
+                this.reports.report(member, changes.tenants);
+                this.facts.touch(member);
+            }
+            this.settle(member, found, now);
+        });
+    }
+
+    /// The agent has reported so many Tenants, and this is the digest. Asks for all of it again when
+    /// something else is held.
+    pub fn compare(&self, member: &str, id: VoiceId, theirs: (u64, u128)) {
+        self.with(member, |this, found| {
+            let Some(voice) = found.voices.get_mut(&id) else {
+                return;
+            };
+            if found.speaker != Some(id) || voice.awaited.is_some() {
+                return;
+            }
+            let ours = this.reports.digest(member);
+            if ours != theirs {
+                tracing::warn!(member, tenants = theirs.0, held = ours.0,
+                    "what is held of the member is not what its agent has said; asking for all of it");
+                ask(voice);
+            }
+        });
+    }
+
+    /// A voice ends.
+    pub fn close(&self, member: &str, id: VoiceId, now: Boot) {
+        self.with(member, |this, found| {
+            found.voices.remove(&id);
+            // An agent that was never ready has not kept anybody from acting.
+            if id != VoiceId::Proxy && *found.presence.borrow() == Presence::Never {
+                found.presence.send_replace(Presence::Away(Boot::default()));
+            }
+            this.settle(member, found, now);
+        });
+    }
+
+    /// How the hub's own way to the cluster stands.
+    pub fn link(&self, member: &str, link: Option<State>, now: Boot) {
+        self.with(member, |this, found| {
+            found.link = link;
+            this.settle(member, found, now);
+        });
+    }
+
+    /// Nobody is to act on the member, or again somebody is.
+    pub fn hold_back(&self, member: &str, why: Option<(&'static str, String)>, now: Boot) {
+        self.with(member, |this, found| {
+            if found.held_back == why {
+                return;
+            }
+            // While it is only being found out who goes first, its last word stands.
+            if let Some((why, message)) = why.as_ref().filter(|why| why.0 != reason::CONNECTING) {
+                tracing::warn!(member, reason = why, %message, "the member is left alone");
+            }
+            found.held_back = why;
+            this.settle(member, found, now);
+        });
+    }
+
+    /// Chooses the speaker, and puts on the boards what follows.
+    fn settle(&self, name: &str, member: &mut Member, now: Boot) {
+        let speaker = speaker(&member.voices, member.speaker);
+        if speaker != member.speaker {
+            member.speaker = speaker;
+            if let Some(voice) = speaker.and_then(|id| member.voices.get_mut(&id)) {
+                tracing::debug!(member = name, ?speaker, "speaks for the member");
+                self.reports.begin(name, now);
+                if voice.missed {
+                    ask(voice);
+                }
+            }
+        }
+        let ready = member.voices.iter().any(|(id, voice)| {
+            *id != VoiceId::Proxy && voice.said.as_ref().is_some_and(|said| said.ready)
+        });
+        member.presence.send_if_modified(|presence| {
+            let next = match (ready, *presence) {
+                (true, _) => Presence::Ready,
+                (false, Presence::Ready) => Presence::Away(now),
+                (false, before) => before,
+            };
+            let changed = next != *presence;
+            *presence = next;
+            changed
+        });
+        let voice = speaker.and_then(|id| Some((id, member.voices.get(&id)?)));
+        let standing = standing(
+            voice.map(|(id, voice)| (id, voice.said.as_ref(), voice.awaited.is_none())),
+            member.link.as_ref(),
+            member.held_back.as_ref(),
+            *member.presence.borrow(),
+        );
+        if let Some(ahead) = standing.ahead {
+            self.ahead.send_if_modified(|known| {
+                let later = ahead > *known;
+                *known = (*known).max(ahead);
+                later
+            });
+        }
+        self.facts.set(name, |facts| standing.put(facts));
+        if let Some(hearing) = standing.hearing {
+            self.reports.hearing(name, hearing);
+        }
+    }
+
+    fn with<T>(&self, member: &str, act: impl FnOnce(&Self, &mut Member) -> T) -> T {
+        // Plain values: a panic elsewhere cannot leave them half written.
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        if !members.contains_key(member) {
+            members.insert(member.to_owned(), Member::default());
+        }
+        match members.get_mut(member) {
+            Some(found) => act(self, found),
+            // Just inserted; a value of its own keeps this total.
+            None => act(self, &mut Member::default()),
+        }
+    }
+}
+
+/// Asks a voice for its whole account.
+fn ask(voice: &mut Voice) {
+    let mut number = 0;
+    voice.asks.send_modify(|asks| {
+        *asks += 1;
+        number = *asks;
+    });
+    voice.awaited = Some(number);
+    voice.missed = false;
+}
+
+/// The one to listen to: who holds the Lease, else who sees the cluster, else who is there at all; of
+/// equals an agent, the present speaker, the newest.
+fn speaker(voices: &BTreeMap<VoiceId, Voice>, present: Option<VoiceId>) -> Option<VoiceId> {
+    let rank = |voice: &Voice| match &voice.said {
+        None => 0,
+        Some(said) if !said.connected => 1,
+        Some(said) if !said.synced => 2,
+        Some(said) if !said.writing => 3,
+        Some(_) => 4,
+    };
+    voices
+        .iter()
+        .max_by_key(|(id, voice)| {
+            let agent = **id != VoiceId::Proxy;
+            (rank(voice), agent, Some(**id) == present, **id)
+        })
+        .map(|(id, _)| *id)
+}
+
+/// What holds for a member, out of what is said.
+#[derive(Debug)]
+struct Standing {
+    mode: Mode,
+    connected: Option<State>,
+    healthy: Option<State>,
+    holder: Option<Option<String>>,
+    applied: Option<(krypton_common::desired::Version, String)>,
+    ahead: Option<u64>,
+    hearing: Option<Hearing>,
+}
+
+impl Standing {
+    fn put(&self, facts: &mut Facts) {
+        facts.mode = self.mode;
+        if let Some(connected) = &self.connected {
+            facts.connected.clone_from(connected);
+        }
+        if let Some(healthy) = &self.healthy {
+            facts.healthy.clone_from(healthy);
+        }
+        if let Some(holder) = &self.holder {
+            facts.holder.clone_from(holder);
+        }
+        if self.applied.is_some() {
+            facts.applied.clone_from(&self.applied);
+        }
+    }
+}
+
+fn standing(
+    voice: Option<(VoiceId, Option<&MemberReport>, bool)>,
+    link: Option<&State>,
+    held_back: Option<&(&'static str, String)>,
+    presence: Presence,
+) -> Standing {
+    let mut standing = match voice {
+        Some((id, Some(said), whole)) => spoken(id, said, whole),
+        Some((id, None, _)) => Standing {
+            mode: if id == VoiceId::Proxy { Mode::Proxy } else { Mode::Agent },
+            connected: (id != VoiceId::Proxy)
+                .then(|| State::new(Truth::True, reason::CONNECTED, "")),
+            healthy: Some(State::new(Truth::Unknown, reason::STARTING, "")),
+            holder: None,
+            applied: None,
+            ahead: None,
+            hearing: None,
+        },
+        None => unspoken(link, presence),
+    };
+    if let Some((why, message)) = held_back {
+        standing.mode = Mode::None;
+        standing.healthy = Some(State::new(Truth::False, *why, message.clone()));
+        standing.hearing = (*why != reason::CONNECTING)
+            .then(|| Hearing::Silent(format!("{why}: {message}")));
+    }
+    standing
+}
+
+fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
+    let problem = said.problem.clone().unwrap_or_default();
+    let agent = id != VoiceId::Proxy;
+    let connected = if said.connected {
+        State::new(Truth::True, reason::CONNECTED, "")
+    } else if agent {
+        let message = format!("the agent is connected, its apiserver does not answer it: {problem}");
+        State::new(Truth::False, reason::UNREACHABLE, message)
+    } else {
+        State::new(Truth::False, reason::UNREACHABLE, problem.clone())
+    };
+    let other = said.holder.as_ref().filter(|_| !said.writing);
+    let healthy = if said.ahead.is_some() {
+        let message = "the member has seen a later desired state; the hub takes a new epoch";
+        State::new(Truth::False, reason::STALE, message)
+    } else if let Some(other) = other {
+        let who = if agent { "the connected agent" } else { "this hub" };
+        let message = format!("{other} holds the Lease; {who} observes");
+        State::new(Truth::True, reason::OBSERVING, message)
+    } else if said.connected && said.synced && said.writing && said.applied.is_some() {
+        State::new(Truth::True, reason::RECONCILING, "")
+    } else if said.connected {
+        State::new(Truth::Unknown, reason::STARTING, problem.clone())
+    } else {
+        State::new(Truth::Unknown, reason::UNREACHABLE, problem.clone())
+    };
+    let held_by_agent = said.holder.as_ref().map(|holder| holder.starts_with(AGENT_HOLDER));
+    // Until all is listed and said, absence from the reports means nothing.
+    let hearing = match (said.connected, said.synced && whole) {
+        (true, true) => Some(Hearing::Full),
+        (true, false) => None,
+        (false, _) => {
+            let why = format!("the cluster does not answer: {problem}");
+            Some(Hearing::Silent(why))
+        }
+    };
+    Standing {
+        mode: if held_by_agent.unwrap_or(agent) { Mode::Agent } else { Mode::Proxy },
+        connected: Some(connected),
+        healthy: Some(healthy),
+        holder: Some(said.holder.clone()),
+        applied: said.applied.clone(),
+        ahead: said.ahead.map(|version| version.epoch),
+        hearing,
+    }
+}
+
+/// Nobody speaks: the hub's own way is all there is, or nothing.
+fn unspoken(link: Option<&State>, presence: Presence) -> Standing {
+    let away = |message: &str| Standing {
+        mode: Mode::Agent,
+        connected: Some(State::new(Truth::False, reason::AGENT_AWAY, message)),
+        healthy: Some(State::new(Truth::Unknown, reason::AGENT_AWAY, message)),
+        holder: Some(None),
+        applied: None,
+        ahead: None,
+        hearing: Some(Hearing::Silent(message.to_owned())),
+    };
+    match (link, presence) {
+        (None, Presence::Away(_) | Presence::Ready) => away(
+            "the agent is not connected; it goes on with the last desired state it has. Look at its log and at the way from there to the hub",
+        ),
+        (Some(link), _) if link.truth == Truth::False => {
+            Standing {
+                mode: Mode::None,
+                connected: Some(link.clone()),
+                healthy: Some(State::new(Truth::Unknown, link.reason.clone(), link.message.clone())),
+                holder: Some(None),
+                applied: None,
+                ahead: None,
+                hearing: Some(Hearing::Silent(link.message.clone())),
+            }
+        }
+        (link, _) => Standing {
+            mode: Mode::None,
+            connected: link.cloned(),
+            healthy: None,
+            holder: None,
+            applied: None,
+            ahead: None,
+            hearing: None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
