@@ -5,6 +5,7 @@
 
 pub mod admin;
 pub mod aggregate;
+pub mod authority;
 pub mod desired;
 pub mod discovery;
 pub mod facts;
