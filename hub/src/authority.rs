@@ -47,8 +47,6 @@ const BACK_DATED: Duration = Duration::from_secs(24 * 60 * 60);
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Somebody who makes the Secret and deletes it again, three times in a row, is not waited for.
 const TRIES: usize = 3;
-/// The last second that a certificate can name.
-const LAST_SECOND: i64 = 253_402_300_799;
 const PEM_LINE: usize = 64;
 /// OID of the attribute serialNumber of a subject.
 const SUBJECT_SERIAL_NUMBER: &[u64] = &[2, 5, 4, 5];
@@ -378,8 +376,7 @@ fn blank(now: Timestamp) -> CertificateParams {
 }
 
 fn since_1970(time: Timestamp) -> Duration {
-    let second = time.as_second().clamp(0, LAST_SECOND);
-    Duration::from_secs(second.unsigned_abs())
+    Duration::from_secs(time.as_second().max(0).unsigned_abs())
 }
 
 fn after(now: Timestamp, life: Duration) -> Timestamp {

@@ -14,6 +14,7 @@ pub mod found;
 pub mod home;
 pub mod hub;
 pub mod identity;
+pub mod join_token;
 pub mod kubectl;
 pub mod metrics;
 pub mod proxy;
