@@ -5,6 +5,7 @@
 
 pub mod admin;
 pub mod aggregate;
+pub mod authority;
 pub mod desired;
 pub mod discovery;
 pub mod facts;
@@ -14,6 +15,7 @@ pub mod found;
 pub mod home;
 pub mod hub;
 pub mod identity;
+pub mod join_token;
 pub mod kubectl;
 pub mod members;
 pub mod metrics;

@@ -1,0 +1,568 @@
+//! Join tokens: Secrets `krypton-join-<name>` in the hub's namespace, each good for one cluster, one
+//! key and a short time. Their secrets are kept as digests only.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_common::bundle::is_token;
+use krypton_common::fingerprint::sha256_hex;
+use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::{Client, Error as KubeError};
+use thiserror::Error;
+
+/// Label of the Secrets, with the value `true`.
+pub const LABEL: &str = "mesh.openkcm.io/join-token";
+/// What a token may be good for.
+pub const SHORTEST_LIFE: Duration = Duration::from_secs(60);
+pub const LONGEST_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long an expired token is kept, to answer who comes late with it.
+const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+
+const PREFIX: &str = "krypton-join-";
+const CLUSTER_KEY: &str = "cluster";
+const DIGEST_KEY: &str = "secret-sha256";
+const EXPIRES_KEY: &str = "expires";
+const USED_BY_KEY: &str = "used-by";
+const USED_AT_KEY: &str = "used-at";
+
+/// As long as a digest, and none of any secret that anybody could find.
+const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+const DEADLINE: Duration = Duration::from_secs(10);
+const PAGE_SIZE: u32 = 200;
+/// Writes of one token that other writers may get in the way of.
+const TRIES: usize = 3;
+
+#[derive(Debug, Error)]
+pub enum TokenError {
+    #[error(
+        "making a join token in the namespace {namespace} failed; check that the namespace exists and that you may create Secrets there"
+    )]
+    Make {
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("reading Secret {namespace}/{name} failed; check that the hub may get Secrets there")]
+    Read {
+        namespace: String,
+        name: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "marking Secret {namespace}/{name} as used failed; check that the hub may update Secrets there"
+    )]
+    Mark {
+        namespace: String,
+        name: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("Secret {namespace}/{name} is written by others all the time; find out by whom")]
+    Unsteady { namespace: String, name: String },
+    #[error(
+        "listing join tokens in the namespace {namespace} failed; check that the hub may list Secrets there"
+    )]
+    List {
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "deleting Secret {namespace}/{name} failed; check that the hub may delete Secrets there"
+    )]
+    Delete {
+        namespace: String,
+        name: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "Secrets in the namespace {namespace}: no answer within {} s; check that home answers", DEADLINE.as_secs()
+    )]
+    Deadline { namespace: String },
+}
+
+/// What home knows of a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub cluster: String,
+    /// Lower-case hex.
+    pub secret_sha256: String,
+    pub expires: Timestamp,
+    /// Digest of the public key that has used it.
+    pub used_by: Option<String>,
+}
+
+/// What is to be done with who shows a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is used by this key from now on.
+    Use,
+    /// This key has used it before.
+    Again,
+    Refuse(Refusal),
+}
+
+/// Why a token lets nobody in. What goes beyond `Unknown` is told only to who has its secret.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    #[error(
+        "the join token is not known here; run 'kubectl krypton join NAME' against this hub's home cluster and use the bundle that it prints"
+    )]
+    Unknown,
+    #[error(
+        "the join token of cluster {cluster} expired at {expires}; run 'kubectl krypton join {cluster}' again"
+    )]
+    Expired { cluster: String, expires: Timestamp },
+    #[error(
+        "the join token of cluster {cluster} was used already by another key; run 'kubectl krypton join {cluster}' again, and find out who has used it if that was not you"
+    )]
+    Used { cluster: String },
+}
+
+/// Judges `secret`, shown by who has the key of `public_key_digest`. Takes as long whichever part of a
+/// secret is wrong, and for an unknown token as for a wrong secret.
+pub fn verdict(
+    record: Option<&Record>,
+    secret: &str,
+    now: Timestamp,
+    public_key_digest: &str,
+) -> Verdict {
+    let expected = record.map_or(NO_DIGEST, |record| &record.secret_sha256);
+    let shown = sha256_hex(secret.as_bytes());
+    let right =
+        aws_lc_rs::constant_time::verify_slices_are_equal(expected.as_bytes(), shown.as_bytes());
+    let record = match (record, right) {
+        (Some(record), Ok(())) => record,
+        _ => return Verdict::Refuse(Refusal::Unknown),
+    };
+    let cluster = record.cluster.clone();
+    if record.expires <= now {
+        let expires = record.expires;
+        return Verdict::Refuse(Refusal::Expired { cluster, expires });
+    }
+    match &record.used_by {
+        None => Verdict::Use,
+        Some(digest) if digest == public_key_digest => Verdict::Again,
+        Some(_) => Verdict::Refuse(Refusal::Used { cluster }),
+    }
+}
+
+/// A token that was made.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Made {
+    /// What goes into the bundle.
+    pub token: String,
+    pub expires: Timestamp,
+}
+
+impl fmt::Debug for Made {
+    /// Without the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Made")
+            .field("expires", &self.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes a token for `cluster`.
+pub async fn make(
+    client: Client,
+    namespace: &str,
+    cluster: &str,
+    life: Duration,
+    now: Timestamp,
+) -> Result<Made, TokenError> {
+    let (name, secret) = (
+        hex(&rand::random::<[u8; 8]>()),
+        hex(&rand::random::<[u8; 32]>()),
+    );
+    // Whole seconds: that is what people read in the bundle.
+    let expires = now.saturating_add(life).unwrap_or(Timestamp::MAX);
+    let expires = Timestamp::from_second(expires.as_second()).unwrap_or(expires);
+    let object = Secret {
+        metadata: ObjectMeta {
+            name: Some(format!("{PREFIX}{name}")),
+            labels: Some([(LABEL.to_owned(), "true".to_owned())].into()),
+            ..ObjectMeta::default()
+        },
+        data: Some(
+            [
+                entry(CLUSTER_KEY, cluster),
+                entry(DIGEST_KEY, &sha256_hex(secret.as_bytes())),
+                entry(EXPIRES_KEY, &expires.to_string()),
+            ]
+            .into(),
+        ),
+        ..Secret::default()
+    };
+    let api: Api<Secret> = Api::namespaced(client, namespace);
+    let params = PostParams::default();
+    in_time(namespace, api.create(&params, &object))
+        .await?
+        .map_err(|source| TokenError::Make {
+            namespace: namespace.to_owned(),
+            source,
+        })?;
+    let token = format!("{name}.{secret}");
+    Ok(Made { token, expires })
+}
+
+/// A token that somebody has shown, and what home knows of it.
+#[derive(Clone)]
+pub struct Shown {
+    secret: String,
+    object: Option<(Secret, Record)>,
+}
+
+impl fmt::Debug for Shown {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shown")
+            .field("record", &self.record())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shown {
+    pub fn record(&self) -> Option<&Record> {
+        self.object.as_ref().map(|(_, record)| record)
+    }
+
+    pub fn verdict(&self, now: Timestamp, public_key_digest: &str) -> Verdict {
+        verdict(self.record(), &self.secret, now, public_key_digest)
+    }
+}
+
+/// Reads what home knows of `token`. What is no token is an unknown one.
+pub async fn look_up(client: Client, namespace: &str, token: &str) -> Result<Shown, TokenError> {
+    let mut shown = Shown {
+        secret: String::new(),
+        object: None,
+    };
+    let Some((name, secret)) = token.split_once('.').filter(|_| is_token(token)) else {
+        return Ok(shown);
+    };
+    secret.clone_into(&mut shown.secret);
+    let api: Api<Secret> = Api::namespaced(client, namespace);
+    shown.object = get(&api, namespace, &format!("{PREFIX}{name}")).await?;
+    Ok(shown)
+}
+
+/// Marks a token as used by a key. Of two keys that race, one wins and the other is refused.
+pub async fn redeem(
+    client: Client,
+    namespace: &str,
+    shown: Shown,
+    public_key_digest: &str,
+    now: Timestamp,
+) -> Result<Result<Record, Refusal>, TokenError> {
+    let api: Api<Secret> = Api::namespaced(client, namespace);
+    let Shown { secret, mut object } = shown;
+    for _ in 0..TRIES {
+        let record = object.as_ref().map(|(_, record)| record);
+        match verdict(record, &secret, now, public_key_digest) {
+            Verdict::Use => {}
+            Verdict::Refuse(refusal) => return Ok(Err(refusal)),
+            Verdict::Again => {
+                return Ok(object.map(|(_, record)| record).ok_or(Refusal::Unknown));
+            }
+        }
+        let Some((mut used, mut record)) = object else {
+            return Ok(Err(Refusal::Unknown));
+        };
+        used.data.get_or_insert_default().extend([
+            entry(USED_BY_KEY, public_key_digest),
+            entry(USED_AT_KEY, &now.to_string()),
+        ]);
+        let name = used.metadata.name.clone().unwrap_or_default();
+        // The object that was read carries its resourceVersion.
+        let params = PostParams::default();
+        match in_time(namespace, api.replace(&name, &params, &used)).await? {
+            Ok(_) => {
+                record.used_by = Some(public_key_digest.to_owned());
+                return Ok(Ok(record));
+            }
+            Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {
+                object = get(&api, namespace, &name).await?;
+            }
+            Err(source) => {
+                return Err(TokenError::Mark {
+                    namespace: namespace.to_owned(),
+                    name,
+                    source,
+                });
+            }
+        }
+    }
+    Err(TokenError::Unsteady {
+        namespace: namespace.to_owned(),
+        name: object
+            .and_then(|(object, _)| object.metadata.name)
+            .unwrap_or_default(),
+    })
+}
+
+/// Deletes the tokens that expired more than a day ago, and says how many those were.
+pub async fn sweep(client: Client, namespace: &str, now: Timestamp) -> Result<usize, TokenError> {
+    let api: Api<Secret> = Api::namespaced(client, namespace);
+    let mut params = ListParams::default()
+        .labels(&format!("{LABEL}=true"))
+        .limit(PAGE_SIZE);
+    let mut deleted = 0;
+    loop {
+        let page = in_time(namespace, api.list(&params))
+            .await?
+            .map_err(|source| TokenError::List {
+                namespace: namespace.to_owned(),
+                source,
+            })?;
+        for object in page.items.iter().filter(|object| outlived(object, now)) {
+            deleted += usize::from(delete(&api, namespace, object).await?);
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(deleted),
+        }
+    }
+}
+
+async fn get(
+    api: &Api<Secret>,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<(Secret, Record)>, TokenError> {
+    let found = in_time(namespace, api.get_opt(name))
+        .await?
+        .map_err(|source| TokenError::Read {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            source,
+        })?;
+    let Some(object) = found else {
+        return Ok(None);
+    };
+    let record = read(&object);
+    if record.is_none() {
+        tracing::warn!(
+            secret = %format_args!("{namespace}/{name}"),
+            "a Secret with the name of a join token is none: its label, cluster, secret-sha256 or expires is missing or wrong; delete it"
+        );
+    }
+    Ok(record.map(|record| (object, record)))
+}
+
+/// Whether it was deleted by this call: unchanged since it was listed, and not already gone.
+async fn delete(api: &Api<Secret>, namespace: &str, object: &Secret) -> Result<bool, TokenError> {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    let params = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: object.metadata.uid.clone(),
+            resource_version: object.metadata.resource_version.clone(),
+        }),
+        ..DeleteParams::default()
+    };
+    match in_time(namespace, api.delete(&name, &params)).await? {
+        Ok(_) => Ok(true),
+        Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+        Err(source) => Err(TokenError::Delete {
+            namespace: namespace.to_owned(),
+            name,
+            source,
+        }),
+    }
+}
+
+fn read(object: &Secret) -> Option<Record> {
+    if object.metadata.labels.as_ref()?.get(LABEL)? != "true" {
+        return None;
+    }
+    let data = object.data.as_ref()?;
+    let text = |key| text(data, key);
+    Some(Record {
+        cluster: text(CLUSTER_KEY)?,
+        secret_sha256: text(DIGEST_KEY)?,
+        expires: text(EXPIRES_KEY)?.parse().ok()?,
+        // Used by something unreadable is used all the same.
+        used_by: data
+            .get(USED_BY_KEY)
+            .map(|value| String::from_utf8_lossy(&value.0).into_owned()),
+    })
+}
+
+/// One that cannot be read is left for a person to look at.
+fn outlived(object: &Secret, now: Timestamp) -> bool {
+    read(object).is_some_and(|record| {
+        record
+            .expires
+            .saturating_add(KEPT)
+            .is_ok_and(|end| end < now)
+    })
+}
+
+fn text(data: &BTreeMap<String, ByteString>, key: &str) -> Option<String> {
+    let value = std::str::from_utf8(&data.get(key)?.0).ok()?.trim();
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+fn entry(key: &str, value: &str) -> (String, ByteString) {
+    (key.to_owned(), ByteString(value.as_bytes().to_vec()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+async fn in_time<T>(
+    namespace: &str,
+    call: impl Future<Output = Result<T, KubeError>>,
+) -> Result<Result<T, KubeError>, TokenError> {
+    tokio::time::timeout(DEADLINE, call)
+        .await
+        .map_err(|_| TokenError::Deadline {
+            namespace: namespace.to_owned(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn record(used_by: Option<&str>) -> Record {
+        Record {
+            cluster: "edge-1".to_owned(),
+            secret_sha256: sha256_hex(SECRET.as_bytes()),
+            expires: at(1000),
+            used_by: used_by.map(str::to_owned),
+        }
+    }
+
+    fn object(record: &Record) -> Secret {
+        let mut data: BTreeMap<_, _> = [
+            entry(CLUSTER_KEY, &record.cluster),
+            entry(DIGEST_KEY, &record.secret_sha256),
+            entry(EXPIRES_KEY, &record.expires.to_string()),
+        ]
+        .into();
+        data.extend(record.used_by.as_deref().map(|by| entry(USED_BY_KEY, by)));
+        Secret {
+            metadata: ObjectMeta {
+                labels: Some([(LABEL.to_owned(), "true".to_owned())].into()),
+                ..ObjectMeta::default()
+            },
+            data: Some(data),
+            ..Secret::default()
+        }
+    }
+
+    #[test]
+    fn a_token_is_good_for_one_key_only() {
+        let judge = |used_by, key| verdict(Some(&record(used_by)), SECRET, at(999), key);
+        assert_eq!(judge(None, "a"), Verdict::Use);
+        assert_eq!(judge(Some("a"), "a"), Verdict::Again);
+        let Verdict::Refuse(refusal) = judge(Some("a"), "b") else {
+            panic!("another key got in");
+        };
+        let said = refusal.to_string();
+        assert!(
+            said.contains("edge-1 was used already by another key"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_token_ends_for_the_key_that_used_it_too() {
+        for used_by in [None, Some("a"), Some("b")] {
+            let record = record(used_by);
+            for late in [1000, 1001] {
+                let Verdict::Refuse(refusal) = verdict(Some(&record), SECRET, at(late), "a") else {
+                    panic!("{used_by:?} at {late}");
+                };
+                assert_eq!(
+                    refusal.to_string(),
+                    "the join token of cluster edge-1 expired at 1970-01-01T00:16:40Z; run 'kubectl krypton join edge-1' again"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_not_the_secret_learns_nothing() {
+        let unknown = Verdict::Refuse(Refusal::Unknown);
+        let mut nearly = SECRET.to_owned();
+        nearly.pop();
+        for used_by in [None, Some("a")] {
+            let record = record(used_by);
+            for wrong in ["", "x", &nearly, &"0".repeat(64), &record.secret_sha256] {
+                for now in [0, 5000] {
+                    assert_eq!(verdict(Some(&record), wrong, at(now), "a"), unknown);
+                }
+            }
+        }
+        for secret in ["", SECRET] {
+            assert_eq!(verdict(None, secret, at(0), "a"), unknown);
+        }
+    }
+
+    #[test]
+    fn a_secret_is_read_back_as_what_was_written() {
+        for used_by in [None, Some("a")] {
+            assert_eq!(read(&object(&record(used_by))), Some(record(used_by)));
+        }
+    }
+
+    #[test]
+    fn a_secret_that_is_not_wholly_a_token_is_none() {
+        let good = object(&record(None));
+        for key in [CLUSTER_KEY, DIGEST_KEY, EXPIRES_KEY] {
+            let mut object = good.clone();
+            let data = object.data.as_mut().unwrap();
+            data.insert(key.to_owned(), ByteString(b" ".to_vec()));
+            assert_eq!(read(&object), None, "{key}");
+            object.data.as_mut().unwrap().remove(key);
+            assert_eq!(read(&object), None, "{key}");
+        }
+        let mut unlabelled = good.clone();
+        unlabelled.metadata.labels = None;
+        assert_eq!(read(&unlabelled), None);
+        let mut garbled = object(&record(Some("a")));
+        let data = garbled.data.as_mut().unwrap();
+        data.insert(USED_BY_KEY.to_owned(), ByteString(vec![0xff]));
+        assert!(read(&garbled).unwrap().used_by.is_some());
+    }
+
+    #[test]
+    fn an_expired_token_is_kept_for_a_day() {
+        let token = object(&record(None));
+        assert!(!outlived(&token, at(1000)));
+        assert!(!outlived(&token, at(1000 + 24 * 3600)));
+        assert!(outlived(&token, at(1001 + 24 * 3600)));
+        assert!(!outlived(&Secret::default(), Timestamp::MAX));
+    }
+
+    #[test]
+    fn no_secret_is_shown() {
+        let shown = Shown {
+            secret: SECRET.to_owned(),
+            object: None,
+        };
+        assert!(!format!("{shown:?}").contains(SECRET));
+        let made = Made {
+            token: SECRET.to_owned(),
+            expires: at(0),
+        };
+        assert!(!format!("{made:?}").contains(SECRET));
+    }
+}
