@@ -1,6 +1,5 @@
 //! The hub's process: what is started, in which order, and how it ends.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use krypton_agent::fence::{self, Hold, LeaseName};
 use krypton_agent::helm::{Helm, HelmConfig};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
+use krypton_agent::{admin, scratch, signals};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
+use crate::desired;
 use crate::discovery;
 use crate::facts::FactsBoard;
 use crate::fleet::{self, Fleet};
@@ -29,7 +30,6 @@ use crate::metrics;
 use crate::proxy::{Given, Shared};
 use crate::settings::Settings;
 use crate::values_file::{self, ValuesFile};
-use crate::{admin, desired};
 use krypton_common::error_chain::chain;
 
 /// The Lease in the hub's namespace on home: whoever holds it writes EdgeClusters and the status of
@@ -40,7 +40,7 @@ type Values = serde_json::Map<String, serde_json::Value>;
 
 /// Runs the hub until it is told to stop.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
-    let stop = stop_on_signal()?;
+    let stop = signals::stop_on_signal()?;
     let readiness = admin::Readiness::new();
     let starting = readiness.guard("start");
     // Whatever a person got wrong on the command line is said before anything is touched.
@@ -56,7 +56,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         Some(path) => ValuesFile::load(path)?,
         None => serde_json::Map::new(),
     };
-    let scratch = scratch_folder(&settings.helm.cache_dir)?;
+    let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
     let helm = Helm::new(HelmConfig {
         binary: settings.helm.program.clone(),
         // Not the path: the program may be replaced on disk while it runs.
@@ -78,14 +78,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let facts = Arc::new(FactsBoard::default());
     let mut tasks = tokio::task::JoinSet::new();
     if let Some(listener) = health_listener {
-        tasks.spawn(logged(
+        tasks.spawn(admin::logged(
             "health",
             admin::serve_health(listener, readiness.clone(), stop.clone()),
         ));
     }
     if let Some(listener) = metrics_listener {
         let registry = Arc::new(metrics::registry(Arc::clone(&facts)));
-        tasks.spawn(logged(
+        tasks.spawn(admin::logged(
             "metrics",
             admin::serve_metrics(listener, registry, stop.clone()),
         ));
@@ -230,34 +230,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A folder of this process alone, for charts, kubeconfigs and helm's files. What processes left that
-/// were killed is removed: it holds credentials.
-fn scratch_folder(parent: &Path) -> anyhow::Result<tempfile::TempDir> {
-    let explain = || {
-        format!(
-            "using the folder {} failed; name another with --helm-cache-dir",
-            parent.display()
-        )
-    };
-    std::fs::create_dir_all(parent).with_context(explain)?;
-    for entry in std::fs::read_dir(parent).with_context(explain)?.flatten() {
-        let name = entry.file_name();
-        let owner = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("hub-")?.split('-').next());
-        let dead = owner.is_some_and(|pid| {
-            pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()
-        });
-        if dead && let Err(error) = std::fs::remove_dir_all(entry.path()) {
-            tracing::warn!(folder = %entry.path().display(), %error, "removing what a dead hub left failed");
-        }
-    }
-    tempfile::Builder::new()
-        .prefix(&format!("hub-{}-", std::process::id()))
-        .tempdir_in(parent)
-        .with_context(explain)
-}
-
 /// CRDs and the epoch. An apiserver that is not up yet is waited for.
 async fn prepare_home(
     client: &Client,
@@ -300,27 +272,4 @@ fn holder(instance: Option<&str>) -> String {
         instance.unwrap_or("local"),
         rand::random::<u32>()
     )
-}
-
-fn stop_on_signal() -> anyhow::Result<CancellationToken> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut term = signal(SignalKind::terminate()).context("listening for SIGTERM failed")?;
-    let mut int = signal(SignalKind::interrupt()).context("listening for SIGINT failed")?;
-    let stop = CancellationToken::new();
-    let stopping = stop.clone();
-    tokio::spawn(async move {
-        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-        stopping.cancel();
-        // A second signal does not wait: what helm leaves is repaired by the next start.
-        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-        tracing::warn!("second signal: leaving at once");
-        std::process::exit(1);
-    });
-    Ok(stop)
-}
-
-async fn logged<E: std::error::Error>(what: &str, serve: impl Future<Output = Result<(), E>>) {
-    if let Err(error) = serve.await {
-        tracing::error!(error = %chain(&error), "the {what} endpoint ended");
-    }
 }

@@ -3,7 +3,6 @@
 //! Modules depend one way: `hub` → `fleet`, `aggregate` → `proxy`, `identity`, `facts` → `discovery`,
 //! `home`, `settings`.
 
-pub mod admin;
 pub mod aggregate;
 pub mod desired;
 pub mod discovery;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
+use krypton_agent::access;
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::{self, Member, StatusMode, Tools};
 use krypton_agent::report::{Changes, ReportBoard};
@@ -91,7 +92,7 @@ enum ReachError {
     #[error("the kubeconfig cannot be used")]
     Config(#[source] home::ConfigError),
     #[error("the kubeconfig of the home cluster cannot be handed to helm")]
-    Render(#[source] home::RenderError),
+    Render(#[source] access::RenderError),
     #[error("no client can be made from the kubeconfig")]
     Client(#[source] kube::Error),
     #[error("the kubeconfig for helm cannot be written to {0}")]
@@ -164,7 +165,7 @@ async fn reach(
             .await
             .map(|config| (config, sanitized.yaml.clone()))
             .map_err(ReachError::Config),
-        Access::Home(config) => home::kubeconfig_yaml(&config)
+        Access::Home(config) => access::kubeconfig_yaml(&config)
             .map(|yaml| (*config, yaml))
             .map_err(ReachError::Render),
     };
