@@ -140,17 +140,14 @@ pub async fn hold(
     let mut seen: Option<Sighting> = None;
     loop {
         let now = Boot::now();
-        let result = tokio::time::timeout(
-            CALL_DEADLINE,
-            async {
-                match wish {
-                    LeaseWish::Hold => {
-                        one_round(&client, &api, &lease, &me, &mut current, &mut seen, now).await
-                    }
-                    LeaseWish::Observe => look(&api, &lease, &mut seen, now).await,
+        let result = tokio::time::timeout(CALL_DEADLINE, async {
+            match wish {
+                LeaseWish::Hold => {
+                    one_round(&client, &api, &lease, &me, &mut current, &mut seen, now).await
                 }
-            },
-        )
+                LeaseWish::Observe => look(&api, &lease, &mut seen, now).await,
+            }
+        })
         .await
         .unwrap_or_else(|_| Err(format!("no answer within {} s", CALL_DEADLINE.as_secs())));
         let pause = match (&result, wish) {

@@ -3,6 +3,8 @@
 //! Modules depend one way: `reconciler` → `plan`, `index`, `fence`, `ledger`, `rescue` → `release`,
 //! `chart`, `helm`, `workload`.
 
+pub mod access;
+pub mod admin;
 pub mod chart;
 pub mod clock;
 pub mod crd;
@@ -16,6 +18,8 @@ pub mod reconciler;
 pub mod release;
 pub mod report;
 pub mod rescue;
+pub mod scratch;
+pub mod signals;
 pub mod status;
 pub mod watch_backoff;
 pub mod workload;

@@ -177,13 +177,21 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 }
                 let admission = Admission {
                     refused: wishes.banned.then(|| {
-                        format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
+                        format!(
+                            "spec.banned is set on EdgeCluster {name}; whoever set it can lift it"
+                        )
                     }),
-                    cluster_uid: object.status.as_ref().and_then(|status| status.cluster_uid.clone()),
+                    cluster_uid: object
+                        .status
+                        .as_ref()
+                        .and_then(|status| status.cluster_uid.clone()),
                 };
                 send(&entry.admission, admission);
                 if let Some(proxy) = running.get(name) {
-                    send(&proxy.may_act, held_back.is_none() && verdicts.contains_key(name));
+                    send(
+                        &proxy.may_act,
+                        held_back.is_none() && verdicts.contains_key(name),
+                    );
                 }
                 fleet.shared.voices.hold_back(name, held_back, now);
             }
@@ -462,7 +470,9 @@ fn say_source_gone(shared: &Shared, name: &str, object: &EdgeCluster, now: Boot)
     let message =
         "the kubeconfig Secret is gone or no longer labelled; its releases are left alone";
     let gone = State::new(Truth::False, reason::SOURCE_GONE, message);
-    shared.facts.set(name, |facts| facts.resolved = gone.clone());
+    shared
+        .facts
+        .set(name, |facts| facts.resolved = gone.clone());
     shared.voices.link(name, Some(gone), now);
 }
 
@@ -505,9 +515,18 @@ fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster
 /// Puts in a newer object; says whether anything but its reported state is another.
 fn put(known: &mut Known, name: String, object: EdgeCluster) -> bool {
     let matters = |object: &EdgeCluster| {
-        let uid = object.status.as_ref().and_then(|status| status.cluster_uid.clone());
+        let uid = object
+            .status
+            .as_ref()
+            .and_then(|status| status.cluster_uid.clone());
         let meta = &object.metadata;
-        (object.spec.clone(), meta.uid.clone(), meta.annotations.clone(), uid, enrolled(object))
+        (
+            object.spec.clone(),
+            meta.uid.clone(),
+            meta.annotations.clone(),
+            uid,
+            enrolled(object),
+        )
     };
     let before = known.edge_clusters.get(&name).map(matters);
     let changed = before != Some(matters(&object));

@@ -7,8 +7,8 @@ use futures::stream::BoxStream;
 use krypton_agent::chart::{ChartCache, ChartRef, Fetched};
 use krypton_agent::clock;
 use krypton_common::error_chain::chain;
-use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
 use krypton_proto::Bytes;
+use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
 use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
 use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncReadExt;
@@ -133,15 +133,17 @@ impl Fleet for FleetService {
             .ok_or_else(|| Status::not_found("the member's desired state is another by now"))?;
         let permit = Arc::clone(&self.chart_streams)
             .try_acquire_owned()
-            .map_err(|_| Status::resource_exhausted("too many charts are being fetched; try again"))?;
+            .map_err(|_| {
+                Status::resource_exhausted("too many charts are being fetched; try again")
+            })?;
         let chart = ChartRef {
             repo: desired.chart.repo.clone(),
             name: desired.chart.name.clone(),
             version: desired.chart.version.clone(),
         };
-        let fetched = Box::pin(self.charts.fetch(&chart))
-            .await
-            .map_err(|error| Status::unavailable(format!("the hub has no chart either: {}", chain(&*error))))?;
+        let fetched = Box::pin(self.charts.fetch(&chart)).await.map_err(|error| {
+            Status::unavailable(format!("the hub has no chart either: {}", chain(&*error)))
+        })?;
         let (parts, stream) = mpsc::channel(CHUNKS_AHEAD);
         tokio::spawn(send_chart(fetched, asked.have_sha256, parts, permit));
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
@@ -151,8 +153,10 @@ impl Fleet for FleetService {
 type Parts = mpsc::Sender<Result<v1::ChartPart, Status>>;
 
 async fn send_chart(fetched: Fetched, have: String, parts: Parts, _permit: OwnedSemaphorePermit) {
-    let sent = async {
-        let read = |error: std::io::Error| Status::unavailable(format!("reading the chart failed: {error}"));
+    let sent: Result<(), Status> = async {
+        let read = |error: std::io::Error| {
+            Status::unavailable(format!("reading the chart failed: {error}"))
+        };
         let mut file = tokio::fs::File::open(&fetched.path).await.map_err(read)?;
         let size = file.metadata().await.map_err(read)?.len();
         let head = v1::ChartHead {
@@ -172,8 +176,9 @@ async fn send_chart(fetched: Fetched, have: String, parts: Parts, _permit: Owned
             };
             send_part(&parts, chart_part::Kind::Chunk(chunk.to_vec().into())).await?;
         }
-    };
-    if let Err(status) = sent.await {
+    }
+    .await;
+    if let Err(status) = sent {
         tracing::debug!(reason = status.message(), "a chart was not sent to its end");
         if parts.try_send(Err(status)).is_err() {
             tracing::trace!("the agent has gone");

@@ -1,23 +1,16 @@
-//! The home cluster: which one it is, how it is reached, and the kubeconfig of it that helm gets.
-
-mod kubeconfig;
+//! The home cluster: which one it is, and how it is reached.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http::HeaderValue;
-use http::header::USER_AGENT;
 use k8s_openapi::api::core::v1::Secret;
+use krypton_agent::access::{CONNECT_TIMEOUT, client_named, reason_of};
 use krypton_common::kubeconfig::{self as sanitizer, Policy};
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 
 use crate::settings::{HomeChoice, HomeSource, LocalSource};
 
-pub use kubeconfig::{RenderError, kubeconfig_yaml};
-
-/// Longest wait for a connection to any apiserver.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const SECRET_TIMEOUT: Duration = Duration::from_secs(30);
 /// As the sanitizer's own cap, needed here where a context is set before it reads.
 const KUBECONFIG_MAX_BYTES: usize = 256 * 1024;
@@ -175,34 +168,11 @@ async fn choose_with(
     }
 }
 
-/// The client of a cluster, home or member: a name in the apiserver's log, a deadline to connect,
-/// and no retries of its own. kube's default would wait as long as a server's `Retry-After` says,
-/// up to 15 times; every caller here has a capped back-off, which is the only one that waits.
+/// [`client_named`] under the hub's name.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
     client_named(config, concat!("krypton-hub/", env!("CARGO_PKG_VERSION")))
-}
-
-/// As [`client`], under another name (`name/version`, visible ASCII).
-pub fn client_named(mut config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    // Watches stay open for minutes: each call has its own deadline instead.
-    config.read_timeout = None;
-    config.default_retry = false;
-    config.headers.retain(|(name, _)| *name != USER_AGENT);
-    config
-        .headers
-        .push((USER_AGENT, HeaderValue::from_static(user_agent)));
-    Client::try_from(config)
-}
-
-/// What went wrong in a call, as an apiserver told it: kube's own text repeats the answer in full.
-pub fn reason_of(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
-        other => other.to_string(),
-    }
 }
 
 /// The configuration of a member from its sanitized kubeconfig.

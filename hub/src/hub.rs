@@ -1,17 +1,16 @@
 //! The hub's process: what is started, in which order, and how it ends.
 
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::chart::ChartCache;
-use krypton_agent::fence::{self, Hold, LeaseName};
+use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish};
 use krypton_agent::helm::{Helm, HelmConfig};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
+use krypton_agent::{admin, scratch, signals};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
@@ -20,16 +19,18 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
+use crate::desired;
 use crate::discovery;
 use crate::facts::FactsBoard;
-use crate::fleet::{self, Fleet};
+use crate::fleet::{self, Fleet, Given};
 use crate::found::Found;
 use crate::home::{self, Home};
-use crate::metrics;
-use crate::proxy::{Given, Shared};
+use crate::members::Members;
+use crate::metrics::{self, SessionMetrics};
+use crate::proxy::Shared;
 use crate::settings::Settings;
 use crate::values_file::{self, ValuesFile};
-use crate::{admin, desired};
+use crate::voices::Voices;
 use krypton_common::error_chain::chain;
 
 /// The Lease in the hub's namespace on home: whoever holds it writes EdgeClusters and the status of
@@ -40,7 +41,7 @@ type Values = serde_json::Map<String, serde_json::Value>;
 
 /// Runs the hub until it is told to stop.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
-    let stop = stop_on_signal()?;
+    let stop = signals::stop_on_signal()?;
     let readiness = admin::Readiness::new();
     let starting = readiness.guard("start");
     // Whatever a person got wrong on the command line is said before anything is touched.
@@ -56,7 +57,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         Some(path) => ValuesFile::load(path)?,
         None => serde_json::Map::new(),
     };
-    let scratch = scratch_folder(&settings.helm.cache_dir)?;
+    let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
     let helm = Helm::new(HelmConfig {
         binary: settings.helm.program.clone(),
         // Not the path: the program may be replaced on disk while it runs.
@@ -76,16 +77,17 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 
     let found = Arc::new(Found::default());
     let facts = Arc::new(FactsBoard::default());
+    let session_metrics = Arc::new(SessionMetrics::default());
     let mut tasks = tokio::task::JoinSet::new();
     if let Some(listener) = health_listener {
-        tasks.spawn(logged(
+        tasks.spawn(admin::logged(
             "health",
             admin::serve_health(listener, readiness.clone(), stop.clone()),
         ));
     }
     if let Some(listener) = metrics_listener {
-        let registry = Arc::new(metrics::registry(Arc::clone(&facts)));
-        tasks.spawn(logged(
+        let registry = Arc::new(metrics::registry(Arc::clone(&facts), &session_metrics));
+        tasks.spawn(admin::logged(
             "metrics",
             admin::serve_metrics(listener, registry, stop.clone()),
         ));
@@ -121,10 +123,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             helm: Arc::new(helm),
             charts: Arc::new(charts),
         },
-        reports: Arc::clone(&reports),
+        voices: Arc::new(Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead)),
         facts,
-        generation: AtomicU64::new(0),
-        ahead,
+        grace: Duration::from_secs(60),
         scratch: scratch.path().to_owned(),
         namespace: settings.namespace.clone(),
         holder: holder(settings.reporting_instance.as_deref()),
@@ -169,18 +170,20 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             name: HUB_LEASE.to_owned(),
         },
         shared.holder.clone(),
+        LeaseWish::Hold,
         lead_tx,
         home_stop.clone(),
         home_stop.clone(),
     ));
+    let members = Arc::new(Members::default());
     let aggregator = tokio::spawn(aggregate::run(
         client.clone(),
-        reports,
+        Arc::clone(&reports),
         rules,
         lead.clone(),
         home_stop.clone(),
     ));
-    let members = tokio::spawn(fleet::run(
+    let fleet = tokio::spawn(fleet::run(
         Fleet {
             client: client.clone(),
             home: settings.self_cluster.then(|| chosen.config.clone()),
@@ -188,6 +191,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             given: given_rx,
             lead,
             shared,
+            members,
+            reports,
             found,
         },
         stop.clone(),
@@ -220,7 +225,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
     }
     tracing::info!("stopping: running helm processes are waited for");
-    let ended = members.await;
+    let ended = fleet.await;
     home_stop.cancel();
     aggregator.await.context("the aggregator ended badly")?;
     lease.await.context("the hub's Lease ended badly")?;
@@ -228,34 +233,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tasks.abort_all();
     tracing::info!("stopped");
     Ok(())
-}
-
-/// A folder of this process alone, for charts, kubeconfigs and helm's files. What processes left that
-/// were killed is removed: it holds credentials.
-fn scratch_folder(parent: &Path) -> anyhow::Result<tempfile::TempDir> {
-    let explain = || {
-        format!(
-            "using the folder {} failed; name another with --helm-cache-dir",
-            parent.display()
-        )
-    };
-    std::fs::create_dir_all(parent).with_context(explain)?;
-    for entry in std::fs::read_dir(parent).with_context(explain)?.flatten() {
-        let name = entry.file_name();
-        let owner = name
-            .to_str()
-            .and_then(|name| name.strip_prefix("hub-")?.split('-').next());
-        let dead = owner.is_some_and(|pid| {
-            pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()
-        });
-        if dead && let Err(error) = std::fs::remove_dir_all(entry.path()) {
-            tracing::warn!(folder = %entry.path().display(), %error, "removing what a dead hub left failed");
-        }
-    }
-    tempfile::Builder::new()
-        .prefix(&format!("hub-{}-", std::process::id()))
-        .tempdir_in(parent)
-        .with_context(explain)
 }
 
 /// CRDs and the epoch. An apiserver that is not up yet is waited for.
@@ -300,27 +277,4 @@ fn holder(instance: Option<&str>) -> String {
         instance.unwrap_or("local"),
         rand::random::<u32>()
     )
-}
-
-fn stop_on_signal() -> anyhow::Result<CancellationToken> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut term = signal(SignalKind::terminate()).context("listening for SIGTERM failed")?;
-    let mut int = signal(SignalKind::interrupt()).context("listening for SIGINT failed")?;
-    let stop = CancellationToken::new();
-    let stopping = stop.clone();
-    tokio::spawn(async move {
-        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-        stopping.cancel();
-        // A second signal does not wait: what helm leaves is repaired by the next start.
-        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-        tracing::warn!("second signal: leaving at once");
-        std::process::exit(1);
-    });
-    Ok(stop)
-}
-
-async fn logged<E: std::error::Error>(what: &str, serve: impl Future<Output = Result<(), E>>) {
-    if let Err(error) = serve.await {
-        tracing::error!(error = %chain(&error), "the {what} endpoint ended");
-    }
 }

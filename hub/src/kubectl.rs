@@ -17,8 +17,9 @@ use kube::core::ApiResource;
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 
-use crate::home::{Home, HomeError, client_named, reason_of};
+use crate::home::{Home, HomeError};
 use crate::settings::{HomeChoice, HomeSource, LocalSource};
+use krypton_agent::access::{client_named, reason_of};
 
 pub use clusters::clusters_table;
 pub use tenants::tenants_table;

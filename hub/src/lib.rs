@@ -3,7 +3,6 @@
 //! Modules depend one way: `hub` → `fleet`, `aggregate` → `proxy`, `identity`, `facts` → `discovery`,
 //! `home`, `settings`.
 
-pub mod admin;
 pub mod aggregate;
 pub mod authority;
 pub mod desired;
@@ -17,6 +16,7 @@ pub mod hub;
 pub mod identity;
 pub mod join_token;
 pub mod kubectl;
+pub mod listener;
 pub mod members;
 pub mod metrics;
 pub mod proxy;

@@ -52,7 +52,9 @@ impl Member {
     /// A session of this replica begins; an older one of it is cut.
     pub fn begin_session(&self, replica: &str, number: u64) -> CancellationToken {
         let cut = CancellationToken::new();
-        let before = self.lock().insert(replica.to_owned(), (number, cut.clone()));
+        let before = self
+            .lock()
+            .insert(replica.to_owned(), (number, cut.clone()));
         if let Some((_, older)) = before {
             older.cancel();
         }
@@ -62,7 +64,10 @@ impl Member {
     /// The session ends. One that has been replaced leaves its successor alone.
     pub fn end_session(&self, replica: &str, number: u64) {
         let mut sessions = self.lock();
-        if sessions.get(replica).is_some_and(|(live, _)| *live == number) {
+        if sessions
+            .get(replica)
+            .is_some_and(|(live, _)| *live == number)
+        {
             sessions.remove(replica);
         }
     }
@@ -120,7 +125,9 @@ impl Members {
             None => Arc::new(watch::Sender::new(None)),
         };
         let member = Arc::new(Member::new(uid.to_owned(), slot));
-        registry.members.insert(name.to_owned(), Arc::clone(&member));
+        registry
+            .members
+            .insert(name.to_owned(), Arc::clone(&member));
         member
     }
 
@@ -179,11 +186,13 @@ impl Dealer {
         if before.is_some_and(as_wanted) {
             return None;
         }
-        let after = |slot: &Slot| {
-            before.is_none_or(|before| before.desired.version < slot.desired.version)
-        };
+        let after =
+            |slot: &Slot| before.is_none_or(|before| before.desired.version < slot.desired.version);
         let latest = &mut self.latest[usize::from(paused)];
-        if let Some(slot) = latest.as_ref().filter(|slot| as_wanted(slot) && after(slot)) {
+        if let Some(slot) = latest
+            .as_ref()
+            .filter(|slot| as_wanted(slot) && after(slot))
+        {
             return Some(slot.clone());
         }
         self.generation += 1;
@@ -228,7 +237,11 @@ mod tests {
         let first = dealer.next(None, 1, &chart(1), false, now).unwrap();
         let second = dealer.next(None, 1, &chart(1), false, now).unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
-        assert!(dealer.next(Some(&first), 1, &chart(1), false, now).is_none());
+        assert!(
+            dealer
+                .next(Some(&first), 1, &chart(1), false, now)
+                .is_none()
+        );
     }
 
     proptest! {
@@ -261,7 +274,10 @@ mod tests {
         assert!(first.is_cancelled() && !other.is_cancelled() && !second.is_cancelled());
         member.end_session("a", 1);
         member.begin_session("a", 4);
-        assert!(second.is_cancelled(), "the end of the first left the second registered");
+        assert!(
+            second.is_cancelled(),
+            "the end of the first left the second registered"
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
+use krypton_agent::access;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::LeaseWish;
 use krypton_agent::plan::Policy;
@@ -99,7 +100,7 @@ enum ReachError {
     #[error("the kubeconfig cannot be used")]
     Config(#[source] home::ConfigError),
     #[error("the kubeconfig of the home cluster cannot be handed to helm")]
-    Render(#[source] home::RenderError),
+    Render(#[source] access::RenderError),
     #[error("no client can be made from the kubeconfig")]
     Client(#[source] kube::Error),
     #[error("the kubeconfig for helm cannot be written to {0}")]
@@ -173,7 +174,7 @@ async fn reach(
             .await
             .map(|config| (config, sanitized.yaml.clone()))
             .map_err(ReachError::Config),
-        Access::Home(config) => home::kubeconfig_yaml(&config)
+        Access::Home(config) => access::kubeconfig_yaml(&config)
             .map(|yaml| (*config, yaml))
             .map_err(ReachError::Render),
     };
@@ -248,7 +249,11 @@ async fn act(
         let (role, look_again) = role(*inputs.presence.borrow_and_update(), shared.grace, now);
         let slot = inputs.slot.borrow_and_update().clone();
         if let (true, Some(slot), Role::Act | Role::Observe) = (may_act, slot, role) {
-            let run = Run { role, look_again, first: slot.desired };
+            let run = Run {
+                role,
+                look_again,
+                first: slot.desired,
+            };
             if let Some(end) = reconcile(name, shared, inputs, &reached, run, stop).await {
                 return end;
             }

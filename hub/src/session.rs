@@ -82,7 +82,9 @@ pub fn admit(members: &Members, certificate: &AgentCertificate) -> Result<Arc<Me
 }
 
 fn expired() -> Status {
-    Status::unauthenticated("the agent's certificate has expired; run 'kubectl krypton join' and enrol it again")
+    Status::unauthenticated(
+        "the agent's certificate has expired; run 'kubectl krypton join' and enrol it again",
+    )
 }
 
 impl Sessions {
@@ -162,7 +164,8 @@ impl Sessions {
             },
         );
         let asks = self.voices.open(name, live.id, Boot::now());
-        live.run(incoming, outgoing, asks, certificate.not_after).await
+        live.run(incoming, outgoing, asks, certificate.not_after)
+            .await
     }
 }
 
@@ -282,7 +285,10 @@ impl Live<'_> {
                     && version == slot.desired.version
                 {
                     let took = Boot::now().since(slot.since);
-                    self.sessions.metrics.propagation.observe(took.as_secs_f64());
+                    self.sessions
+                        .metrics
+                        .propagation
+                        .observe(took.as_secs_f64());
                 }
             }
             Some(Said::Hello(_)) => return Err(WireError::Unexpected("a second Hello")),
@@ -308,7 +314,9 @@ async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Stat
                 text.truncate(text.floor_char_boundary(TEXT_MAX));
             }
             if hello.cluster_uid.is_empty() || hello.replica.is_empty() {
-                return Err(Status::invalid_argument("Hello names no cluster or no replica"));
+                return Err(Status::invalid_argument(
+                    "Hello names no cluster or no replica",
+                ));
             }
             Ok(hello)
         }

@@ -2,7 +2,6 @@
 //!
 //! Resolving is a function of values: it reads no file, environment or clock.
 
-mod bind_address;
 mod flags;
 mod go_values;
 mod resolve;
@@ -16,9 +15,9 @@ use std::time::Duration;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
 
-pub use bind_address::{BindAddress, NotABindAddress};
 pub use flags::{Flags, command, normalise_args};
 pub use go_values::{parse_bool, parse_duration};
+pub use krypton_agent::admin::{BindAddress, NotABindAddress};
 
 /// Where a pod finds the namespace of its service account.
 pub const SERVICE_ACCOUNT_NAMESPACE_FILE: &str =

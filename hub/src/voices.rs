@@ -93,11 +93,7 @@ pub struct AgentFacts {
 }
 
 impl Voices {
-    pub fn new(
-        reports: Arc<Reports>,
-        facts: Arc<FactsBoard>,
-        ahead: watch::Sender<u64>,
-    ) -> Self {
+    pub fn new(reports: Arc<Reports>, facts: Arc<FactsBoard>, ahead: watch::Sender<u64>) -> Self {
         Self {
             members: Mutex::default(),
             reports,
@@ -152,13 +148,23 @@ impl Voices {
     }
 
     /// What a voice says. `complete` is the number of the account that ends with this.
-    pub fn say(&self, member: &str, id: VoiceId, changes: Changes, complete: Option<u64>, now: Boot) {
+    pub fn say(
+        &self,
+        member: &str,
+        id: VoiceId,
+        changes: Changes,
+        complete: Option<u64>,
+        now: Boot,
+    ) {
         self.with(member, |this, found| {
             let Some(voice) = found.voices.get_mut(&id) else {
                 return;
             };
             // A reconciler that has not begun says nothing.
-            if let Some(report) = changes.member.filter(|said| *said != MemberReport::default()) {
+            if let Some(report) = changes
+                .member
+                .filter(|said| *said != MemberReport::default())
+            {
                 voice.said = Some(report);
             }
             if found.speaker != Some(id) {
@@ -366,7 +372,11 @@ fn standing(
     let mut standing = match voice {
         Some((id, Some(said), whole)) => spoken(id, said, whole),
         Some((id, None, _)) => Standing {
-            mode: if id == VoiceId::Proxy { Mode::Proxy } else { Mode::Agent },
+            mode: if id == VoiceId::Proxy {
+                Mode::Proxy
+            } else {
+                Mode::Agent
+            },
             connected: (id != VoiceId::Proxy)
                 .then(|| State::new(Truth::True, reason::CONNECTED, "")),
             healthy: Some(State::new(Truth::Unknown, reason::STARTING, "")),
@@ -380,8 +390,8 @@ fn standing(
     if let Some((why, message)) = held_back {
         standing.mode = Mode::None;
         standing.healthy = Some(State::new(Truth::False, *why, message.clone()));
-        standing.hearing = (*why != reason::CONNECTING)
-            .then(|| Hearing::Silent(format!("{why}: {message}")));
+        standing.hearing =
+            (*why != reason::CONNECTING).then(|| Hearing::Silent(format!("{why}: {message}")));
     }
     standing
 }
@@ -392,7 +402,8 @@ fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
     let connected = if said.connected {
         State::new(Truth::True, reason::CONNECTED, "")
     } else if agent {
-        let message = format!("the agent is connected, its apiserver does not answer it: {problem}");
+        let message =
+            format!("the agent is connected, its apiserver does not answer it: {problem}");
         State::new(Truth::False, reason::UNREACHABLE, message)
     } else {
         State::new(Truth::False, reason::UNREACHABLE, problem.clone())
@@ -402,7 +413,11 @@ fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
         let message = "the member has seen a later desired state; the hub takes a new epoch";
         State::new(Truth::False, reason::STALE, message)
     } else if let Some(other) = other {
-        let who = if agent { "the connected agent" } else { "this hub" };
+        let who = if agent {
+            "the connected agent"
+        } else {
+            "this hub"
+        };
         let message = format!("{other} holds the Lease; {who} observes");
         State::new(Truth::True, reason::OBSERVING, message)
     } else if said.connected && said.synced && said.writing && said.applied.is_some() {
@@ -412,7 +427,10 @@ fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
     } else {
         State::new(Truth::Unknown, reason::UNREACHABLE, problem.clone())
     };
-    let held_by_agent = said.holder.as_ref().map(|holder| holder.starts_with(AGENT_HOLDER));
+    let held_by_agent = said
+        .holder
+        .as_ref()
+        .map(|holder| holder.starts_with(AGENT_HOLDER));
     // Until all is listed and said, absence from the reports means nothing.
     let hearing = match (said.connected, said.synced && whole) {
         (true, true) => Some(Hearing::Full),
@@ -423,7 +441,11 @@ fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
         }
     };
     Standing {
-        mode: if held_by_agent.unwrap_or(agent) { Mode::Agent } else { Mode::Proxy },
+        mode: if held_by_agent.unwrap_or(agent) {
+            Mode::Agent
+        } else {
+            Mode::Proxy
+        },
         connected: Some(connected),
         healthy: Some(healthy),
         holder: Some(said.holder.clone()),
@@ -448,17 +470,19 @@ fn unspoken(link: Option<&State>, presence: Presence) -> Standing {
         (None, Presence::Away(_) | Presence::Ready) => away(
             "the agent is not connected; it goes on with the last desired state it has. Look at its log and at the way from there to the hub",
         ),
-        (Some(link), _) if link.truth == Truth::False => {
-            Standing {
-                mode: Mode::None,
-                connected: Some(link.clone()),
-                healthy: Some(State::new(Truth::Unknown, link.reason.clone(), link.message.clone())),
-                holder: Some(None),
-                applied: None,
-                ahead: None,
-                hearing: Some(Hearing::Silent(link.message.clone())),
-            }
-        }
+        (Some(link), _) if link.truth == Truth::False => Standing {
+            mode: Mode::None,
+            connected: Some(link.clone()),
+            healthy: Some(State::new(
+                Truth::Unknown,
+                link.reason.clone(),
+                link.message.clone(),
+            )),
+            holder: Some(None),
+            applied: None,
+            ahead: None,
+            hearing: Some(Hearing::Silent(link.message.clone())),
+        },
         (link, _) => Standing {
             mode: Mode::None,
             connected: link.cloned(),

@@ -1,5 +1,6 @@
 //! The two HTTP servers of a process, metrics and health, and what "ready" means.
 
+mod bind_address;
 mod bounded_listener;
 
 use std::collections::BTreeMap;
@@ -12,13 +13,15 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use krypton_common::error_chain::chain;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::settings::BindAddress;
 use bounded_listener::BoundedListener;
+
+pub use bind_address::{BindAddress, NotABindAddress};
 
 /// The flag of the metrics server, for messages.
 pub const METRICS_FLAG: &str = "--metrics-bind-address";
@@ -137,6 +140,13 @@ async fn serve(
         .with_graceful_shutdown(stop.cancelled_owned())
         .await
         .map_err(|source| AdminError::Serve { flag, source })
+}
+
+/// Runs a server, and says so when it ends badly: the process goes on without it.
+pub async fn logged(what: &str, serve: impl Future<Output = Result<(), AdminError>>) {
+    if let Err(error) = serve.await {
+        tracing::error!(error = %chain(&error), "the {what} endpoint ended");
+    }
 }
 
 /// Whether the process is ready: when no guard is left. Clones are one.

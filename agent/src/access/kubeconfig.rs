@@ -113,3 +113,64 @@ fn base64(bytes: Vec<u8>) -> String {
         _ => unreachable!("a ByteString is written as a JSON string"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kube::config::KubeConfigOptions;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const TOKEN: &str = "hunter2";
+
+    fn rendered(config: &Config) -> Value {
+        serde_json::from_str(&kubeconfig_yaml(config).unwrap()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_in_cluster_configuration_keeps_its_token_file_and_verifies_tls() {
+        let certificates = vec![vec![7; 100], vec![8; 3]];
+        let mut config = Config::new("https://10.0.0.1".parse().unwrap());
+        config.root_cert = Some(certificates.clone());
+        config.root_cert_file = Some("/var/run/secrets/ca.crt".into());
+        config.auth_info = AuthInfo {
+            token_file: Some("/var/run/secrets/token".to_owned()),
+            ..Default::default()
+        };
+        let text = kubeconfig_yaml(&config).unwrap();
+        let found = rendered(&config);
+        assert_eq!(
+            found["users"][0]["user"],
+            json!({"tokenFile": "/var/run/secrets/token"})
+        );
+        assert!(
+            found["clusters"][0]["cluster"]
+                .get("insecure-skip-tls-verify")
+                .is_none(),
+            "{found}"
+        );
+
+        let back = Kubeconfig::from_yaml(&text).unwrap();
+        let back = Config::from_custom_kubeconfig(back, &KubeConfigOptions::default())
+            .await
+            .unwrap();
+        assert_eq!(back.root_cert, Some(certificates));
+        assert_eq!(back.cluster_url, config.cluster_url);
+        assert_eq!(back.default_namespace, "default");
+    }
+
+    #[test]
+    fn tls_is_unverified_only_where_the_source_said_so() {
+        let mut config = Config::new("https://a".parse().unwrap());
+        config.accept_invalid_certs = true;
+        config.root_cert = Some(vec![vec![1]]);
+        config.auth_info = AuthInfo {
+            token: Some(TOKEN.into()),
+            ..Default::default()
+        };
+        let found = rendered(&config);
+        let expected = json!({"server": "https://a/", "insecure-skip-tls-verify": true});
+        assert_eq!(found["clusters"][0]["cluster"], expected);
+        assert_eq!(found["users"][0]["user"], json!({ "token": TOKEN }));
+    }
+}

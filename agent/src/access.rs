@@ -1,0 +1,40 @@
+//! Access to a cluster: the client that we use, and the same as a kubeconfig for helm.
+
+mod kubeconfig;
+
+use std::time::Duration;
+
+use http::HeaderValue;
+use http::header::USER_AGENT;
+use kube::{Client, Config};
+
+pub use kubeconfig::{RenderError, kubeconfig_yaml};
+
+/// Longest wait for a connection to any apiserver.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The client of a cluster, home or member: a name in the apiserver's log (`name/version`, visible
+/// ASCII), a deadline to connect, and no retries of its own. kube's default would wait as long as a
+/// server's `Retry-After` says, up to 15 times; every caller here has a capped back-off, which is the
+/// only one that waits.
+///
+/// Must be called inside a tokio runtime.
+pub fn client_named(mut config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    // Watches stay open for minutes: each call has its own deadline instead.
+    config.read_timeout = None;
+    config.default_retry = false;
+    config.headers.retain(|(name, _)| *name != USER_AGENT);
+    config
+        .headers
+        .push((USER_AGENT, HeaderValue::from_static(user_agent)));
+    Client::try_from(config)
+}
+
+/// What went wrong in a call, as an apiserver told it: kube's own text repeats the answer in full.
+pub fn reason_of(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
+}

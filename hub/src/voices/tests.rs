@@ -1,0 +1,217 @@
+use krypton_common::conditions::ClusterState;
+use krypton_common::tenant::{TenantKey, TenantReport};
+
+use super::*;
+
+const MEMBER: &str = "edge-1";
+
+struct Fleet {
+    voices: Voices,
+    reports: Arc<Reports>,
+    facts: Arc<FactsBoard>,
+}
+
+fn fleet() -> Fleet {
+    let (reports, facts) = (
+        Arc::new(Reports::default()),
+        Arc::new(FactsBoard::default()),
+    );
+    let ahead = watch::Sender::new(0);
+    let voices = Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead);
+    Fleet {
+        voices,
+        reports,
+        facts,
+    }
+}
+
+fn at(seconds: u64) -> Boot {
+    Boot(std::time::Duration::from_secs(seconds))
+}
+
+fn observing(holder: &str) -> MemberReport {
+    MemberReport {
+        synced: true,
+        ready: true,
+        connected: true,
+        holder: Some(holder.to_owned()),
+        ..MemberReport::default()
+    }
+}
+
+fn writing(holder: &str) -> MemberReport {
+    MemberReport {
+        writing: true,
+        applied: Some((krypton_common::desired::Version::default(), "d".to_owned())),
+        ..observing(holder)
+    }
+}
+
+fn key(name: &str) -> TenantKey {
+    TenantKey {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+fn report(why: &str) -> TenantReport {
+    TenantReport {
+        observed_generation: 1,
+        applied_chart: String::new(),
+        state: ClusterState {
+            ready: State::new(Truth::True, why, ""),
+            progress: None,
+            error: None,
+        },
+    }
+}
+
+fn changes(member: Option<MemberReport>, tenants: &[(&str, &str)]) -> Changes {
+    let tenants = tenants
+        .iter()
+        .map(|(name, why)| (key(name), Some(report(why))))
+        .collect();
+    Changes { member, tenants }
+}
+
+impl Fleet {
+    fn mode(&self) -> (Mode, String) {
+        let facts = self.facts.get(MEMBER).unwrap();
+        (facts.mode, facts.healthy.reason)
+    }
+}
+
+#[test]
+fn of_an_agent_and_a_proxy_the_holder_of_the_lease_is_heard_whichever_it_is() {
+    let fleet = fleet();
+    let (proxy, agent) = (VoiceId::Proxy, VoiceId::Session(1));
+    let _asks = fleet.voices.open(MEMBER, proxy, at(0));
+    let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
+    fleet.voices.say(MEMBER, proxy, first, Some(0), at(1));
+    assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
+    // The agent comes, sees, and waits for the Lease: what it says does not count yet.
+    let asks = fleet.voices.open(MEMBER, agent, at(2));
+    let seen = changes(
+        Some(observing("hub/a")),
+        &[("t", "OfTheAgent"), ("u", "OfTheAgent")],
+    );
+    fleet.voices.say(MEMBER, agent, seen, Some(0), at(3));
+    assert_eq!(fleet.reports.counts(MEMBER).total, 1);
+    assert_eq!(*fleet.voices.presence(MEMBER).borrow(), Presence::Ready);
+    // The proxy yields: the agent is asked for all it has, since nobody listened before.
+    fleet.voices.close(MEMBER, proxy, at(4));
+    assert_eq!(*asks.borrow(), 1);
+    let holds = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
+    fleet.voices.say(MEMBER, agent, holds, Some(1), at(5));
+    assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
+    assert_eq!(fleet.reports.counts(MEMBER).total, 2);
+}
+
+#[test]
+fn what_the_whole_account_leaves_out_is_gone_and_before_it_nothing_is() {
+    let fleet = fleet();
+    let agent = VoiceId::Session(1);
+    let _first = fleet.voices.open(MEMBER, agent, at(0));
+    let all = changes(Some(writing("agent/a")), &[("t", "A"), ("u", "A")]);
+    fleet.voices.say(MEMBER, agent, all, Some(0), at(1));
+    fleet.voices.close(MEMBER, agent, at(2));
+    let agent = VoiceId::Session(2);
+    let _second = fleet.voices.open(MEMBER, agent, at(3));
+    fleet
+        .voices
+        .say(MEMBER, agent, changes(None, &[("u", "B")]), None, at(4));
+    assert_eq!(
+        fleet.reports.counts(MEMBER).total,
+        2,
+        "an unfinished account removes nothing"
+    );
+    fleet.voices.say(
+        MEMBER,
+        agent,
+        changes(Some(writing("agent/a")), &[]),
+        Some(0),
+        at(5),
+    );
+    assert_eq!(fleet.reports.counts(MEMBER).total, 1);
+}
+
+#[test]
+fn an_observing_proxy_is_heard_when_the_agent_is_cut_off_and_says_who_holds_the_lease() {
+    let fleet = fleet();
+    let agent = VoiceId::Session(1);
+    let _asks = fleet.voices.open(MEMBER, agent, at(0));
+    fleet.voices.say(
+        MEMBER,
+        agent,
+        changes(Some(writing("agent/a")), &[]),
+        Some(0),
+        at(1),
+    );
+    fleet.voices.close(MEMBER, agent, at(2));
+    assert_eq!(
+        *fleet.voices.presence(MEMBER).borrow(),
+        Presence::Away(at(2))
+    );
+    assert_eq!(fleet.mode(), (Mode::Agent, reason::AGENT_AWAY.to_owned()));
+    let _asks = fleet.voices.open(MEMBER, VoiceId::Proxy, at(3));
+    let seen = changes(Some(observing("agent/a")), &[("t", "Seen")]);
+    fleet
+        .voices
+        .say(MEMBER, VoiceId::Proxy, seen, Some(0), at(4));
+    assert_eq!(fleet.mode(), (Mode::Agent, reason::OBSERVING.to_owned()));
+    assert_eq!(
+        fleet.facts.get(MEMBER).unwrap().holder.as_deref(),
+        Some("agent/a")
+    );
+    assert_eq!(fleet.reports.counts(MEMBER).total, 1);
+}
+
+#[test]
+fn a_digest_that_differs_asks_once_for_the_whole_account() {
+    let fleet = fleet();
+    let agent = VoiceId::Session(1);
+    let asks = fleet.voices.open(MEMBER, agent, at(0));
+    let all = changes(Some(writing("agent/a")), &[("t", "A")]);
+    fleet.voices.say(MEMBER, agent, all, Some(0), at(1));
+    let same = fleet.reports.digest(MEMBER);
+    fleet.voices.compare(MEMBER, agent, same);
+    assert_eq!(*asks.borrow(), 0);
+    fleet.voices.compare(MEMBER, agent, (2, same.1));
+    fleet.voices.compare(MEMBER, agent, (2, same.1));
+    assert_eq!(*asks.borrow(), 1);
+    let again = changes(Some(writing("agent/a")), &[("t", "A"), ("u", "A")]);
+    fleet.voices.say(MEMBER, agent, again, Some(1), at(2));
+    assert_eq!(fleet.reports.digest(MEMBER).0, 2);
+}
+
+#[test]
+fn an_agent_that_was_never_ready_keeps_nobody_from_acting() {
+    let fleet = fleet();
+    let agent = VoiceId::Session(1);
+    let _asks = fleet.voices.open(MEMBER, agent, at(100));
+    assert_eq!(*fleet.voices.presence(MEMBER).borrow(), Presence::Never);
+    fleet.voices.close(MEMBER, agent, at(101));
+    assert_eq!(
+        *fleet.voices.presence(MEMBER).borrow(),
+        Presence::Away(at(0))
+    );
+}
+
+#[test]
+fn a_member_that_is_held_back_is_silent_whoever_speaks_for_it() {
+    let fleet = fleet();
+    let agent = VoiceId::Session(1);
+    let _asks = fleet.voices.open(MEMBER, agent, at(0));
+    fleet.voices.say(
+        MEMBER,
+        agent,
+        changes(Some(writing("agent/a")), &[]),
+        Some(0),
+        at(1),
+    );
+    let why = Some((reason::BANNED, "by a person".to_owned()));
+    fleet.voices.hold_back(MEMBER, why, at(2));
+    assert_eq!(fleet.mode(), (Mode::None, reason::BANNED.to_owned()));
+    fleet.voices.hold_back(MEMBER, None, at(3));
+    assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
+}
