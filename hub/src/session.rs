@@ -25,6 +25,7 @@ use crate::authority::AgentCertificate;
 use crate::found::Found;
 use crate::members::{Admission, Member, Members, NotFound, Slot};
 use crate::metrics::SessionMetrics;
+use crate::notices::{Notice, Notices};
 use crate::voices::{AgentFacts, VoiceId, Voices};
 
 /// The first message must come within this time.
@@ -49,6 +50,7 @@ pub struct Sessions {
     pub voices: Arc<Voices>,
     pub found: Arc<Found>,
     pub metrics: Arc<SessionMetrics>,
+    pub notices: Notices,
     pub hub_version: String,
     /// Counts all sessions of this hub.
     pub numbers: AtomicU64,
@@ -126,7 +128,15 @@ impl Sessions {
             &self.hub_version,
         )
         .map_err(|problem| Status::failed_precondition(problem.to_string()))?;
-        check_cluster(name, &member.admission.borrow(), &hello.cluster_uid)?;
+        let admission = member.admission.borrow().clone();
+        check_cluster(name, &admission, &hello.cluster_uid).inspect_err(|refusal| {
+            self.notices.tell(Notice {
+                member: name.clone(),
+                uid: member.uid.clone(),
+                reason: "CredentialUsedTwice",
+                message: refusal.message().to_owned(),
+            });
+        })?;
         let wall = clock::wall();
         let apart = wall.as_second().saturating_sub(hello.now);
         if apart.abs() > CLOCKS_APART {

@@ -1,0 +1,160 @@
+//! What agents reach: the CA of this hub, the address it listens on, enrolment and sessions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use k8s_openapi::api::core::v1::Namespace;
+use krypton_agent::chart::ChartCache;
+use krypton_agent::clock;
+use krypton_agent::plan::backoff;
+use krypton_common::error_chain::chain;
+use krypton_common::tls::{self, TlsError};
+use kube::{Api, Client};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::authority::{Authority, AuthorityError};
+use crate::enrolment::Enroller;
+use crate::fleet_service::FleetService;
+use crate::session::Sessions;
+use crate::{join_info, join_token, listener};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How long sessions may take to end when the hub stops.
+const GOODBYE: Duration = Duration::from_secs(5);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// How often expired join tokens are cleared away.
+const SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
+
+/// What it is built from.
+pub struct Gateway {
+    pub client: Client,
+    /// The hub's, on home: the CA and the join tokens are there.
+    pub namespace: String,
+    pub listener: TcpListener,
+    /// `host:port` for join bundles.
+    pub advertise: Vec<String>,
+    pub sessions: Arc<Sessions>,
+    pub charts: Arc<ChartCache>,
+}
+
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gateway").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Error)]
+enum PrepareError {
+    #[error("reading namespace kube-system of home, whose UID names the trust domain, failed")]
+    Identity(#[source] kube::Error),
+    #[error("no answer from home within {} s", DEADLINE.as_secs())]
+    Deadline,
+    #[error("the hub's CA is not available; agents cannot connect")]
+    Authority(#[source] AuthorityError),
+    #[error("the hub's own certificate cannot be used")]
+    Tls(#[source] TlsError),
+}
+
+/// Serves agents until `stop`.
+pub async fn run(gateway: Gateway, stop: CancellationToken) {
+    let Gateway {
+        client,
+        namespace,
+        listener,
+        advertise,
+        sessions,
+        charts,
+    } = gateway;
+    let mut attempts = 0;
+    let (authority, tls) = loop {
+        match prepare(&client, &namespace).await {
+            Ok(prepared) => break prepared,
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "agents cannot connect yet; it is tried again");
+            }
+        }
+        attempts += 1;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(backoff(attempts, RETRY_MAX, rand::random())) => {}
+        }
+    };
+    let tls = Arc::new(ArcSwap::from_pointee(tls));
+    tracing::info!(address = ?listener.local_addr().ok(), trust_domain = authority.trust_domain(), ?advertise,
+        "listening for agents");
+    if advertise.is_empty() {
+        tracing::warn!("--advertise is not set: 'kubectl krypton join' needs --address, or nobody can join");
+    }
+    let housekeeping = keep_house(&client, &namespace, &authority, &advertise);
+    let fleet = FleetService::new(sessions, charts, Arc::clone(&authority)).into_server();
+    let enroller = Enroller::new(client.clone(), namespace.clone(), Arc::clone(&authority));
+    let routes = tonic::service::Routes::new(fleet).add_service(enroller.into_server());
+    let trust_domain = authority.trust_domain().to_owned();
+    // Sessions say goodbye before their connections end.
+    let cut = async {
+        stop.cancelled().await;
+        tokio::time::sleep(GOODBYE).await;
+    };
+    tokio::select! {
+        () = cut => {}
+        () = housekeeping => {}
+        () = listener::keep_credential(Arc::clone(&authority), Arc::clone(&tls), stop.clone()) => {}
+        served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, stop.clone()) => {
+            if let Err(error) = served {
+                tracing::error!(error = %chain(&error), "serving agents ended");
+            }
+        }
+    }
+}
+
+async fn prepare(
+    client: &Client,
+    namespace: &str,
+) -> Result<(Arc<Authority>, rustls::ServerConfig), PrepareError> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let system = tokio::time::timeout(DEADLINE, namespaces.get_metadata("kube-system"))
+        .await
+        .map_err(|_| PrepareError::Deadline)?
+        .map_err(PrepareError::Identity)?;
+    let trust_domain = format!("{}.krypton", system.metadata.uid.unwrap_or_default());
+    let authority = Authority::load_or_make(client, namespace, &trust_domain)
+        .await
+        .map_err(PrepareError::Authority)?;
+    let own = authority
+        .hub_credential(clock::wall())
+        .map_err(PrepareError::Authority)?;
+    let tls = tls::server_config(&authority.roots(), own).map_err(PrepareError::Tls)?;
+    Ok((Arc::new(authority), tls))
+}
+
+/// What those who join need to know, and what nobody needs any more.
+async fn keep_house(
+    client: &Client,
+    namespace: &str,
+    authority: &Authority,
+    advertise: &[String],
+) {
+    let mut attempts = 0;
+    loop {
+        let published =
+            join_info::publish(client, namespace, &authority.ca_pem(), advertise).await;
+        let pause = match published {
+            Ok(()) => {
+                attempts = 0;
+                if let Err(error) = join_token::sweep(client, namespace, clock::wall()).await {
+                    tracing::warn!(error = %chain(&error), "clearing expired join tokens failed; it is tried again");
+                }
+                SWEEP_EVERY
+            }
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "what 'kubectl krypton join' reads is not up to date; it is tried again");
+                attempts += 1;
+                backoff(attempts, RETRY_MAX, rand::random())
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}

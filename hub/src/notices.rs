@@ -1,0 +1,78 @@
+//! Kubernetes events on EdgeClusters, told in passing: a full queue drops the newest, nothing waits.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use krypton_common::error_chain::chain;
+use krypton_crds::edge_cluster::EdgeCluster;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Client, Resource};
+use tokio::sync::mpsc;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Members that something is told of at the same moment; the log has the rest.
+const QUEUE: usize = 64;
+
+/// Something that a person should know of a member.
+#[derive(Clone, Debug)]
+pub struct Notice {
+    pub member: String,
+    /// Of its EdgeCluster.
+    pub uid: String,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// The near end of the queue.
+#[derive(Clone, Debug)]
+pub struct Notices(mpsc::Sender<Notice>);
+
+impl Notices {
+    /// Starts the one task that writes them.
+    pub fn start(client: Client, instance: String) -> Self {
+        let (queue, mut notices) = mpsc::channel::<Notice>(QUEUE);
+        let reporter = Reporter {
+            controller: "mesh.openkcm.io/krypton-hub".to_owned(),
+            instance: Some(instance),
+        };
+        // It joins repeated events into one with a count.
+        let recorder = Recorder::new(client, reporter);
+        tokio::spawn(async move {
+            while let Some(notice) = notices.recv().await {
+                let about = ObjectReference {
+                    api_version: Some(EdgeCluster::api_version(&()).into_owned()),
+                    kind: Some(EdgeCluster::kind(&()).into_owned()),
+                    name: Some(notice.member),
+                    uid: Some(notice.uid),
+                    ..ObjectReference::default()
+                };
+                let event = Event {
+                    type_: EventType::Warning,
+                    reason: notice.reason.to_owned(),
+                    note: Some(notice.message),
+                    action: notice.reason.to_owned(),
+                    secondary: None,
+                };
+                let written = recorder.publish(&event, &about);
+                match tokio::time::timeout(DEADLINE, written).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(error = %chain(&error), "event lost"),
+                    Err(_) => tracing::debug!("event lost: no answer in time"),
+                }
+            }
+        });
+        Self(queue)
+    }
+
+    /// A far end that drops what it is told, where there is no home.
+    pub fn nowhere() -> Self {
+        Self(mpsc::channel(1).0)
+    }
+
+    pub fn tell(&self, notice: Notice) {
+        tracing::warn!(member = %notice.member, reason = notice.reason, message = %notice.message, "told");
+        if self.0.try_send(notice).is_err() {
+            tracing::debug!("event dropped: queue full or closed");
+        }
+    }
+}
