@@ -16,6 +16,7 @@ pub mod hub;
 pub mod identity;
 pub mod join_token;
 pub mod kubectl;
+pub mod listener;
 pub mod metrics;
 pub mod proxy;
 pub mod settings;
