@@ -534,7 +534,7 @@ mod tests {
             object.data.as_mut().unwrap().remove(key);
             assert_eq!(read(&object), None, "{key}");
         }
-        let mut unlabelled = good.clone();
+        let mut unlabelled = good;
         unlabelled.metadata.labels = None;
         assert_eq!(read(&unlabelled), None);
         let mut garbled = object(&record(Some("a")));

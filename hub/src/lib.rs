@@ -17,6 +17,7 @@ pub mod identity;
 pub mod join_token;
 pub mod kubectl;
 pub mod members;
+pub mod listener;
 pub mod metrics;
 pub mod notices;
 pub mod proxy;

@@ -36,6 +36,12 @@ pub struct Settings {
     pub self_cluster: bool,
     /// What kubeconfigs in Secrets may contain.
     pub kubeconfig_policy: Policy,
+    /// Where agents connect to; `None`: off.
+    pub listen: Option<BindAddress>,
+    /// `host:port` by which agents get there, each once.
+    pub advertise: Vec<String>,
+    /// How long a member's agent must have been away before a proxy acts there.
+    pub proxy_grace: Duration,
     pub chart: ChartSettings,
     pub chart_values_file: Option<PathBuf>,
     pub allow_chart_skip: bool,

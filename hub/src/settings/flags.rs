@@ -76,6 +76,16 @@ pub struct Flags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Members")]
     pub insecure_kubeconfig_tls: Option<String>,
 
+    /// Address of the port that agents connect to; :PORT means all addresses, 0 switches it off.
+    #[arg(long, value_name = "ADDRESS", help_heading = "Agents")]
+    pub listen: Option<String>,
+    /// HOST:PORT by which agents reach that port, separated by commas; may be repeated. Without one, kubectl krypton join needs --address.
+    #[arg(long, value_name = "LIST", help_heading = "Agents")]
+    pub advertise: Vec<String>,
+    /// How long a member's agent must have been away before the hub acts there itself.
+    #[arg(long, value_name = "DURATION", help_heading = "Agents")]
+    pub proxy_grace: Option<String>,
+
     /// URL of the chart repository; empty when --chart-name is the path of a .tgz.
     #[arg(long, value_name = "URL", help_heading = "Chart")]
     pub chart_repo: Option<String>,
@@ -341,6 +351,12 @@ mod tests {
     fn the_last_of_a_repeated_flag_wins_as_in_go() {
         let flags = read(&["-namespace", "a", "--namespace", "b"]).unwrap();
         assert_eq!(flags.namespace.as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn a_list_of_addresses_may_be_repeated() {
+        let flags = read(&["-advertise=a:1,b:2", "--advertise", "c:3"]).unwrap();
+        assert_eq!(flags.advertise, ["a:1,b:2", "c:3"]);
     }
 
     #[test]

@@ -151,6 +151,25 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "flag --health-probe-bind-address",
             "a listen address",
         ),
+        (&["--listen=7443"], &[], "flag --listen", "a listen address"),
+        (
+            &[],
+            &[("KRYPTON_ADVERTISE", "hub.example.org:7443,hub")],
+            "variable KRYPTON_ADVERTISE",
+            "HOST:PORT",
+        ),
+        (
+            &["--advertise=https://hub:7443"],
+            &[],
+            "flag --advertise",
+            "HOST:PORT",
+        ),
+        (
+            &["--proxy-grace=60"],
+            &[],
+            "flag --proxy-grace",
+            "a duration from 1s to 24h",
+        ),
         (
             &["--log-format=xml"],
             &[],

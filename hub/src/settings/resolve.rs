@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use krypton_common::bundle::split_address;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
 use krypton_common::telemetry::LogFormat;
@@ -30,7 +31,7 @@ pub(super) fn resolve(
     };
     let namespace = inputs.namespace(flags, service_account_namespace)?;
     let home = inputs.home(flags, &namespace)?;
-    let (metrics, health) = inputs.bind_addresses(flags)?;
+    let [listen, metrics, health] = inputs.bind_addresses(flags)?;
     let (log_format, log_level) = inputs.log(flags)?;
     inputs.refuse_foreign_helm_driver()?;
     inputs.note_flags_without_effect(flags)?;
@@ -43,6 +44,9 @@ pub(super) fn resolve(
         discovery: inputs.discovery(flags)?,
         self_cluster: inputs.boolean("self-cluster", &flags.self_cluster)?,
         kubeconfig_policy: inputs.kubeconfig_policy(flags)?,
+        listen,
+        advertise: inputs.advertise(flags)?,
+        proxy_grace: inputs.duration("proxy-grace", &flags.proxy_grace)?,
         chart: inputs.chart(flags)?,
         chart_values_file: inputs.path("chart-values-file", &flags.chart_values_file),
         allow_chart_skip: inputs.allow_chart_skip(),
@@ -412,29 +416,57 @@ impl Inputs<'_> {
         })
     }
 
-    fn bind_addresses(
-        &mut self,
-        flags: &Flags,
-    ) -> Result<(Option<BindAddress>, Option<BindAddress>), SettingsError> {
-        let metrics = self.text(
-            "metrics-bind-address",
-            &non_empty(flags.metrics_bind_address.clone()),
-        );
-        let health = self.text(
-            "health-probe-bind-address",
-            &non_empty(flags.health_probe_bind_address.clone()),
-        );
-        let (metrics_address, health_address) = (bind_address(&metrics)?, bind_address(&health)?);
-        match (&metrics_address, &health_address) {
-            (Some(one), Some(other)) if one == other && one.port != 0 => {
-                Err(SettingsError::SameAddress {
-                    first: metrics.origin,
-                    second: health.origin,
-                    address: one.clone(),
-                })
+    /// Those of agents, metrics and health.
+    fn bind_addresses(&mut self, flags: &Flags) -> Result<[Option<BindAddress>; 3], SettingsError> {
+        let given = [
+            ("listen", &flags.listen),
+            ("metrics-bind-address", &flags.metrics_bind_address),
+            (
+                "health-probe-bind-address",
+                &flags.health_probe_bind_address,
+            ),
+        ]
+        .map(|(name, flag)| self.text(name, &non_empty(flag.clone())));
+        let mut addresses = [None, None, None];
+        for (index, one) in given.iter().enumerate() {
+            let address = bind_address(one)?;
+            let same = addresses
+                .iter()
+                .position(|earlier| address.is_some() && *earlier == address);
+            match (same, &address) {
+                (Some(earlier), Some(address)) if address.port != 0 => {
+                    return Err(SettingsError::SameAddress {
+                        first: given[earlier].origin,
+                        second: one.origin,
+                        address: address.clone(),
+                    });
+                }
+                _ => addresses[index] = address,
             }
-            _ => Ok((metrics_address, health_address)),
         }
+        Ok(addresses)
+    }
+
+    fn advertise(&mut self, flags: &Flags) -> Result<Vec<String>, SettingsError> {
+        let given = self.text("advertise", &non_empty(Some(flags.advertise.join(","))));
+        let mut addresses = Vec::new();
+        for address in given.text.split(',').map(str::trim) {
+            if address.is_empty() || addresses.iter().any(|known| known == address) {
+                continue;
+            }
+            if split_address(address).is_none() {
+                let one = Given {
+                    text: address.to_owned(),
+                    origin: given.origin,
+                };
+                return Err(one.invalid(
+                    "HOST:PORT",
+                    "write the name or address that agents reach the hub by, and the port, as hub.example.org:7443",
+                ));
+            }
+            addresses.push(address.to_owned());
+        }
+        Ok(addresses)
     }
 
     fn log(&mut self, flags: &Flags) -> Result<(LogFormat, Option<tracing::Level>), SettingsError> {

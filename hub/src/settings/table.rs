@@ -178,6 +178,9 @@ pub const ROWS: &[Row] = &[
         "false",
         "new; the original always accepted it",
     ),
+    flag("listen", &["KRYPTON_LISTEN"], "0.0.0.0:7443", NEW),
+    flag("advertise", &["KRYPTON_ADVERTISE"], "", NEW),
+    flag("proxy-grace", &["KRYPTON_PROXY_GRACE"], "60s", NEW),
     flag(
         "chart-repo",
         &[],

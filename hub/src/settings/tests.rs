@@ -83,6 +83,12 @@ fn without_anything_the_defaults_of_the_original_hold() {
             .to_string(),
         ":8081"
     );
+    assert_eq!(
+        settings.listen.as_ref().unwrap().to_string(),
+        "0.0.0.0:7443"
+    );
+    assert_eq!(settings.advertise, Vec::<String>::new());
+    assert_eq!(settings.proxy_grace, Duration::from_secs(60));
     assert_eq!(settings.helm.timeout, Duration::from_secs(180));
     assert_eq!(settings.helm.max_concurrent, 4);
     assert_eq!(settings.helm.cache_dir, PathBuf::from("/tmp/krypton-hub"));
@@ -186,6 +192,39 @@ fn watched_namespaces_are_a_list_where_empty_and_star_mean_all() {
         let expected = expected.map(|names| names.iter().map(|n| (*n).to_owned()).collect());
         assert_eq!(found, expected, "{text:?}");
     }
+}
+
+#[test]
+fn advertised_addresses_are_a_list_in_the_order_given() {
+    let cases: &[(Args, Env, &[&str])] = &[
+        (&[], &[], &[]),
+        (&["--advertise="], &[], &[]),
+        (&["--advertise=b:1, a:2,,b:1"], &[], &["b:1", "a:2"]),
+        (
+            &["--advertise=[fd00::1]:7443", "--advertise=10.0.0.1:7443"],
+            &[],
+            &["[fd00::1]:7443", "10.0.0.1:7443"],
+        ),
+        (
+            &["--advertise=a:1"],
+            &[("KRYPTON_ADVERTISE", "b:1")],
+            &["b:1"],
+        ),
+    ];
+    for (args, env, expected) in cases {
+        let settings = resolve(args, env).unwrap();
+        assert_eq!(settings.advertise, *expected, "{args:?}");
+    }
+}
+
+#[test]
+fn the_port_of_agents_can_be_off_and_is_nobody_elses() {
+    assert_eq!(resolve(&["--listen=0"], &[]).unwrap().listen, None);
+    let error = resolve(&["--listen=:8081"], &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("--listen") && error.contains("--health-probe-bind-address"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,0 +1,160 @@
+//! A connection after its handshake: who is behind it, and until when it may last.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
+
+use super::MemberPlace;
+use crate::authority::AgentCertificate;
+
+/// Who is at the other end.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    pub address: SocketAddr,
+    /// `Err` says what is wrong with it, for people: there is none, or it is no agent's.
+    pub certificate: Result<AgentCertificate, String>,
+}
+
+/// What a connection takes up, given back when it ends.
+#[derive(Debug)]
+pub(super) struct Places {
+    _connection: OwnedSemaphorePermit,
+    _stranger: Option<OwnedSemaphorePermit>,
+    _member: Option<MemberPlace>,
+}
+
+impl Places {
+    pub(super) fn of_member(connection: OwnedSemaphorePermit, member: MemberPlace) -> Self {
+        Self {
+            _connection: connection,
+            _stranger: None,
+            _member: Some(member),
+        }
+    }
+
+    pub(super) fn of_stranger(
+        connection: OwnedSemaphorePermit,
+        stranger: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            _connection: connection,
+            _stranger: Some(stranger),
+            _member: None,
+        }
+    }
+}
+
+/// Ends with an error when its time is over: that of an agent with its certificate.
+pub struct Connection {
+    stream: TlsStream<TcpStream>,
+    peer: Peer,
+    /// `None` when it is over.
+    end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    _places: Places,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    pub(super) fn new(
+        stream: TlsStream<TcpStream>,
+        peer: Peer,
+        life: Duration,
+        cut: CancellationToken,
+        places: Places,
+    ) -> Self {
+        let end = async move {
+            tokio::select! {
+                () = tokio::time::sleep(life) => {}
+                () = cut.cancelled() => {}
+            }
+        };
+        Self {
+            stream,
+            peer,
+            end: Some(Box::pin(end)),
+            _places: places,
+        }
+    }
+
+    fn check_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let over = match &mut self.end {
+            Some(end) => end.as_mut().poll(cx).is_ready(),
+            None => true,
+        };
+        if over {
+            self.end = None;
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check_time(cx)?;
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check_time(cx)?;
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check_time(cx)?;
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check_time(cx)?;
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check_time(cx)?;
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
