@@ -9,7 +9,6 @@ use krypton_agent::chart::ChartCache;
 use krypton_agent::clock;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
-use krypton_common::tls::{self, TlsError};
 use kube::{Api, Client};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -19,11 +18,10 @@ use crate::authority::{Authority, AuthorityError};
 use crate::enrolment::Enroller;
 use crate::fleet_service::FleetService;
 use crate::session::Sessions;
-use crate::{join_info, join_token, listener};
+use crate::listener::{self, ListenerError};
+use crate::{join_info, join_token};
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How long sessions may take to end when the hub stops.
-const GOODBYE: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How often expired join tokens are cleared away.
 const SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
@@ -55,7 +53,7 @@ enum PrepareError {
     #[error("the hub's CA is not available; agents cannot connect")]
     Authority(#[source] AuthorityError),
     #[error("the hub's own certificate cannot be used")]
-    Tls(#[source] TlsError),
+    Tls(#[source] ListenerError),
 }
 
 /// Serves agents until `stop`.
@@ -93,15 +91,14 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     let enroller = Enroller::new(client.clone(), namespace.clone(), Arc::clone(&authority));
     let routes = tonic::service::Routes::new(fleet).add_service(enroller.into_server());
     let trust_domain = authority.trust_domain().to_owned();
-    // Sessions say goodbye before their connections end.
-    let cut = async {
-        stop.cancelled().await;
-        tokio::time::sleep(GOODBYE).await;
+    let credential = async {
+        listener::keep_credential(Arc::clone(&authority), Arc::clone(&tls), stop.clone()).await;
+        // Sessions say goodbye before their connections end: only serving ends this.
+        std::future::pending().await
     };
     tokio::select! {
-        () = cut => {}
         () = housekeeping => {}
-        () = listener::keep_credential(Arc::clone(&authority), Arc::clone(&tls), stop.clone()) => {}
+        () = credential => {}
         served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, stop.clone()) => {
             if let Err(error) = served {
                 tracing::error!(error = %chain(&error), "serving agents ended");
@@ -120,13 +117,10 @@ async fn prepare(
         .map_err(|_| PrepareError::Deadline)?
         .map_err(PrepareError::Identity)?;
     let trust_domain = format!("{}.krypton", system.metadata.uid.unwrap_or_default());
-    let authority = Authority::load_or_make(client, namespace, &trust_domain)
+    let authority = Authority::load_or_make(client.clone(), namespace, &trust_domain)
         .await
         .map_err(PrepareError::Authority)?;
-    let own = authority
-        .hub_credential(clock::wall())
-        .map_err(PrepareError::Authority)?;
-    let tls = tls::server_config(&authority.roots(), own).map_err(PrepareError::Tls)?;
+    let tls = listener::server_config(&authority, clock::wall()).map_err(PrepareError::Tls)?;
     Ok((Arc::new(authority), tls))
 }
 
@@ -144,7 +138,7 @@ async fn keep_house(
         let pause = match published {
             Ok(()) => {
                 attempts = 0;
-                if let Err(error) = join_token::sweep(client, namespace, clock::wall()).await {
+                if let Err(error) = join_token::sweep(client.clone(), namespace, clock::wall()).await {
                     tracing::warn!(error = %chain(&error), "clearing expired join tokens failed; it is tried again");
                 }
                 SWEEP_EVERY

@@ -1,6 +1,7 @@
 //! The hub's process: what is started, in which order, and how it ends.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -24,10 +25,14 @@ use crate::discovery;
 use crate::facts::FactsBoard;
 use crate::fleet::{self, Fleet, Given};
 use crate::found::Found;
+use crate::gateway::{self, Gateway};
 use crate::home::{self, Home};
+use crate::listener;
 use crate::members::Members;
 use crate::metrics::{self, SessionMetrics};
+use crate::notices::Notices;
 use crate::proxy::Shared;
+use crate::session::Sessions;
 use crate::settings::Settings;
 use crate::values_file::{self, ValuesFile};
 use crate::voices::Voices;
@@ -51,6 +56,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     };
     let health_listener = match &settings.health_probe_bind_address {
         Some(address) => Some(admin::bind(admin::HEALTH_FLAG, address).await?),
+        None => None,
+    };
+    let agents_listener = match &settings.listen {
+        Some(address) => Some(listener::bind(address).await?),
         None => None,
     };
     let values = match &settings.chart_values_file {
@@ -118,14 +127,21 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     }
     let (ahead, mut ahead_rx) = watch::channel(0);
     let reports = Arc::new(Reports::default());
+    let members = Arc::new(Members::default());
+    let voices = Arc::new(Voices::new(
+        Arc::clone(&reports),
+        Arc::clone(&facts),
+        ahead,
+    ));
+    let charts = Arc::new(charts);
     let shared = Arc::new(Shared {
         tools: Tools {
             helm: Arc::new(helm),
-            charts: Arc::new(charts),
+            charts: Arc::clone(&charts),
         },
-        voices: Arc::new(Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead)),
+        voices: Arc::clone(&voices),
         facts,
-        grace: Duration::from_secs(60),
+        grace: settings.proxy_grace,
         scratch: scratch.path().to_owned(),
         namespace: settings.namespace.clone(),
         holder: holder(settings.reporting_instance.as_deref()),
@@ -175,7 +191,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         home_stop.clone(),
         home_stop.clone(),
     ));
-    let members = Arc::new(Members::default());
     let aggregator = tokio::spawn(aggregate::run(
         client.clone(),
         Arc::clone(&reports),
@@ -183,6 +198,27 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         lead.clone(),
         home_stop.clone(),
     ));
+    let agents = agents_listener.map(|listener| {
+        let sessions = Sessions {
+            members: Arc::clone(&members),
+            voices,
+            found: Arc::clone(&found),
+            metrics: session_metrics,
+            notices: Notices::start(client.clone(), shared.instance.clone()),
+            hub_version: env!("CARGO_PKG_VERSION").to_owned(),
+            numbers: AtomicU64::new(0),
+            stop: stop.clone(),
+        };
+        let gateway = Gateway {
+            client: client.clone(),
+            namespace: settings.namespace.clone(),
+            listener,
+            advertise: settings.advertise.clone(),
+            sessions: Arc::new(sessions),
+            charts,
+        };
+        tokio::spawn(gateway::run(gateway, stop.clone()))
+    });
     let fleet = tokio::spawn(fleet::run(
         Fleet {
             client: client.clone(),
@@ -225,6 +261,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
     }
     tracing::info!("stopping: running helm processes are waited for");
+    if let Some(agents) = agents {
+        agents.await.context("serving agents ended badly")?;
+    }
     let ended = fleet.await;
     home_stop.cancel();
     aggregator.await.context("the aggregator ended badly")?;

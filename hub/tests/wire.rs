@@ -1,0 +1,684 @@
+//! Hub and agent over real TLS in one process: the hub's port, service, sessions and members, and the
+//! agent's own dialler and session. There is no cluster: the board of reports is filled by hand.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use krypton_agent::chart::ChartCache;
+use krypton_agent::clock::{self, Boot};
+use krypton_agent::dial::{Connection, DialError, Dialer};
+use krypton_agent::report::ReportBoard;
+use krypton_agent::session::{self, Link, Session};
+use krypton_common::desired::{ChartState, DesiredState};
+use krypton_common::error_chain::chain;
+use krypton_common::member::MemberReport;
+use krypton_common::tls::{self, Credential};
+use krypton_hub::aggregate::Reports;
+use krypton_hub::authority::Authority;
+use krypton_hub::facts::{Facts, FactsBoard};
+use krypton_hub::fleet_service::FleetService;
+use krypton_hub::found::Found;
+use krypton_hub::listener;
+use krypton_hub::members::{Admission, Dealer, Members};
+use krypton_hub::metrics::SessionMetrics;
+use krypton_hub::notices::Notices;
+use krypton_hub::session::Sessions;
+use krypton_hub::voices::Voices;
+use krypton_proto::v1::{
+    AgentMessage, Applied, Heartbeat, Hello, HubMessage, Report, Tenant, agent_message::Kind as Said,
+    hub_message::Kind as Say,
+};
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::pki_types::PrivateKeyDer;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::{Code, Status, Streaming};
+
+const TRUST_DOMAIN: &str = "test.krypton";
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Far above what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn chart(version: &str) -> Arc<ChartState> {
+    Arc::new(ChartState {
+        repo: "https://charts.example.org".to_owned(),
+        name: "small".to_owned(),
+        version: version.to_owned(),
+        install_crds: false,
+        values: serde_json::Map::new(),
+    })
+}
+
+/// What a hub knows and outlives a restart of its port.
+struct Home {
+    authority: Arc<Authority>,
+    members: Arc<Members>,
+    dealer: Dealer,
+    facts: Arc<FactsBoard>,
+    voices: Arc<Voices>,
+    metrics: Arc<SessionMetrics>,
+    charts: Arc<ChartCache>,
+    _folder: TempDir,
+}
+
+impl Home {
+    fn new() -> Self {
+        krypton_tls_provider();
+        let folder = TempDir::new().unwrap();
+        let (reports, facts) = (Arc::new(Reports::default()), Arc::new(FactsBoard::default()));
+        Self {
+            authority: Arc::new(Authority::generate(TRUST_DOMAIN, clock::wall()).unwrap()),
+            members: Arc::new(Members::default()),
+            dealer: Dealer::default(),
+            voices: Arc::new(Voices::new(reports, Arc::clone(&facts), watch::Sender::new(0))),
+            facts,
+            metrics: Arc::default(),
+            charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
+            _folder: folder,
+        }
+    }
+
+    /// Members as the fleet enters them, each with a desired state.
+    fn with_members(mut self, names: &[String]) -> Self {
+        for name in names {
+            self.members.enter(name, &uid(name));
+        }
+        let known = names.to_vec();
+        self.members.keep(|name| known.iter().any(|known| known == name), |_| false);
+        self.give(names, "1.0.0");
+        self
+    }
+
+    fn give(&mut self, names: &[String], version: &str) {
+        for name in names {
+            let member = self.members.get(name).unwrap();
+            let before = member.slot.borrow().clone();
+            let next = self.dealer.next(before.as_ref(), 1, &chart(version), false, Boot::now());
+            member.slot.send_replace(next.or(before));
+        }
+    }
+
+    async fn listen(&self, address: Option<SocketAddr>) -> Port {
+        let address = address.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let sessions = Sessions {
+            members: Arc::clone(&self.members),
+            voices: Arc::clone(&self.voices),
+            found: Arc::new(Found::default()),
+            metrics: Arc::clone(&self.metrics),
+            notices: Notices::nowhere(),
+            hub_version: env!("CARGO_PKG_VERSION").to_owned(),
+            numbers: AtomicU64::new(0),
+            stop: stop.clone(),
+        };
+        let fleet = FleetService::new(
+            Arc::new(sessions),
+            Arc::clone(&self.charts),
+            Arc::clone(&self.authority),
+        );
+        let tls = listener::server_config(&self.authority, clock::wall()).unwrap();
+        let serving = listener::serve(
+            listener,
+            Arc::new(ArcSwap::from_pointee(tls)),
+            TRUST_DOMAIN.to_owned(),
+            tonic::service::Routes::new(fleet.into_server()),
+            stop.clone(),
+        );
+        Port {
+            address,
+            serving: tokio::spawn(async move { serving.await.unwrap() }),
+            stop: stop.drop_guard(),
+        }
+    }
+
+    /// A certificate of this hub for an agent.
+    fn credential(&self, name: &str, uid: &str, made: Timestamp, life: Duration) -> Credential {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
+        let certificates = self
+            .authority
+            .sign_agent(request.der(), name, uid, made, life)
+            .unwrap();
+        Credential {
+            certificates,
+            key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        }
+    }
+
+    fn dialer_with(&self, address: SocketAddr, credential: Option<Credential>) -> Arc<Dialer> {
+        let tls = tls::client_config(&self.authority.roots(), credential).unwrap();
+        let tls = Arc::new(ArcSwap::from_pointee(tls));
+        Arc::new(Dialer::new(vec![address.to_string()], tls))
+    }
+
+    fn dialer(&self, address: SocketAddr, name: &str) -> Arc<Dialer> {
+        let credential = self.credential(name, &uid(name), clock::wall(), DAY);
+        self.dialer_with(address, Some(credential))
+    }
+
+    /// Waits until the hub's facts of a member are as wanted.
+    async fn knows(&self, name: &str, wanted: impl Fn(&Facts) -> bool) {
+        let all = async {
+            while !self.facts.get(name).is_some_and(|facts| wanted(&facts)) {
+                self.facts.changed.notified().await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, all).await;
+        assert!(waited.is_ok(), "{:?}", self.facts.get(name));
+    }
+}
+
+/// The hub's listening half.
+struct Port {
+    address: SocketAddr,
+    serving: JoinHandle<()>,
+    stop: DropGuard,
+}
+
+impl Port {
+    /// As when the hub is asked to stop.
+    async fn close(self) {
+        drop(self.stop);
+        tokio::time::timeout(PATIENCE, self.serving).await.unwrap().unwrap();
+    }
+}
+
+fn krypton_tls_provider() {
+    // The first of several tests in one process.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+}
+
+fn uid(name: &str) -> String {
+    format!("uid-of-{name}")
+}
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("edge-{number}")).collect()
+}
+
+fn hello(protocol: u32, version: &str) -> Hello {
+    Hello {
+        protocol_min: protocol,
+        protocol_max: protocol,
+        agent_version: version.to_owned(),
+        replica: "agent".to_owned(),
+        cluster_uid: "cluster".to_owned(),
+        kubernetes_version: "v1.36.3".to_owned(),
+        applied: None,
+        now: clock::wall().as_second(),
+    }
+}
+
+/// A stream by hand, for what our own agent would never send.
+struct Stream {
+    say: mpsc::Sender<AgentMessage>,
+    heard: Streaming<HubMessage>,
+    _connection: Connection,
+}
+
+impl Stream {
+    async fn open(dialer: &Dialer, first: Said) -> Result<Self, Status> {
+        let connection = dialer.connect().await.unwrap();
+        let (say, said) = mpsc::channel(4);
+        say.send(AgentMessage { kind: Some(first) }).await.unwrap();
+        let mut fleet = connection
+            .fleet()
+            .max_encoding_message_size(usize::MAX);
+        let heard = fleet.connect(ReceiverStream::new(said)).await?.into_inner();
+        Ok(Self {
+            say,
+            heard,
+            _connection: connection,
+        })
+    }
+
+    async fn say(&self, kind: Said) {
+        let message = AgentMessage { kind: Some(kind) };
+        self.say.send(message).await.unwrap();
+    }
+
+    async fn hear(&mut self) -> Result<Say, Status> {
+        let heard = tokio::time::timeout(PATIENCE, self.heard.message()).await;
+        let message = heard.expect("the hub says something")?;
+        Ok(message.and_then(|message| message.kind).expect("a message"))
+    }
+
+    /// What the hub ends the stream with.
+    async fn end(&mut self) -> Status {
+        loop {
+            if let Err(status) = self.hear().await {
+                return status;
+            }
+        }
+    }
+}
+
+/// Our own agent, without a cluster.
+struct Agent {
+    board: Arc<ReportBoard>,
+    desired: watch::Receiver<Option<Arc<DesiredState>>>,
+    link: watch::Receiver<Link>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Agent {
+    fn start(dialer: Arc<Dialer>, replica: &str, cluster_uid: &str) -> Self {
+        let (desired, desired_rx) = watch::channel(None);
+        let (link, link_rx) = watch::channel(Link::default());
+        let (board, stop) = (Arc::new(ReportBoard::default()), CancellationToken::new());
+        let session = Session {
+            dialer,
+            replica: replica.to_owned(),
+            cluster_uid: cluster_uid.to_owned(),
+            kubernetes_version: "v1.36.3".to_owned(),
+            board: Arc::clone(&board),
+            desired,
+            recorded: None,
+            link,
+        };
+        Self {
+            board,
+            desired: desired_rx,
+            link: link_rx,
+            task: tokio::spawn(session::run(session, stop.clone())),
+            stop,
+        }
+    }
+
+    async fn has(&mut self, version: &str) {
+        let there = self.desired.wait_for(|desired| {
+            desired.as_ref().is_some_and(|desired| desired.chart.version == version)
+        });
+        let there = tokio::time::timeout(PATIENCE, there).await;
+        there.expect("the desired state comes").unwrap();
+    }
+
+    async fn is_up(&mut self, up: bool) {
+        let link = self.link.wait_for(|link| link.is_up() == up);
+        let link = tokio::time::timeout(PATIENCE, link).await;
+        link.expect("the link changes").unwrap();
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+fn holds_the_lease() -> MemberReport {
+    MemberReport {
+        synced: true,
+        ready: true,
+        writing: true,
+        connected: true,
+        holder: Some("agent/a".to_owned()),
+        ..MemberReport::default()
+    }
+}
+
+#[tokio::test]
+async fn a_desired_state_reaches_the_agent_and_each_later_one_at_once() {
+    let members = names(1);
+    let mut home = Home::new().with_members(&members);
+    let port = home.listen(None).await;
+    let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
+    agent.has("1.0.0").await;
+    home.give(&members, "1.0.1");
+    agent.has("1.0.1").await;
+    home.knows("edge-0", |facts| facts.agent_version.is_some()).await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_hub_of_another_authority_is_not_believed() {
+    let (ours, other) = (Home::new(), Home::new().with_members(&names(1)));
+    let port = other.listen(None).await;
+    // Our roots, their port.
+    let problem = ours.dialer(port.address, "edge-0").connect().await.unwrap_err();
+    let said = chain(&problem);
+    assert!(said.contains(&port.address.to_string()) && said.contains("CA"), "{said}");
+}
+
+#[tokio::test]
+async fn an_agent_of_another_authority_is_not_let_in() {
+    let (ours, other) = (Home::new().with_members(&names(1)), Home::new());
+    let port = ours.listen(None).await;
+    let credential = other.credential("edge-0", &uid("edge-0"), clock::wall(), DAY);
+    let dialer = ours.dialer_with(port.address, Some(credential));
+    let mut agent = Agent::start(dialer, "a", "c");
+    let why = refusal(&mut agent).await;
+    assert!(why.contains("certificate"), "{why}");
+    agent.stop().await;
+}
+
+/// Why there is no session, once there was a try.
+async fn refusal(agent: &mut Agent) -> String {
+    let never_tried = format!("{:?}", Link::default());
+    let down = agent.link.wait_for(|link| format!("{link:?}") != never_tried);
+    let link = tokio::time::timeout(PATIENCE, down).await.unwrap().unwrap();
+    match &*link {
+        Link::Down(why) => why.clone(),
+        Link::Up(_) => panic!("there is a session"),
+    }
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_not_let_in() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let long_ago = clock::wall() - jiff::SignedDuration::from_hours(24 * 60);
+    let credential = home.credential("edge-0", &uid("edge-0"), long_ago, DAY);
+    let mut agent = Agent::start(home.dialer_with(port.address, Some(credential)), "a", "c");
+    let why = refusal(&mut agent).await;
+    assert!(why.contains("expired"), "{why}");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_session_ends_with_its_certificate() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let credential =
+        home.credential("edge-0", &uid("edge-0"), clock::wall(), Duration::from_secs(3));
+    let dialer = home.dialer_with(port.address, Some(credential));
+    let mut stream = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0"))).await.unwrap();
+    let status = stream.end().await;
+    assert!(
+        status.code() == Code::Unauthenticated || status.code() == Code::Unknown || status.code() == Code::Unavailable,
+        "{status:?}"
+    );
+}
+
+#[tokio::test]
+async fn without_a_certificate_or_with_the_hubs_own_nothing_is_answered() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let own = home.authority.hub_credential(clock::wall()).unwrap();
+    for credential in [None, Some(own)] {
+        let dialer = home.dialer_with(port.address, credential);
+        let Ok(connection) = dialer.connect().await else { continue };
+        let mut fleet = connection.fleet();
+        let (_say, said) = mpsc::channel::<AgentMessage>(1);
+        let status = fleet.connect(ReceiverStream::new(said)).await.unwrap_err();
+        assert!(
+            matches!(status.code(), Code::Unauthenticated | Code::Unknown | Code::Unavailable),
+            "{status:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_of_a_former_edge_cluster_or_of_none_is_refused_with_the_remedy() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    for (name, uid) in [("edge-0", "uid-before"), ("edge-7", "uid-of-edge-7")] {
+        let credential = home.credential(name, uid, clock::wall(), DAY);
+        let dialer = home.dialer_with(port.address, Some(credential));
+        let status = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0")))
+            .await
+            .err()
+            .expect("a refusal");
+        assert_eq!(status.code(), Code::PermissionDenied);
+        assert!(status.message().contains("kubectl krypton join"), "{status:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_refused() {
+    let members = names(2);
+    let home = Home::new().with_members(&members);
+    let port = home.listen(None).await;
+    // No message has a place for a member's name: a Tenant that is called like one changes nothing.
+    let first = Agent::start(home.dialer(port.address, "edge-0"), "a", "cluster-0");
+    home.knows("edge-0", |facts| facts.uid.is_some()).await;
+    let mut stream = Stream::open(&home.dialer(port.address, "edge-0"), Said::Hello(Hello {
+        replica: "edge-1".to_owned(),
+        ..hello(1, "0.1.0")
+    }))
+    .await
+    .unwrap();
+    let Say::Welcome(_) = stream.hear().await.unwrap() else { panic!("no Welcome") };
+    stream
+        .say(Said::Report(Report {
+            tenants: vec![Tenant { namespace: "edge-1".to_owned(), name: "edge-1".to_owned(), state: None }],
+            member: Some((&holds_the_lease()).into()),
+            complete: Some(0),
+        }))
+        .await;
+    home.knows("edge-0", |facts| facts.holder.is_some()).await;
+    assert_eq!(home.facts.get("edge-1"), None);
+    // The member is on record for another cluster now.
+    let recorded = Admission { refused: None, cluster_uid: Some("cluster-0".to_owned()) };
+    home.members.get("edge-0").unwrap().admission.send_replace(recorded);
+    let clone = Stream::open(&home.dialer(port.address, "edge-0"), Said::Hello(hello(1, "0.1.0")));
+    let status = clone.await.unwrap().end().await;
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(status.message().contains("cluster-0"), "{status:?}");
+    assert!(first.link.borrow().is_up(), "the established session stays");
+    first.stop().await;
+}
+
+#[tokio::test]
+async fn versions_that_do_not_fit_are_refused_with_what_to_do() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let cases = [
+        (0, "0.1.0", "protocol"),
+        (9, "0.1.0", "protocol"),
+        (1, "0.9.0", "upgrade the hub"),
+        (1, "latest", "SemVer"),
+    ];
+    for (protocol, version, word) in cases {
+        let dialer = home.dialer(port.address, "edge-0");
+        let mut stream = Stream::open(&dialer, Said::Hello(hello(protocol, version))).await.unwrap();
+        let status = stream.end().await;
+        assert_eq!(status.code(), Code::FailedPrecondition, "{version}");
+        assert!(status.message().contains(word), "{status:?}");
+    }
+}
+
+#[tokio::test]
+async fn messages_that_break_the_protocol_end_their_session_and_no_other() {
+    let members = names(2);
+    let home = Home::new().with_members(&members);
+    let port = home.listen(None).await;
+    let mut other = Agent::start(home.dialer(port.address, "edge-1"), "a", "c");
+    other.has("1.0.0").await;
+    let heartbeat = Said::Heartbeat(Heartbeat { tenants: 0, digest_high: 0, digest_low: 0 });
+    let nameless = Said::Report(Report {
+        tenants: vec![Tenant { namespace: String::new(), name: "t".to_owned(), state: None }],
+        ..Report::default()
+    });
+    let oversized = Said::Applied(Applied { version: None, digest: "x".repeat(2 << 20) });
+    let dialer = home.dialer(port.address, "edge-0");
+    let mut not_hello = Stream::open(&dialer, heartbeat).await.unwrap();
+    assert_eq!(not_hello.end().await.code(), Code::InvalidArgument);
+    for (message, code) in [(nameless, Code::InvalidArgument), (oversized, Code::OutOfRange)] {
+        let mut stream = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0"))).await.unwrap();
+        let Say::Welcome(_) = stream.hear().await.unwrap() else { panic!("no Welcome") };
+        stream.say(message).await;
+        assert_eq!(stream.end().await.code(), code);
+    }
+    assert!(other.link.borrow().is_up());
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn the_newer_of_two_sessions_of_a_replica_wins_and_other_replicas_stay() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let dialer = home.dialer(port.address, "edge-0");
+    let as_replica = |replica: &str| {
+        let replica = replica.to_owned();
+        Said::Hello(Hello { replica, ..hello(1, "0.1.0") })
+    };
+    let mut other = Stream::open(&dialer, as_replica("b")).await.unwrap();
+    let mut older = Stream::open(&dialer, as_replica("a")).await.unwrap();
+    let Say::Welcome(_) = older.hear().await.unwrap() else { panic!("no Welcome") };
+    let Say::Welcome(_) = other.hear().await.unwrap() else { panic!("no Welcome") };
+    let mut newer = Stream::open(&dialer, as_replica("a")).await.unwrap();
+    assert_eq!(older.end().await.code(), Code::Aborted);
+    for stream in [&mut newer, &mut other] {
+        let heard = loop {
+            match stream.hear().await.unwrap() {
+                Say::Desired(desired) => break desired,
+                Say::Welcome(_) => {}
+                heard => panic!("{heard:?}"),
+            }
+        };
+        assert!(heard.version.is_some());
+    }
+    assert_eq!(home.metrics.sessions.get(), 2);
+}
+
+#[tokio::test]
+async fn a_banned_member_is_cut_off_at_once() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
+    agent.has("1.0.0").await;
+    let refused = Admission { refused: Some("spec.banned is set".to_owned()), cluster_uid: None };
+    home.members.get("edge-0").unwrap().admission.send_replace(refused);
+    agent.is_up(false).await;
+    let why = format!("{:?}", &*agent.link.borrow());
+    assert!(why.contains("spec.banned"), "{why}");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_comes_back_to_a_restarted_hub_and_says_all_again() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let address = port.address;
+    let mut agent = Agent::start(home.dialer(address, "edge-0"), "a", "c");
+    agent.has("1.0.0").await;
+    agent.board.member(&holds_the_lease());
+    home.knows("edge-0", |facts| facts.holder.is_some()).await;
+    port.close().await;
+    agent.is_up(false).await;
+    home.knows("edge-0", |facts| facts.healthy.reason == "AgentAway").await;
+    let _port = home.listen(Some(address)).await;
+    agent.is_up(true).await;
+    home.knows("edge-0", |facts| facts.holder.is_some()).await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_is_started_before_its_hub_connects_when_it_is_there() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let address = port.address;
+    port.close().await;
+    let mut agent = Agent::start(home.dialer(address, "edge-0"), "a", "c");
+    let why = refusal(&mut agent).await;
+    assert!(why.contains(&address.to_string()), "{why}");
+    let _port = home.listen(Some(address)).await;
+    agent.has("1.0.0").await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn two_hundred_agents_at_once_are_all_served() {
+    let members = names(200);
+    let home = Home::new().with_members(&members);
+    let port = home.listen(None).await;
+    let mut agents: Vec<Agent> = members
+        .iter()
+        .map(|name| Agent::start(home.dialer(port.address, name), "a", name))
+        .collect();
+    for agent in &mut agents {
+        agent.has("1.0.0").await;
+    }
+    assert_eq!(home.metrics.sessions.get(), 200);
+    // All of them lose their hub at one moment, and find it again.
+    let address = port.address;
+    port.close().await;
+    for agent in &mut agents {
+        agent.is_up(false).await;
+    }
+    let _port = home.listen(Some(address)).await;
+    for agent in &mut agents {
+        agent.is_up(true).await;
+    }
+    assert_eq!(home.metrics.sessions.get(), 200);
+    for agent in agents {
+        agent.stop().await;
+    }
+}
+
+/// A peer that vanishes without a word: bytes go nowhere from some moment on.
+#[tokio::test]
+async fn a_half_open_connection_is_found_dead_by_both_sides() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let relay = Relay::start(port.address).await;
+    let mut agent = Agent::start(home.dialer(relay.address, "edge-0"), "a", "c");
+    agent.has("1.0.0").await;
+    relay.swallow.cancel();
+    agent.is_up(false).await;
+    home.knows("edge-0", |facts| facts.healthy.reason == "AgentAway" || facts.mode == krypton_crds::edge_cluster::Mode::None)
+        .await;
+    assert_eq!(home.metrics.sessions.get(), 0);
+    agent.stop().await;
+}
+
+/// Carries bytes both ways until it swallows them, and keeps its sockets open.
+struct Relay {
+    address: SocketAddr,
+    swallow: CancellationToken,
+    _stop: DropGuard,
+}
+
+impl Relay {
+    async fn start(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (swallow, stop) = (CancellationToken::new(), CancellationToken::new());
+        let (swallowing, stopping) = (swallow.clone(), stop.clone());
+        tokio::spawn(async move {
+            while let Some(Ok((mut from, _))) = stopping.run_until_cancelled(listener.accept()).await {
+                let (swallowing, stopping) = (swallowing.clone(), stopping.clone());
+                tokio::spawn(async move {
+                    let mut to = tokio::net::TcpStream::connect(to).await.unwrap();
+                    let carrying = tokio::io::copy_bidirectional(&mut from, &mut to);
+                    if swallowing.run_until_cancelled(carrying).await.is_none() {
+                        stopping.cancelled().await;
+                    }
+                });
+            }
+        });
+        Self {
+            address,
+            swallow,
+            _stop: stop.drop_guard(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_port_that_speaks_no_tls_is_named_as_such() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+        tokio::io::AsyncWriteExt::write_all(&mut stream, answer).await.unwrap();
+        stream
+    });
+    let home = Home::new();
+    let problem: DialError = home.dialer(address, "edge-0").connect().await.unwrap_err();
+    let said = chain(&problem);
+    assert!(said.contains(&address.to_string()) && said.contains("TLS"), "{said}");
+    serving.await.unwrap();
+}
