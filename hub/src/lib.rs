@@ -8,6 +8,7 @@ pub mod aggregate;
 pub mod authority;
 pub mod desired;
 pub mod discovery;
+pub mod enrolment;
 pub mod facts;
 pub mod fleet;
 pub mod found;
