@@ -7,6 +7,7 @@ pub mod aggregate;
 pub mod authority;
 pub mod desired;
 pub mod discovery;
+pub mod enrolment;
 pub mod facts;
 pub mod fleet;
 pub mod fleet_service;

@@ -1,0 +1,394 @@
+//! How agents get their certificates: the service `Enrollment`, and renewal for those that have one.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use krypton_agent::clock;
+use krypton_common::error_chain::chain;
+use krypton_common::names::SELF_CLUSTER;
+use krypton_common::spiffe::is_member_name;
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
+use krypton_proto::v1;
+use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
+use kube::api::{Api, PostParams};
+use kube::{Client, Error as KubeError};
+use rustls::pki_types::CertificateDer;
+use thiserror::Error;
+use tokio::sync::Semaphore;
+use tonic::{Request, Response, Status};
+
+use crate::authority::{
+    AGENT_CERTIFICATE_LIFE, AgentCertificate, Authority, AuthorityError, REQUEST_MAX_BYTES,
+    RequestError, public_key_digest,
+};
+use crate::join_token::{self, Refusal, TokenError, Verdict};
+use crate::listener::Peer;
+
+/// A request and what goes with it, which is small.
+const MESSAGE_MAX: usize = REQUEST_MAX_BYTES + 4096;
+/// Each asks the apiserver of home four times.
+const AT_ONCE: usize = 16;
+const DEADLINE: Duration = Duration::from_secs(15);
+/// Somebody who makes the EdgeCluster and deletes it again, three times in a row, is not waited for.
+const TRIES: usize = 3;
+/// A UID of Kubernetes has 36.
+const UID_MAX: usize = 64;
+const SHOWN_CHARS: usize = 64;
+
+/// Why there is no certificate. What is told to the agent is what `Display` says.
+#[derive(Debug, Error)]
+enum EnrolmentError {
+    #[error("the hub is busy with other enrolments; this one is to be tried again")]
+    Busy,
+    #[error("the hub had no answer of its home cluster within {} s; this is to be tried again", DEADLINE.as_secs())]
+    Deadline,
+    #[error(
+        "the hub could not read or mark the join token; its log says why, this is to be tried again"
+    )]
+    Token(#[source] TokenError),
+    #[error(
+        "the hub could not read or make the EdgeCluster {cluster}; its log says why, this is to be tried again"
+    )]
+    EdgeCluster {
+        cluster: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("the EdgeCluster {cluster} comes and goes; this is to be tried again")]
+    Unsteady { cluster: String },
+    #[error("the EdgeCluster {cluster} is being deleted; the cluster can join when it is gone")]
+    BeingDeleted { cluster: String },
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("the UID of the cluster's namespace kube-system is missing or none")]
+    ClusterUid,
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(
+        "the join token is for {cluster:?}, under which no agent can join; run 'kubectl krypton join NAME' with another name"
+    )]
+    Name { cluster: String },
+    #[error(
+        "cluster {cluster} is banned; set spec.banned of its EdgeCluster to false and start the agent again"
+    )]
+    Banned { cluster: String },
+    #[error(
+        "cluster {cluster} is known with the UID {known}, and this cluster has the UID {found}: it was rebuilt, or another cluster is joining under its name; if it was rebuilt, delete the EdgeCluster {cluster} and run 'kubectl krypton join {cluster}' again"
+    )]
+    AnotherCluster {
+        cluster: String,
+        known: String,
+        found: String,
+    },
+    #[error("the hub could not sign the certificate; its log says why")]
+    Sign(#[source] AuthorityError),
+}
+
+impl EnrolmentError {
+    fn status(&self) -> Status {
+        let message = self.to_string();
+        match self {
+            Self::Busy => Status::resource_exhausted(message),
+            Self::Deadline
+            | Self::Token(_)
+            | Self::EdgeCluster { .. }
+            | Self::Unsteady { .. }
+            | Self::BeingDeleted { .. } => Status::unavailable(message),
+            Self::Request(_) | Self::ClusterUid => Status::invalid_argument(message),
+            Self::Refused(_) | Self::Banned { .. } => Status::permission_denied(message),
+            Self::Name { .. } | Self::AnotherCluster { .. } => Status::failed_precondition(message),
+            Self::Sign(_) => Status::internal(message),
+        }
+    }
+}
+
+/// Gives certificates to agents.
+pub struct Enrolment {
+    client: Client,
+    /// Of the hub, where the tokens are.
+    namespace: String,
+    authority: Arc<Authority>,
+    places: Semaphore,
+}
+
+impl fmt::Debug for Enrolment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Enrolment")
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Enrolment {
+    pub fn new(client: Client, namespace: String, authority: Arc<Authority>) -> Self {
+        Self {
+            client,
+            namespace,
+            authority,
+            places: Semaphore::new(AT_ONCE),
+        }
+    }
+
+    /// The service, with its limit of sizes.
+    pub fn service(self: &Arc<Self>) -> EnrollmentServer<Self> {
+        EnrollmentServer::from_arc(Arc::clone(self)).max_decoding_message_size(MESSAGE_MAX)
+    }
+
+    /// A certificate for a key that may be new, of the member whose certificate asks. The caller has
+    /// checked that this member is still to be let in.
+    pub fn renew(
+        &self,
+        peer: &AgentCertificate,
+        certificate_request: &[u8],
+    ) -> Result<v1::RenewResponse, Status> {
+        let now = clock::wall();
+        match self.sign(certificate_request, &peer.cluster, &peer.uid, now) {
+            Ok(certificates) => {
+                tracing::info!(member = peer.cluster, "renewed an agent's certificate");
+                Ok(v1::RenewResponse {
+                    certificates: on_the_wire(certificates),
+                    roots: on_the_wire(self.authority.roots()),
+                })
+            }
+            Err(error) => {
+                tracing::warn!(
+                    member = peer.cluster,
+                    error = %chain(&error),
+                    "renewing an agent's certificate was refused"
+                );
+                Err(error.status())
+            }
+        }
+    }
+
+    async fn admit(
+        &self,
+        request: &v1::EnrollRequest,
+        now: Timestamp,
+    ) -> Result<Admitted, EnrolmentError> {
+        let key = public_key_digest(&request.certificate_request)?;
+        if !is_uid(&request.cluster_uid) {
+            return Err(EnrolmentError::ClusterUid);
+        }
+        let client = || self.client.clone();
+        let shown = join_token::look_up(client(), &self.namespace, &request.token)
+            .await
+            .map_err(EnrolmentError::Token)?;
+        let again = match shown.verdict(now, &key) {
+            Verdict::Use => false,
+            Verdict::Again => true,
+            Verdict::Refuse(refusal) => return Err(refusal.into()),
+        };
+        let cluster = shown.record().map(|record| record.cluster.clone());
+        let cluster = cluster.ok_or(Refusal::Unknown)?;
+        if !is_member_name(&cluster) || cluster == SELF_CLUSTER {
+            return Err(EnrolmentError::Name { cluster });
+        }
+        let object = get_or_make(client(), &cluster).await?;
+        check(&cluster, &object, &request.cluster_uid)?;
+        // Before the certificate leaves: whoever comes second with this token is refused.
+        join_token::redeem(client(), &self.namespace, shown, &key, now)
+            .await
+            .map_err(EnrolmentError::Token)??;
+        let uid = object.metadata.uid.unwrap_or_default();
+        let certificates = self.sign(&request.certificate_request, &cluster, &uid, now)?;
+        Ok(Admitted {
+            cluster,
+            again,
+            certificates,
+        })
+    }
+
+    fn sign(
+        &self,
+        request: &[u8],
+        cluster: &str,
+        uid: &str,
+        now: Timestamp,
+    ) -> Result<Vec<CertificateDer<'static>>, EnrolmentError> {
+        let signed = self
+            .authority
+            .sign_agent(request, cluster, uid, now, AGENT_CERTIFICATE_LIFE);
+        match signed {
+            Err(AuthorityError::Request(error)) => Err(error.into()),
+            signed => signed.map_err(EnrolmentError::Sign),
+        }
+    }
+}
+
+/// Who got in.
+struct Admitted {
+    cluster: String,
+    again: bool,
+    certificates: Vec<CertificateDer<'static>>,
+}
+
+#[tonic::async_trait]
+impl Enrollment for Enrolment {
+    async fn enroll(
+        &self,
+        request: Request<v1::EnrollRequest>,
+    ) -> Result<Response<v1::EnrollResponse>, Status> {
+        let address = request
+            .extensions()
+            .get::<Peer>()
+            .map(|peer| peer.address.to_string())
+            .unwrap_or_default();
+        let request = request.into_inner();
+        let admitted = match self.places.try_acquire() {
+            Err(_) => Err(EnrolmentError::Busy),
+            Ok(_place) => tokio::time::timeout(DEADLINE, self.admit(&request, clock::wall()))
+                .await
+                .unwrap_or(Err(EnrolmentError::Deadline)),
+        };
+        match admitted {
+            Ok(admitted) => {
+                let version: String = request.agent_version.chars().take(SHOWN_CHARS).collect();
+                tracing::info!(
+                    member = admitted.cluster,
+                    address,
+                    agent_version = ?version,
+                    cluster_uid = request.cluster_uid,
+                    again = admitted.again,
+                    "an agent has enrolled"
+                );
+                Ok(Response::new(v1::EnrollResponse {
+                    certificates: on_the_wire(admitted.certificates),
+                    roots: on_the_wire(self.authority.roots()),
+                }))
+            }
+            Err(error) => {
+                tracing::warn!(address, error = %chain(&error), "an enrolment was refused");
+                Err(error.status())
+            }
+        }
+    }
+}
+
+/// Whether the cluster with `cluster_uid` may join as this member.
+fn check(cluster: &str, object: &EdgeCluster, cluster_uid: &str) -> Result<(), EnrolmentError> {
+    let cluster = cluster.to_owned();
+    if object.metadata.deletion_timestamp.is_some() {
+        return Err(EnrolmentError::BeingDeleted { cluster });
+    }
+    if object.spec.banned {
+        return Err(EnrolmentError::Banned { cluster });
+    }
+    let known = object
+        .status
+        .as_ref()
+        .and_then(|status| status.cluster_uid.clone());
+    match known {
+        Some(known) if known != cluster_uid => Err(EnrolmentError::AnotherCluster {
+            cluster,
+            known,
+            found: cluster_uid.to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, EnrolmentError> {
+    let api: Api<EdgeCluster> = Api::all(client);
+    let failed = |source| EnrolmentError::EdgeCluster {
+        cluster: cluster.to_owned(),
+        source,
+    };
+    let new = EdgeCluster::new(cluster, EdgeClusterSpec::default());
+    for _ in 0..TRIES {
+        if let Some(object) = api.get_opt(cluster).await.map_err(failed)? {
+            return Ok(object);
+        }
+        match api.create(&PostParams::default(), &new).await {
+            Err(KubeError::Api(status)) if status.code == 409 => {}
+            made => return made.map_err(failed),
+        }
+    }
+    let cluster = cluster.to_owned();
+    Err(EnrolmentError::Unsteady { cluster })
+}
+
+fn is_uid(text: &str) -> bool {
+    (1..=UID_MAX).contains(&text.len())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+}
+
+fn on_the_wire<T: From<Vec<u8>>>(certificates: Vec<CertificateDer<'static>>) -> Vec<T> {
+    let bytes = certificates.into_iter().map(|der| der.to_vec().into());
+    bytes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use krypton_crds::edge_cluster::EdgeClusterStatus;
+    use tonic::Code;
+
+    use super::*;
+
+    fn edge_cluster(uid: Option<&str>) -> EdgeCluster {
+        let mut object = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
+        object.status = Some(EdgeClusterStatus {
+            cluster_uid: uid.map(str::to_owned),
+            ..EdgeClusterStatus::default()
+        });
+        object
+    }
+
+    fn refusal(object: &EdgeCluster) -> Status {
+        check("edge-1", object, "here").unwrap_err().status()
+    }
+
+    #[test]
+    fn the_cluster_that_is_known_may_join_and_one_that_is_not_known_yet() {
+        let mut unheard = edge_cluster(None);
+        check("edge-1", &unheard, "here").unwrap();
+        unheard.status = None;
+        check("edge-1", &unheard, "here").unwrap();
+        check("edge-1", &edge_cluster(Some("here")), "here").unwrap();
+    }
+
+    #[test]
+    fn another_cluster_does_not_join_under_a_name_that_is_taken() {
+        let status = refusal(&edge_cluster(Some("there")));
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        for word in ["edge-1", "UID there", "UID here", "delete the EdgeCluster"] {
+            assert!(status.message().contains(word), "{}", status.message());
+        }
+    }
+
+    #[test]
+    fn a_banned_member_is_refused_and_one_that_is_going_has_to_wait() {
+        let mut banned = edge_cluster(Some("here"));
+        banned.spec.banned = true;
+        assert_eq!(refusal(&banned).code(), Code::PermissionDenied);
+        let mut going = edge_cluster(Some("here"));
+        going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        assert_eq!(refusal(&going).code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn what_is_no_uid_is_refused() {
+        assert!(is_uid("6f1f2f3c-0000-4000-8000-0123456789ab"));
+        for wrong in ["", "a b", "a\n", "ü", "a\"", &"a".repeat(65)] {
+            assert!(!is_uid(wrong), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_went_wrong_at_home_is_not_told_to_strangers() {
+        let source = KubeError::LinesCodecMaxLineLengthExceeded;
+        let error = EnrolmentError::Token(TokenError::Read {
+            namespace: "krypton".to_owned(),
+            name: "krypton-join-x".to_owned(),
+            source,
+        });
+        let status = error.status();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(!status.message().contains("krypton-join"));
+        assert!(chain(&error).contains("krypton-join-x"));
+    }
+}
