@@ -8,7 +8,10 @@ pub mod admin;
 pub mod chart;
 pub mod clock;
 pub mod crd;
+pub mod dial;
 pub mod events;
+#[cfg(test)]
+pub(crate) mod fake_hub;
 pub mod fence;
 pub mod helm;
 pub mod index;
@@ -19,6 +22,7 @@ pub mod release;
 pub mod report;
 pub mod rescue;
 pub mod scratch;
+pub mod session;
 pub mod signals;
 pub mod status;
 pub mod watch_backoff;

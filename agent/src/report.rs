@@ -1,8 +1,10 @@
 //! What a reconciler says to its caller: one slot per Tenant and one for the member, the latest wins.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
 
+use krypton_common::desired::Version;
 use krypton_common::member::MemberReport;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use tokio::sync::Notify;
@@ -13,6 +15,14 @@ pub struct Changes {
     pub member: Option<MemberReport>,
     /// `None` for a Tenant that is gone or names another member.
     pub tenants: BTreeMap<TenantKey, Option<TenantReport>>,
+}
+
+/// Some of the changes.
+#[derive(Debug)]
+pub struct Part {
+    pub changes: Changes,
+    /// Beyond these there is no more.
+    pub last: bool,
 }
 
 #[derive(Debug, Default)]
@@ -31,7 +41,8 @@ pub struct ReportBoard {
 }
 
 impl ReportBoard {
-    pub(crate) fn tenant(&self, key: &TenantKey, report: Option<TenantReport>) {
+    /// Puts `report` into the Tenant's slot; `None` when it is gone or names another member.
+    pub fn tenant(&self, key: &TenantKey, report: Option<TenantReport>) {
         let mut slots = self.lock();
         let same = slots.tenants.get(key) == report.as_ref();
         if same {
@@ -54,7 +65,7 @@ impl ReportBoard {
             .map(|report| report.observed_generation)
     }
 
-    pub(crate) fn member(&self, report: &MemberReport) {
+    pub fn member(&self, report: &MemberReport) {
         let mut slots = self.lock();
         if slots.member == *report {
             return;
@@ -67,38 +78,62 @@ impl ReportBoard {
 
     /// Waits until something has changed, and takes it.
     pub async fn changes(&self) -> Changes {
+        self.changed().await;
+        self.take(None, usize::MAX).changes
+    }
+
+    /// Waits until something has changed, and leaves it. For one waiter at a time.
+    pub async fn changed(&self) {
         loop {
             let notified = self.changed.notified();
-            let changes = self.take();
-            if changes.member.is_some() || !changes.tenants.is_empty() {
-                return changes;
+            {
+                let slots = self.lock();
+                if slots.member_changed || !slots.changed.is_empty() {
+                    return;
+                }
             }
             notified.await;
         }
     }
 
-    /// Marks all as changed: the next `changes` is the whole account.
+    /// Marks everything as changed: what is taken next is the whole account. Who is gone by now is not
+    /// in it.
     pub fn resend(&self) {
         let mut slots = self.lock();
-        let keys: Vec<TenantKey> = slots.tenants.keys().cloned().collect();
-        slots.changed.extend(keys);
+        slots.changed = slots.tenants.keys().cloned().collect();
         slots.member_changed = true;
         drop(slots);
         self.changed.notify_one();
     }
 
-    fn take(&self) -> Changes {
+    /// Takes the changes of at most `limit` Tenants, in the order of their keys, beyond `after`. The
+    /// member's comes with the last of them.
+    pub fn take(&self, after: Option<&TenantKey>, limit: usize) -> Part {
         let mut slots = self.lock();
-        let keys = std::mem::take(&mut slots.changed);
-        let tenants = keys
-            .into_iter()
-            .map(|key| {
-                let report = slots.tenants.get(&key).cloned();
-                (key, report)
-            })
-            .collect();
-        let member = std::mem::take(&mut slots.member_changed).then(|| slots.member.clone());
-        Changes { member, tenants }
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut beyond = slots.changed.range((start, Bound::Unbounded));
+        let keys: Vec<TenantKey> = beyond.by_ref().take(limit).cloned().collect();
+        let last = beyond.next().is_none();
+        let mut tenants = BTreeMap::new();
+        for key in keys {
+            slots.changed.remove(&key);
+            let report = slots.tenants.get(&key).cloned();
+            tenants.insert(key, report);
+        }
+        let member =
+            (last && std::mem::take(&mut slots.member_changed)).then(|| slots.member.clone());
+        let changes = Changes { member, tenants };
+        Part { changes, last }
+    }
+
+    /// How many Tenants have a report.
+    pub fn tenants(&self) -> usize {
+        self.lock().tenants.len()
+    }
+
+    /// What is acted on, as last reported.
+    pub fn applied(&self) -> Option<(Version, String)> {
+        self.lock().member.applied.clone()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Slots> {
@@ -166,5 +201,47 @@ mod tests {
             changes.tenants.into_iter().collect::<Vec<_>>(),
             vec![(key("a"), None)]
         );
+    }
+
+    #[tokio::test]
+    async fn after_resend_the_next_changes_are_the_whole_account() {
+        let board = ReportBoard::default();
+        for name in ["a", "b", "gone"] {
+            board.tenant(&key(name), Some(report(1)));
+        }
+        board.changes().await;
+        board.tenant(&key("gone"), None);
+        board.resend();
+        let changes = board.changes().await;
+        assert_eq!(changes.member, Some(MemberReport::default()));
+        let named: Vec<_> = changes.tenants.keys().cloned().collect();
+        assert_eq!(named, [key("a"), key("b")]);
+    }
+
+    #[test]
+    fn an_account_in_parts_names_each_tenant_once_however_fast_they_change() {
+        let board = ReportBoard::default();
+        for name in ["a", "b", "c", "d", "e"] {
+            board.tenant(&key(name), Some(report(1)));
+        }
+        board.resend();
+        let mut after = None;
+        let mut named = Vec::new();
+        loop {
+            let part = board.take(after.as_ref(), 2);
+            assert!(part.changes.tenants.len() <= 2);
+            assert_eq!(part.changes.member.is_some(), part.last);
+            after = part.changes.tenants.keys().last().cloned().or(after);
+            named.extend(part.changes.tenants.into_keys());
+            // What was sent already changes again: it waits for its turn after the account.
+            board.tenant(&key("a"), Some(report(named.len() as i64 + 1)));
+            if part.last {
+                break;
+            }
+        }
+        assert_eq!(named, ["a", "b", "c", "d", "e"].map(key));
+        let after = board.take(None, 2);
+        assert_eq!(after.changes.tenants[&key("a")], Some(report(6)));
+        assert!(after.last);
     }
 }

@@ -1,0 +1,373 @@
+//! A fake hub for unit tests: the wire over real TLS on loopback, with whatever the test answers.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use arc_swap::ArcSwap;
+use krypton_common::spiffe::SpiffeId;
+use krypton_common::tls::{self, Credential};
+use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
+use krypton_proto::v1::fleet_server::{Fleet, FleetServer};
+use krypton_proto::v1::{
+    AgentMessage, ChartPart, EnrollRequest, EnrollResponse, FetchChartRequest, Hello, HubMessage,
+    RenewRequest, RenewResponse, Welcome, agent_message, hub_message,
+};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+    date_time_ymd,
+};
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::dial::Dialer;
+
+pub(crate) const TRUST_DOMAIN: &str = "fake.krypton";
+
+/// When certificates are valid.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Valid {
+    Now,
+    Past,
+}
+
+/// A CA as the hub has one.
+pub(crate) struct FakeAuthority {
+    issuer: Issuer<'static, KeyPair>,
+    root: CertificateDer<'static>,
+    pub(crate) root_pem: String,
+}
+
+impl FakeAuthority {
+    pub(crate) fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key).unwrap();
+        Self {
+            root: certificate.der().clone(),
+            root_pem: certificate.pem(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    pub(crate) fn roots(&self) -> Vec<CertificateDer<'static>> {
+        vec![self.root.clone()]
+    }
+
+    fn params(id: &SpiffeId, usage: ExtendedKeyUsagePurpose, valid: Valid) -> CertificateParams {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "fake");
+        params.subject_alt_names = vec![SanType::URI(id.to_string().try_into().unwrap())];
+        params.extended_key_usages = vec![usage];
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = match valid {
+            Valid::Now => date_time_ymd(2100, 1, 1),
+            Valid::Past => date_time_ymd(2021, 1, 1),
+        };
+        params
+    }
+
+    fn credential(&self, params: &CertificateParams) -> Credential {
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        Credential {
+            certificates: vec![certificate.der().clone()],
+            key: PrivateKeyDer::Pkcs8(key.serialize_der().into()),
+        }
+    }
+
+    pub(crate) fn hub(&self, valid: Valid) -> Credential {
+        let id = SpiffeId::hub(TRUST_DOMAIN);
+        self.credential(&Self::params(
+            &id,
+            ExtendedKeyUsagePurpose::ServerAuth,
+            valid,
+        ))
+    }
+
+    /// For whom a server would be that is not the hub.
+    pub(crate) fn impostor(&self) -> Credential {
+        let id = SpiffeId::cluster(TRUST_DOMAIN, "edge-2");
+        self.credential(&Self::params(
+            &id,
+            ExtendedKeyUsagePurpose::ServerAuth,
+            Valid::Now,
+        ))
+    }
+
+    pub(crate) fn agent(&self, valid: Valid) -> Credential {
+        let id = SpiffeId::cluster(TRUST_DOMAIN, "edge-1");
+        self.credential(&Self::params(
+            &id,
+            ExtendedKeyUsagePurpose::ClientAuth,
+            valid,
+        ))
+    }
+
+    /// As enrolment does it.
+    pub(crate) fn sign(&self, request: &[u8], cluster: &str) -> Vec<u8> {
+        let request = CertificateSigningRequestDer::from(request);
+        let mut request = CertificateSigningRequestParams::from_der(&request).unwrap();
+        let id = SpiffeId::cluster(TRUST_DOMAIN, cluster);
+        request.params = Self::params(&id, ExtendedKeyUsagePurpose::ClientAuth, Valid::Now);
+        request.signed_by(&self.issuer).unwrap().der().to_vec()
+    }
+
+    /// A dialer with an agent's certificate.
+    pub(crate) fn dialer(&self, addresses: Vec<String>, valid: Valid) -> Dialer {
+        let config = tls::client_config(&self.roots(), Some(self.agent(valid))).unwrap();
+        Dialer::new(addresses, Arc::new(ArcSwap::from_pointee(config)))
+    }
+}
+
+/// One stream of an agent, in the hands of the test.
+pub(crate) struct FakeSession {
+    pub(crate) incoming: Streaming<AgentMessage>,
+    outgoing: mpsc::Sender<Result<HubMessage, Status>>,
+}
+
+impl FakeSession {
+    pub(crate) async fn next(&mut self) -> Option<agent_message::Kind> {
+        self.incoming.message().await.ok()??.kind
+    }
+
+    pub(crate) async fn send(&self, kind: hub_message::Kind) {
+        let message = HubMessage { kind: Some(kind) };
+        self.outgoing.send(Ok(message)).await.unwrap();
+    }
+
+    pub(crate) async fn fail(self, status: Status) {
+        self.outgoing.send(Err(status)).await.unwrap();
+    }
+
+    /// Hears Hello, and says Welcome.
+    pub(crate) async fn greet(&mut self) -> Hello {
+        let Some(agent_message::Kind::Hello(hello)) = self.next().await else {
+            panic!("a session begins with Hello");
+        };
+        let welcome = Welcome {
+            protocol: 1,
+            hub_version: "0.1.0".to_owned(),
+            session: 7,
+            heartbeat_millis: 1000,
+            now: crate::clock::wall().as_second(),
+        };
+        self.send(hub_message::Kind::Welcome(welcome)).await;
+        hello
+    }
+}
+
+type Enrol = Box<dyn Fn(EnrollRequest) -> Result<EnrollResponse, Status> + Send + Sync>;
+type Renew = Box<dyn Fn(RenewRequest) -> Result<RenewResponse, Status> + Send + Sync>;
+
+/// What the fake answers.
+pub(crate) struct Answers {
+    pub(crate) enrol: Enrol,
+    pub(crate) renew: Renew,
+    pub(crate) chart: Mutex<(Option<FetchChartRequest>, Vec<ChartPart>)>,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self {
+            enrol: Box::new(|_| Err(Status::unimplemented("no enrolment in this test"))),
+            renew: Box::new(|_| Err(Status::unimplemented("no renewal in this test"))),
+            chart: Mutex::default(),
+        }
+    }
+}
+
+pub(crate) struct FakeHub {
+    pub(crate) address: SocketAddr,
+    pub(crate) answers: Arc<Answers>,
+    sessions: mpsc::Receiver<FakeSession>,
+    stop: CancellationToken,
+}
+
+impl FakeHub {
+    pub(crate) async fn start(authority: &FakeAuthority) -> Self {
+        let own = authority.hub(Valid::Now);
+        Self::start_as(authority, own, Answers::default(), "127.0.0.1:0").await
+    }
+
+    pub(crate) async fn start_as(
+        authority: &FakeAuthority,
+        own: Credential,
+        answers: Answers,
+        address: &str,
+    ) -> Self {
+        let config = tls::server_config(&authority.roots(), own).unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let (streams, incoming) = mpsc::channel::<io::Result<FakeStream>>(8);
+        let accepting = stop.clone();
+        tokio::spawn(async move {
+            loop {
+                let accepted = tokio::select! {
+                    () = accepting.cancelled() => return,
+                    accepted = listener.accept() => accepted,
+                };
+                let Ok((tcp, _)) = accepted else { return };
+                let Ok(tls) = acceptor.accept(tcp).await else {
+                    continue;
+                };
+                let gone = accepting.clone();
+                if streams.send(Ok(FakeStream(tls, gone))).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let (sessions_tx, sessions) = mpsc::channel(8);
+        let answers = Arc::new(answers);
+        let service = FakeService {
+            answers: Arc::clone(&answers),
+            sessions: sessions_tx,
+        };
+        let server = Server::builder()
+            .add_service(FleetServer::new(service.clone()))
+            .add_service(EnrollmentServer::new(service))
+            .serve_with_incoming_shutdown(
+                ReceiverStream::new(incoming),
+                stop.clone().cancelled_owned(),
+            );
+        tokio::spawn(server);
+        Self {
+            address,
+            answers,
+            sessions,
+            stop,
+        }
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        vec![self.address.to_string()]
+    }
+
+    pub(crate) async fn session(&mut self) -> FakeSession {
+        self.sessions.recv().await.unwrap()
+    }
+
+    /// As a process that is killed: every connection ends at once.
+    pub(crate) fn kill(&self) {
+        self.stop.cancel();
+    }
+}
+
+impl Drop for FakeHub {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// A connection that ends with its hub.
+struct FakeStream(TlsStream<TcpStream>, CancellationToken);
+
+impl Connected for FakeStream {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for FakeStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.1.is_cancelled() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for FakeStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.1.is_cancelled() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[derive(Clone)]
+struct FakeService {
+    answers: Arc<Answers>,
+    sessions: mpsc::Sender<FakeSession>,
+}
+
+#[tonic::async_trait]
+impl Fleet for FakeService {
+    type ConnectStream = ReceiverStream<Result<HubMessage, Status>>;
+    type FetchChartStream = tokio_stream::Iter<std::vec::IntoIter<Result<ChartPart, Status>>>;
+
+    async fn connect(
+        &self,
+        request: Request<Streaming<AgentMessage>>,
+    ) -> Result<Response<Self::ConnectStream>, Status> {
+        let (outgoing, messages) = mpsc::channel(8);
+        let session = FakeSession {
+            incoming: request.into_inner(),
+            outgoing,
+        };
+        let gone = |_| Status::unavailable("the test is over");
+        self.sessions.send(session).await.map_err(gone)?;
+        Ok(Response::new(ReceiverStream::new(messages)))
+    }
+
+    async fn renew(
+        &self,
+        request: Request<RenewRequest>,
+    ) -> Result<Response<RenewResponse>, Status> {
+        (self.answers.renew)(request.into_inner()).map(Response::new)
+    }
+
+    async fn fetch_chart(
+        &self,
+        request: Request<FetchChartRequest>,
+    ) -> Result<Response<Self::FetchChartStream>, Status> {
+        let mut chart = self.answers.chart.lock().unwrap();
+        chart.0 = Some(request.into_inner());
+        let parts: Vec<_> = chart.1.iter().cloned().map(Ok).collect();
+        Ok(Response::new(tokio_stream::iter(parts)))
+    }
+}
+
+#[tonic::async_trait]
+impl Enrollment for FakeService {
+    async fn enroll(
+        &self,
+        request: Request<EnrollRequest>,
+    ) -> Result<Response<EnrollResponse>, Status> {
+        (self.answers.enrol)(request.into_inner()).map(Response::new)
+    }
+}

@@ -1,0 +1,381 @@
+//! The session: one stream to the hub for as long as there is a hub, and a new one whenever it ends.
+//!
+//! It owns nothing that it carries. Reports stay in the board until there is room for them on the way,
+//! so the newest of each Tenant is sent; the newest desired state goes to a slot.
+
+mod outbox;
+mod pace;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use krypton_common::desired::{DesiredState, Version};
+use krypton_common::error_chain::chain;
+use krypton_proto::skew::PROTOCOL;
+use krypton_proto::v1::{AgentMessage, Hello, HubMessage, Welcome, agent_message, hub_message};
+use thiserror::Error;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status, Streaming};
+
+use crate::clock::{self, Boot};
+use crate::dial::{Connection, DialError, Dialer};
+use crate::report::ReportBoard;
+use outbox::Outbox;
+use pace::Pace;
+
+/// From the start of the stream to the hub's Welcome.
+const WELCOME: Duration = Duration::from_secs(10);
+/// Messages that are made and not yet on their way. The newest of everything waits in the board.
+const OUTGOING: usize = 2;
+/// Clocks that differ by more are worth a word: certificates are valid from and to a time.
+const CLOCKS: Duration = Duration::from_secs(60);
+/// What a hub may ask for between two heartbeats.
+const HEARTBEAT: std::ops::RangeInclusive<u32> = 1_000..=60_000;
+/// Distinct errors that are remembered as said.
+const SAID: usize = 16;
+
+/// Whether there is a session now.
+#[derive(Clone, Debug)]
+pub enum Link {
+    Down(String),
+    Up(Connection),
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self::Down("the hub was not reached yet".to_owned())
+    }
+}
+
+impl Link {
+    pub fn is_up(&self) -> bool {
+        matches!(self, Self::Up(_))
+    }
+}
+
+/// What a session is made of.
+#[derive(Debug)]
+pub struct Session {
+    pub dialer: Arc<Dialer>,
+    /// Which of the member's agents this is; the same after a restart.
+    pub replica: String,
+    pub cluster_uid: String,
+    pub kubernetes_version: String,
+    /// What the reconciler says.
+    pub board: Arc<ReportBoard>,
+    /// Where the hub's newest desired state goes.
+    pub desired: watch::Sender<Option<Arc<DesiredState>>>,
+    /// What was on record on the member at the start.
+    pub recorded: Option<(Version, String)>,
+    pub link: watch::Sender<Link>,
+}
+
+/// Why there is no session.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    #[error("there is no session with the hub")]
+    Dial(#[source] DialError),
+    #[error("the hub at {address} refuses this agent: {words}")]
+    Refused { address: String, words: String },
+    #[error("the session with the hub at {address} broke ({code:?}): {words}; it is tried again")]
+    Broken {
+        address: String,
+        code: Code,
+        words: String,
+    },
+    #[error("the hub at {0} has ended the session; it is tried again")]
+    Ended(String),
+    #[error("the hub at {address} did not answer within {} s; is it overloaded? it is tried again", WELCOME.as_secs())]
+    NoWelcome { address: String },
+    #[error(
+        "the hub at {address} speaks protocol {protocol}, which this agent does not; install an agent of the hub's version {hub}"
+    )]
+    Protocol {
+        address: String,
+        protocol: u32,
+        hub: String,
+    },
+    #[error("the hub at {0} did not begin with a Welcome; is it a hub?")]
+    Unexpected(String),
+}
+
+/// How a session ended that the hub had welcomed.
+enum Ending {
+    Drain { reason: String, pause: Duration },
+    Error(SessionError),
+}
+
+/// Keeps a session until `stop`.
+pub async fn run(session: Session, stop: CancellationToken) {
+    let mut pace = Pace::default();
+    let mut said = Said::default();
+    loop {
+        let ending = tokio::select! {
+            () = stop.cancelled() => break,
+            ending = session.once(&mut pace, &mut said) => ending,
+        };
+        let pause = match &ending {
+            Ending::Drain { reason, pause } => {
+                tracing::info!(%reason, "the hub ends the session; it is made anew");
+                pace.drained(*pause, rand::random())
+            }
+            Ending::Error(error) => {
+                said.say(error);
+                match error {
+                    SessionError::Refused { .. } | SessionError::Protocol { .. } => {
+                        pace.refused(rand::random())
+                    }
+                    _ => pace.failed(Boot::now(), rand::random()),
+                }
+            }
+        };
+        let problem = match ending {
+            Ending::Drain { reason, .. } => reason,
+            Ending::Error(error) => chain(&error),
+        };
+        session.link.send_replace(Link::Down(problem));
+        tokio::select! {
+            () = stop.cancelled() => break,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+    let problem = "this agent is stopping".to_owned();
+    session.link.send_replace(Link::Down(problem));
+}
+
+impl Session {
+    async fn once(&self, pace: &mut Pace, said: &mut Said) -> Ending {
+        match Box::pin(self.open(said)).await {
+            Ok(open) => {
+                pace.welcomed(Boot::now());
+                said.clear();
+                Box::pin(self.follow(open)).await
+            }
+            Err(error) => Ending::Error(error),
+        }
+    }
+
+    /// Hello and Welcome.
+    async fn open(&self, said: &mut Said) -> Result<Open, SessionError> {
+        let connection = self.dialer.connect().await.map_err(SessionError::Dial)?;
+        let address = connection.address().to_owned();
+        let (outgoing, messages) = mpsc::channel(OUTGOING);
+        // The queue is empty: there is room.
+        let _fits = outgoing.try_send(message(agent_message::Kind::Hello(self.hello())));
+        let greeting = async {
+            let mut fleet = connection.fleet();
+            let answer = fleet.connect(ReceiverStream::new(messages)).await?;
+            let mut incoming = answer.into_inner();
+            let first = incoming.message().await?;
+            Ok::<_, Status>((incoming, first))
+        };
+        let (incoming, first) = match tokio::time::timeout(WELCOME, greeting).await {
+            Ok(Ok(greeted)) => greeted,
+            Ok(Err(status)) => return Err(meaning(&connection, &status)),
+            Err(_) => return Err(SessionError::NoWelcome { address }),
+        };
+        let welcome = match first {
+            Some(HubMessage {
+                kind: Some(hub_message::Kind::Welcome(welcome)),
+            }) => welcome,
+            Some(_) => return Err(SessionError::Unexpected(address)),
+            None => return Err(SessionError::Ended(address)),
+        };
+        if !PROTOCOL.contains(&welcome.protocol) {
+            return Err(SessionError::Protocol {
+                address,
+                protocol: welcome.protocol,
+                hub: welcome.hub_version.chars().take(64).collect(),
+            });
+        }
+        said.clocks(clock::wall().as_second().saturating_sub(welcome.now));
+        Ok(Open {
+            connection,
+            outgoing,
+            incoming,
+            welcome,
+        })
+    }
+
+    fn hello(&self) -> Hello {
+        // What was on record at the start may be old news by now, or all there is.
+        let applied = self.board.applied().max(self.recorded.clone());
+        Hello {
+            protocol_min: *PROTOCOL.start(),
+            protocol_max: *PROTOCOL.end(),
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            replica: self.replica.clone(),
+            cluster_uid: self.cluster_uid.clone(),
+            kubernetes_version: self.kubernetes_version.clone(),
+            applied: applied
+                .map(|(version, digest)| krypton_proto::v1::Applied::new(version, digest)),
+            now: clock::wall().as_second(),
+        }
+    }
+
+    async fn follow(&self, open: Open) -> Ending {
+        let Open {
+            connection,
+            outgoing,
+            mut incoming,
+            welcome,
+        } = open;
+        let address = connection.address().to_owned();
+        tracing::info!(hub = %address, version = %welcome.hub_version, session = welcome.session,
+            "in session with the hub");
+        self.link.send_replace(Link::Up(connection.clone()));
+        let heartbeat = welcome
+            .heartbeat_millis
+            .clamp(*HEARTBEAT.start(), *HEARTBEAT.end());
+        let heartbeat = Duration::from_millis(heartbeat.into());
+        let mut outbox = Outbox::new();
+        self.board.resend();
+        let mut beat = Box::pin(tokio::time::sleep(pace::spread(heartbeat, rand::random())));
+        loop {
+            tokio::select! {
+                message = incoming.message() => match message {
+                    Ok(Some(message)) => {
+                        if let Some(ending) = self.take_in(message, &mut outbox) {
+                            return ending;
+                        }
+                    }
+                    Ok(None) => return Ending::Error(SessionError::Ended(address)),
+                    Err(status) => return Ending::Error(meaning(&connection, &status)),
+                },
+                () = self.board.changed(), if !outbox.has_changes() => outbox.changed(),
+                () = &mut beat => {
+                    outbox.heartbeat();
+                    let next = pace::spread(heartbeat, rand::random());
+                    beat.as_mut().reset(tokio::time::Instant::now() + next);
+                }
+                permit = outgoing.reserve(), if outbox.has_something() => match permit {
+                    Ok(permit) => {
+                        if let Some(kind) = outbox.next(&self.board) {
+                            permit.send(message(kind));
+                        }
+                    }
+                    // The stream is gone; what it ended with is about to come in.
+                    Err(_) => match incoming.message().await {
+                        Ok(_) => return Ending::Error(SessionError::Ended(address)),
+                        Err(status) => return Ending::Error(meaning(&connection, &status)),
+                    },
+                },
+            }
+        }
+    }
+
+    fn take_in(&self, message: HubMessage, outbox: &mut Outbox) -> Option<Ending> {
+        match message.kind {
+            Some(hub_message::Kind::Desired(desired)) => match DesiredState::try_from(desired) {
+                Ok(desired) => {
+                    let (version, digest) = (desired.version, desired.digest());
+                    tracing::debug!(%version, "a desired state has come");
+                    self.desired.send_if_modified(|slot| {
+                        let news = slot.as_deref() != Some(&desired);
+                        if news {
+                            *slot = Some(Arc::new(desired));
+                        }
+                        news
+                    });
+                    outbox.applied(version, digest);
+                }
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error),
+                        "a desired state cannot be read and is left aside; is the hub of a later version?");
+                }
+            },
+            Some(hub_message::Kind::Resync(resync)) => {
+                tracing::debug!(number = resync.number, "the hub asks for the whole account");
+                self.board.resend();
+                outbox.resync(resync.number);
+            }
+            Some(hub_message::Kind::Drain(drain)) => {
+                return Some(Ending::Drain {
+                    reason: drain.reason.chars().take(200).collect(),
+                    pause: Duration::from_millis(drain.reconnect_after_millis.into()),
+                });
+            }
+            // A second Welcome, or what a later revision adds.
+            Some(hub_message::Kind::Welcome(_)) | None => {}
+        }
+        None
+    }
+}
+
+/// A session that the hub has welcomed.
+struct Open {
+    connection: Connection,
+    outgoing: mpsc::Sender<AgentMessage>,
+    incoming: Streaming<HubMessage>,
+    welcome: Welcome,
+}
+
+fn message(kind: agent_message::Kind) -> AgentMessage {
+    AgentMessage { kind: Some(kind) }
+}
+
+/// What a failed call says of the session.
+fn meaning(connection: &Connection, status: &Status) -> SessionError {
+    if let Some(refused) = connection.refused() {
+        return SessionError::Dial(refused);
+    }
+    let address = connection.address().to_owned();
+    let words: String = status.message().chars().take(500).collect();
+    match status.code() {
+        Code::PermissionDenied | Code::FailedPrecondition | Code::Unauthenticated => {
+            SessionError::Refused { address, words }
+        }
+        code => SessionError::Broken {
+            address,
+            code,
+            words,
+        },
+    }
+}
+
+/// What was said already: each distinct error once, until a session goes well.
+#[derive(Default)]
+struct Said {
+    errors: BTreeSet<String>,
+    clocks: bool,
+}
+
+impl Said {
+    fn say(&mut self, error: &SessionError) {
+        let text = chain(error);
+        if self.errors.contains(&text) || self.errors.len() >= SAID {
+            tracing::debug!(error = %text, "no session");
+            return;
+        }
+        match error {
+            SessionError::Refused { .. } | SessionError::Protocol { .. } => {
+                tracing::error!(error = %text, "the agent goes on with the desired state that it has");
+            }
+            _ => tracing::warn!(error = %text, "no session"),
+        }
+        self.errors.insert(text);
+    }
+
+    fn clear(&mut self) {
+        self.errors.clear();
+    }
+
+    /// `ahead`: by how many seconds our clock is ahead of the hub's.
+    fn clocks(&mut self, ahead: i64) {
+        let differ = ahead.unsigned_abs() > CLOCKS.as_secs();
+        if differ && !self.clocks {
+            let side = if ahead > 0 { "ahead of" } else { "behind" };
+            tracing::warn!(
+                "this machine's clock is {} s {side} the hub's; set it right, since certificates are valid by the clock",
+                ahead.unsigned_abs()
+            );
+        }
+        self.clocks = differ;
+    }
+}
+
+#[cfg(test)]
+mod tests;

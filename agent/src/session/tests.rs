@@ -1,0 +1,313 @@
+//! The session with a fake hub over real TLS.
+
+use krypton_common::conditions::{ClusterState, State, Truth};
+use krypton_common::desired::ChartState;
+use krypton_common::tenant::{TenantKey, TenantReport};
+use krypton_proto::v1::{Desired, Drain, Heartbeat, Report, Resync};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::fake_hub::{Answers, FakeAuthority, FakeHub, FakeSession, Valid};
+
+/// An agent's side, with the other ends of its slots.
+struct Agent {
+    board: Arc<ReportBoard>,
+    desired: watch::Receiver<Option<Arc<DesiredState>>>,
+    link: watch::Receiver<Link>,
+    stop: CancellationToken,
+    running: JoinHandle<()>,
+}
+
+impl Agent {
+    fn start(dialer: Dialer) -> Self {
+        let board = Arc::new(ReportBoard::default());
+        let (desired_tx, desired) = watch::channel(None);
+        let (link_tx, link) = watch::channel(Link::default());
+        let session = Session {
+            dialer: Arc::new(dialer),
+            replica: "agent-0".to_owned(),
+            cluster_uid: "uid-1".to_owned(),
+            kubernetes_version: "v1.36.0".to_owned(),
+            board: Arc::clone(&board),
+            desired: desired_tx,
+            recorded: Some((version(4), "on record".to_owned())),
+            link: link_tx,
+        };
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(run(session, stop.clone()));
+        Self {
+            board,
+            desired,
+            link,
+            stop,
+            running,
+        }
+    }
+
+    /// What the link says when it is next down for the reason that is looked for.
+    async fn down_with(&mut self, word: &str) -> String {
+        let link = self
+            .link
+            .wait_for(|link| matches!(link, Link::Down(problem) if problem.contains(word)));
+        match &*link.await.unwrap() {
+            Link::Down(problem) => problem.clone(),
+            Link::Up(_) => unreachable!("it was looked for"),
+        }
+    }
+}
+
+fn version(generation: u64) -> Version {
+    Version {
+        epoch: 1,
+        generation,
+    }
+}
+
+fn key(name: &str) -> TenantKey {
+    TenantKey {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+fn report(generation: i64) -> TenantReport {
+    TenantReport {
+        observed_generation: generation,
+        applied_chart: String::new(),
+        state: ClusterState {
+            ready: State::new(Truth::True, "Installed", ""),
+            progress: None,
+            error: None,
+        },
+    }
+}
+
+fn desired(generation: u64) -> DesiredState {
+    DesiredState {
+        version: version(generation),
+        chart: ChartState {
+            repo: String::new(),
+            name: "small".to_owned(),
+            version: "1.0.0".to_owned(),
+            install_crds: false,
+            values: serde_json::Map::new(),
+        },
+        paused: false,
+    }
+}
+
+/// The next message that is no heartbeat.
+async fn next(session: &mut FakeSession) -> agent_message::Kind {
+    loop {
+        match session.next().await.unwrap() {
+            agent_message::Kind::Heartbeat(_) => {}
+            other => return other,
+        }
+    }
+}
+
+async fn next_report(session: &mut FakeSession) -> Report {
+    match next(session).await {
+        agent_message::Kind::Report(report) => report,
+        other => panic!("a report was expected: {other:?}"),
+    }
+}
+
+/// Reports until the account that they belong to is complete.
+async fn account(session: &mut FakeSession) -> (Vec<String>, u64) {
+    let mut named = Vec::new();
+    loop {
+        let report = next_report(session).await;
+        named.extend(report.tenants.into_iter().map(|tenant| tenant.name));
+        if let Some(number) = report.complete {
+            assert!(report.member.is_some());
+            return (named, number);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_begins_with_hello_and_the_whole_account_and_goes_on_with_changes() {
+    let authority = FakeAuthority::new();
+    let mut hub = FakeHub::start(&authority).await;
+    let agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    agent.board.tenant(&key("a"), Some(report(1)));
+    let mut session = hub.session().await;
+    let hello = session.greet().await;
+    assert_eq!(
+        (hello.replica.as_str(), hello.cluster_uid.as_str()),
+        ("agent-0", "uid-1")
+    );
+    assert_eq!(
+        hello.applied.unwrap().read(),
+        Some((version(4), "on record".to_owned()))
+    );
+    assert_eq!(account(&mut session).await, (vec!["a".to_owned()], 0));
+
+    agent.board.tenant(&key("b"), Some(report(1)));
+    let change = next_report(&mut session).await;
+    assert_eq!(change.tenants.len(), 1);
+    assert_eq!((change.complete, change.member), (None, None));
+    agent.board.tenant(&key("b"), None);
+    let change = next_report(&mut session).await;
+    assert_eq!(change.tenants.first().unwrap().state, None);
+
+    agent.stop.cancel();
+    agent.running.await.unwrap();
+    assert!(!agent.link.borrow().is_up());
+    while session.next().await.is_some() {}
+}
+
+#[tokio::test]
+async fn a_heartbeat_has_the_digest_of_what_was_said_and_a_resync_gets_all_of_it_again() {
+    let authority = FakeAuthority::new();
+    let mut hub = FakeHub::start(&authority).await;
+    let agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    agent.board.tenant(&key("a"), Some(report(1)));
+    agent.board.tenant(&key("b"), Some(report(1)));
+    let mut session = hub.session().await;
+    session.greet().await;
+    account(&mut session).await;
+    let mut digest = krypton_common::account::AccountDigest::default();
+    digest.set(&key("a"), Some(&report(1)));
+    digest.set(&key("b"), Some(&report(1)));
+    let (tenants, sum) = digest.value();
+    let expected = Heartbeat {
+        tenants,
+        digest_high: (sum >> 64) as u64,
+        digest_low: sum as u64,
+    };
+    for number in [3, 4] {
+        assert_eq!(
+            session.next().await,
+            Some(agent_message::Kind::Heartbeat(expected))
+        );
+        session
+            .send(hub_message::Kind::Resync(Resync { number }))
+            .await;
+        let (named, answered) = account(&mut session).await;
+        assert_eq!((named.len(), answered), (2, number));
+    }
+}
+
+#[tokio::test]
+async fn a_desired_state_reaches_the_slot_and_one_that_cannot_be_read_does_not() {
+    let authority = FakeAuthority::new();
+    let mut hub = FakeHub::start(&authority).await;
+    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    let mut session = hub.session().await;
+    session.greet().await;
+    account(&mut session).await;
+
+    let mut unreadable = Desired::from(&desired(6));
+    unreadable.paused = true;
+    session.send(hub_message::Kind::Desired(unreadable)).await;
+    for generation in [7, 8, 8] {
+        let sent = desired(generation);
+        session
+            .send(hub_message::Kind::Desired(Desired::from(&sent)))
+            .await;
+        let agent_message::Kind::Applied(applied) = next(&mut session).await else {
+            panic!("each is answered");
+        };
+        assert_eq!(applied.read(), Some((sent.version, sent.digest())));
+        assert_eq!(agent.desired.borrow_and_update().as_deref(), Some(&sent));
+    }
+    // The same again was no news.
+    assert!(!agent.desired.has_changed().unwrap());
+}
+
+#[tokio::test]
+async fn after_the_hub_has_gone_the_session_is_made_anew_with_the_whole_account() {
+    let authority = FakeAuthority::new();
+    let mut hub = FakeHub::start(&authority).await;
+    let address = hub.address.to_string();
+    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    agent.board.tenant(&key("a"), Some(report(1)));
+    let mut session = hub.session().await;
+    session.greet().await;
+    account(&mut session).await;
+    assert!(agent.link.wait_for(Link::is_up).await.is_ok());
+    hub.kill();
+    drop(hub);
+    agent.down_with(&address).await;
+    // What changes meanwhile is part of the next account.
+    agent.board.tenant(&key("b"), Some(report(1)));
+
+    let own = authority.hub(Valid::Now);
+    let mut hub = FakeHub::start_as(&authority, own, Answers::default(), &address).await;
+    let mut session = hub.session().await;
+    session.greet().await;
+    let (named, number) = account(&mut session).await;
+    assert_eq!((named, number), (vec!["a".to_owned(), "b".to_owned()], 0));
+    assert!(agent.link.wait_for(Link::is_up).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_drain_ends_the_session_and_the_next_one_follows() {
+    let authority = FakeAuthority::new();
+    let mut hub = FakeHub::start(&authority).await;
+    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    let mut session = hub.session().await;
+    session.greet().await;
+    let drain = Drain {
+        reason: "the hub is stopping".to_owned(),
+        reconnect_after_millis: 1,
+    };
+    session.send(hub_message::Kind::Drain(drain)).await;
+    agent.down_with("the hub is stopping").await;
+    hub.session().await.greet().await;
+}
+
+#[tokio::test]
+async fn a_refusal_keeps_the_hubs_words() {
+    let authority = FakeAuthority::new();
+    let mut hub = FakeHub::start(&authority).await;
+    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    let session = hub.session().await;
+    session
+        .fail(Status::permission_denied("cluster edge-1 is banned"))
+        .await;
+    let said = agent.down_with("edge-1 is banned").await;
+    assert!(said.contains(&hub.address.to_string()), "{said}");
+}
+
+#[tokio::test]
+async fn what_stands_between_is_told_by_the_link() {
+    let (authority, other) = (FakeAuthority::new(), FakeAuthority::new());
+    let foreign = FakeHub::start(&other).await;
+    let mut agent = Agent::start(authority.dialer(foreign.addresses(), Valid::Now));
+    agent.down_with("another CA").await;
+
+    let hub = FakeHub::start(&authority).await;
+    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Past));
+    agent.down_with("our certificate has expired").await;
+
+    let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = plain.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = plain.accept().await {
+            let answer = b"HTTP/1.1 400 Bad Request\r\n\r\n";
+            tokio::io::AsyncWriteExt::write_all(&mut stream, answer)
+                .await
+                .unwrap();
+        }
+    });
+    let mut agent = Agent::start(authority.dialer(vec![address], Valid::Now));
+    agent.down_with("plain HTTP server").await;
+}
+
+#[tokio::test]
+async fn a_hub_of_another_protocol_is_named_with_its_version() {
+    let authority = FakeAuthority::new();
+    let mut hub = FakeHub::start(&authority).await;
+    let mut agent = Agent::start(authority.dialer(hub.addresses(), Valid::Now));
+    let session = hub.session().await;
+    let welcome = Welcome {
+        protocol: 9,
+        hub_version: "9.9.9".to_owned(),
+        ..Welcome::default()
+    };
+    session.send(hub_message::Kind::Welcome(welcome)).await;
+    agent.down_with("9.9.9").await;
+}
