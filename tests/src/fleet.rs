@@ -25,6 +25,8 @@ use crate::{chart_repository::ChartRepository, cluster::Cluster, wait::eventuall
 pub const PATIENCE: Duration = Duration::from_secs(150);
 /// Where the hub runs and its kubeconfig Secrets are, unless a test says otherwise.
 pub const HUB_NAMESPACE: &str = "default";
+/// Where Krypton keeps its own objects on a member.
+pub const SYSTEM_NAMESPACE: &str = "krypton-system";
 
 /// (type, status, reason) of a condition that is waited for.
 pub type Expected<'a> = (&'a str, &'a str, &'a str);
@@ -420,7 +422,7 @@ impl Desk {
     }
 
     async fn lease(&self) -> Result<Lease> {
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "krypton-system");
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
         Ok(leases.get("krypton-agent").await?)
     }
 }
