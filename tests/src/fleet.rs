@@ -19,7 +19,9 @@ use kube::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{chart_repository::ChartRepository, cluster::Cluster, wait::eventually};
+use crate::{
+    chart_repository::ChartRepository, cluster::Cluster, membership::Mode, wait::eventually,
+};
 
 /// Above all that the hub may take for one step: a Lease (60 s), a back-off, a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(150);
@@ -375,6 +377,23 @@ impl Desk {
                 bail!("{}", told(&conditions));
             }
             Ok(Some(member))
+        })
+        .await
+    }
+
+    /// Waits until the EdgeCluster says that the member is looked after in this mode.
+    ///
+    /// # Errors
+    /// When it does not in time, with what it says.
+    pub async fn member_is(&self, name: &str, mode: Mode) -> Result<()> {
+        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        let what = format!("EdgeCluster {name} to be looked after in mode {mode:?}");
+        eventually(&what, PATIENCE, async || {
+            let status = members.get(name).await?.status.unwrap_or_default();
+            if status.mode != Some(mode.on_record()) {
+                bail!("{:?}; {}", status.mode, told(&status.conditions));
+            }
+            Ok(Some(()))
         })
         .await
     }
