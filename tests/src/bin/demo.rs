@@ -1,5 +1,6 @@
 //! `make demo`: a fleet of three real control planes on this machine, from nothing to an upgraded
-//! chart, a deleted Tenant, and an agent that is lost and comes back. Every step is verified at the apiservers before the next.
+//! chart, a deleted Tenant, and an agent that is lost and comes back. Every step is verified at the
+//! apiservers before the next.
 
 #[path = "../demo/folder.rs"]
 mod folder;
