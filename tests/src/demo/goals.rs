@@ -111,8 +111,9 @@ impl Goal<'_> {
             Self::TakenOver {
                 site, by, since, ..
             } => format!(
-                "{}: {by} holds the Lease after {:.1} s",
+                "{}: the {} holds the Lease after {:.1} s",
                 site.name(),
+                by.trim_end_matches('/'),
                 since.elapsed().as_secs_f64()
             ),
             Self::Installed {
@@ -252,7 +253,8 @@ fn check_conditions(status: &EdgeClusterStatus, expected: &[(&str, &str)]) -> Re
 fn check_mode(status: &EdgeClusterStatus, mode: Mode) -> Result<()> {
     match status.mode {
         Some(found) if found == mode.on_record() => Ok(()),
-        found => bail!("its mode is {found:?}"),
+        Some(found) => bail!("its mode is {found:?}"),
+        None => bail!("its mode is not known"),
     }
 }
 
