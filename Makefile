@@ -28,7 +28,7 @@ with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: rust tools ## Three local clusters, a real chart, install, upgrade, deletion; Ctrl-C ends it (DEMO_ARGS=--exit: by itself)
+demo: rust tools ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; Ctrl-C ends it (DEMO_ARGS=--exit: by itself)
 	$(binaries)
 	$(target)/debug/demo $(DEMO_ARGS)
 

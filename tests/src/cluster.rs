@@ -223,8 +223,13 @@ impl Cluster {
 
     /// kubectl or helm, ready for arguments, aimed at this cluster.
     pub fn command(&self, tool: &str) -> Invocation {
+        self.aim(&self.tools.binary(tool))
+    }
+
+    /// The same of any program that takes its cluster from KUBECONFIG.
+    pub fn aim(&self, program: &Path) -> Invocation {
         let home = self.components.home();
-        Invocation::new(self.tools.binary(tool))
+        Invocation::new(program)
             .env("PATH", path_with(&self.tools))
             .env("HOME", &home)
             .env("KUBECONFIG", self.kubeconfig())

@@ -19,12 +19,16 @@ use kube::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{chart_repository::ChartRepository, cluster::Cluster, wait::eventually};
+use crate::{
+    chart_repository::ChartRepository, cluster::Cluster, membership::Mode, wait::eventually,
+};
 
 /// Above all that the hub may take for one step: a Lease (60 s), a back-off, a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(150);
 /// Where the hub runs and its kubeconfig Secrets are, unless a test says otherwise.
 pub const HUB_NAMESPACE: &str = "default";
+/// Where Krypton keeps its own objects on a member.
+pub const SYSTEM_NAMESPACE: &str = "krypton-system";
 
 /// (type, status, reason) of a condition that is waited for.
 pub type Expected<'a> = (&'a str, &'a str, &'a str);
@@ -377,6 +381,23 @@ impl Desk {
         .await
     }
 
+    /// Waits until the EdgeCluster says that the member is looked after in this mode.
+    ///
+    /// # Errors
+    /// When it does not in time, with what it says.
+    pub async fn member_is(&self, name: &str, mode: Mode) -> Result<()> {
+        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        let what = format!("EdgeCluster {name} to be looked after in mode {mode:?}");
+        eventually(&what, PATIENCE, async || {
+            let status = members.get(name).await?.status.unwrap_or_default();
+            if status.mode != Some(mode.on_record()) {
+                bail!("{:?}; {}", status.mode, told(&status.conditions));
+            }
+            Ok(Some(()))
+        })
+        .await
+    }
+
     /// Waits until the Lease is held by somebody else than `before`, and returns the holder.
     ///
     /// # Errors
@@ -420,7 +441,7 @@ impl Desk {
     }
 
     async fn lease(&self) -> Result<Lease> {
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "krypton-system");
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
         Ok(leases.get("krypton-agent").await?)
     }
 }

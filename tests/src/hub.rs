@@ -1,32 +1,23 @@
-//! The real hub binary against a home cluster, with its figures.
+//! The real hub binary against a home cluster.
 
 use std::{
     collections::BTreeMap,
-    ffi::OsString,
-    fs,
-    path::{Path, PathBuf},
-    process::ExitStatus,
-    time::Duration,
+    ops::{Deref, DerefMut},
+    path::Path,
+    sync::Arc,
 };
 
-use anyhow::{Context, Result, bail};
-use rustix::process::Signal;
-use tempfile::TempDir;
+use anyhow::Result;
 
 use crate::{
-    cluster::path_with,
+    daemon::{Daemon, Program, Start},
     port::Port,
-    process::{Invocation, Process, log_end},
-    tools::Tools,
-    wait::eventually,
 };
 
-const BINARY: &str = "krypton-hub";
-const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
-/// helm runs end first: softly for 20 s, then not.
-const STOP_DEADLINE: Duration = Duration::from_secs(60);
-/// USER_HZ, the unit of times in /proc, which is 100 for every architecture's user space.
-const TICKS_PER_SECOND: f64 = 100.0;
+const PROGRAM: Program = Program {
+    name: "krypton-hub",
+    variable: "KRYPTON_HUB_BIN",
+};
 
 /// How to start a hub.
 #[derive(Debug, Clone)]
@@ -37,6 +28,7 @@ pub struct HubOptions<'a> {
     pub args: Vec<String>,
     /// All of its environment but KUBECONFIG, PATH and TMPDIR.
     pub env: BTreeMap<String, String>,
+    listen: Option<Arc<Port>>,
 }
 
 impl<'a> HubOptions<'a> {
@@ -45,7 +37,15 @@ impl<'a> HubOptions<'a> {
             home,
             args: Vec::new(),
             env: BTreeMap::new(),
+            listen: None,
         }
+    }
+
+    /// Listens where that hub did, which has ended, so that its agents find this one.
+    #[must_use]
+    pub fn in_place_of(mut self, hub: &Hub) -> Self {
+        self.listen = Some(Arc::clone(&hub.listen));
+        self
     }
 
     #[must_use]
@@ -61,14 +61,12 @@ impl<'a> HubOptions<'a> {
     }
 }
 
-/// A running hub; dropping it kills it. Its log is kept, with its path printed, when the thread is
-/// panicking or `KRYPTON_KEEP` is set.
+/// A running hub: a `Daemon` that agents find at a port of its own, which outlives it where another
+/// takes its place.
 #[derive(Debug)]
 pub struct Hub {
-    process: Process,
-    metrics: Port,
-    health: Port,
-    folder: Option<TempDir>,
+    daemon: Daemon,
+    listen: Arc<Port>,
 }
 
 impl Hub {
@@ -78,248 +76,42 @@ impl Hub {
     /// # Errors
     /// When there is no such binary, saying what builds it, or it cannot be started.
     pub fn start(options: &HubOptions<'_>) -> Result<Self> {
-        crate::install_tls_provider();
-        let (tools, binary) = (Tools::find()?, binary()?);
-        let folder = TempDir::with_prefix("krypton-hub-").context("making a folder for the hub")?;
-        // Its caches and scratch files go with it.
-        let scratch = folder.path().join("tmp");
-        fs::create_dir(&scratch).context("making a scratch folder for the hub")?;
-        let (metrics, health) = (Port::reserve()?, Port::reserve()?);
-        let defaults = [
-            (
-                "--metrics-bind-address",
-                metrics.address().to_string().into(),
-            ),
-            (
-                "--health-probe-bind-address",
-                health.address().to_string().into(),
-            ),
-            ("--helm", tools.binary("helm").into_os_string()),
-        ];
-        let mut hub = Invocation::new(binary);
-        for (flag, value) in defaults {
-            if !options.args.iter().any(|arg| is_flag(arg, flag)) {
-                hub = hub.args::<OsString>([flag.into(), value]);
-            }
-        }
-        hub = hub
-            .args(&options.args)
-            .env("KUBECONFIG", options.home)
-            .env("PATH", path_with(&tools))
-            .env("TMPDIR", scratch);
-        for (name, value) in &options.env {
-            hub = hub.env(name, value);
-        }
-        let process = Process::spawn(BINARY, &hub, &folder.path().join("hub.log"))?;
-        Ok(Self {
-            process,
-            metrics,
-            health,
-            folder: Some(folder),
-        })
-    }
-
-    /// Waits until `/readyz` answers 200.
-    ///
-    /// # Errors
-    /// When it ends before, or after `deadline`, quoting its log.
-    pub async fn ready(&mut self, deadline: Duration) -> Result<()> {
-        let url = format!("http://{}/readyz", self.health.address());
-        let outcome = eventually("the hub to be ready", deadline, async || {
-            match self.process.check_running() {
-                Ok(()) => fetch(&url).await.map(|_| Some(Ok(()))),
-                Err(ended) => Ok(Some(Err(ended))),
-            }
-        });
-        outcome.await?
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.process.pid()
-    }
-
-    /// SIGKILL to the hub alone, as when it crashes: what it has started learns of it by itself.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub async fn kill9(&mut self) -> Result<()> {
-        self.process.signal(Signal::KILL)?;
-        self.process.wait(STOP_DEADLINE).await.map(drop)
-    }
-
-    /// SIGTERM, and waits for the end.
-    ///
-    /// # Errors
-    /// When it has not ended after a minute.
-    pub async fn stop(&mut self) -> Result<ExitStatus> {
-        self.process.signal(Signal::TERM)?;
-        self.process.wait(STOP_DEADLINE).await
-    }
-
-    /// Waits for it to end by itself.
-    ///
-    /// # Errors
-    /// When it still runs after `deadline`.
-    pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
-        self.process.wait(deadline).await
-    }
-
-    /// Where its log is, as long as the hub is not dropped.
-    pub fn log_path(&self) -> &Path {
-        self.process.log()
-    }
-
-    /// All that it has logged.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
-    pub fn log(&self) -> Result<String> {
-        let log = self.process.log();
-        let bytes = fs::read(log).with_context(|| format!("reading {}", log.display()))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    }
-
-    /// The text of its metrics.
-    ///
-    /// # Errors
-    /// When it does not serve them.
-    pub async fn metrics(&self) -> Result<String> {
-        fetch(&format!("http://{}/metrics", self.metrics.address())).await
-    }
-
-    /// Its resident memory, without what it has started.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn rss_bytes(&self) -> Result<u64> {
-        rss_bytes(&self.proc("status")?)
-    }
-
-    /// Its CPU time since its start and that of the children it has waited for (helm).
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn cpu_seconds(&self) -> Result<f64> {
-        cpu_seconds(&self.proc("stat")?)
-    }
-
-    fn proc(&self, file: &str) -> Result<String> {
-        let path = format!("/proc/{}/{file}", self.pid());
-        fs::read_to_string(&path).with_context(|| {
-            format!(
-                "reading {path}; the hub's log ends:\n{}",
-                log_end(self.process.log())
-            )
-        })
+        let listen = match &options.listen {
+            Some(port) => Arc::clone(port),
+            None => Arc::new(Port::reserve()?),
+        };
+        let address = listen.address().to_string();
+        let mut env: BTreeMap<_, _> = options
+            .env
+            .iter()
+            .map(|(name, value)| (name.clone(), value.into()))
+            .collect();
+        env.insert("KUBECONFIG".to_owned(), options.home.into());
+        let daemon = Daemon::start(Start {
+            program: PROGRAM,
+            flags: vec![
+                ("--listen", address.clone().into()),
+                ("--advertise", address.into()),
+            ],
+            cache_flag: None,
+            args: &options.args,
+            env,
+        })?;
+        Ok(Self { daemon, listen })
     }
 }
 
-impl Drop for Hub {
-    fn drop(&mut self) {
-        self.process.kill();
-        let keep = std::thread::panicking() || std::env::var_os("KRYPTON_KEEP").is_some();
-        if let Some(folder) = self.folder.take().filter(|_| keep) {
-            eprintln!("hub: its log is in {}", folder.keep().display());
-        }
+// Nothing but the way it is started sets it apart from an agent.
+impl Deref for Hub {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
     }
 }
 
-/// The hub's binary: `KRYPTON_HUB_BIN`, or of the same build as this executable, which cargo puts
-/// into `target/<profile>` or, a test, into its `deps`.
-fn binary() -> Result<PathBuf> {
-    if let Some(named) = std::env::var_os("KRYPTON_HUB_BIN").map(PathBuf::from) {
-        if !named.is_file() {
-            bail!("KRYPTON_HUB_BIN: there is no {}", named.display());
-        }
-        return Ok(named);
-    }
-    let own = std::env::current_exe().context("finding our own executable")?;
-    let candidates = own
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|folder| folder.join(BINARY));
-    candidates
-        .into_iter()
-        .find(|binary| binary.is_file())
-        .with_context(|| {
-            format!(
-                "no {BINARY} beside {}; run 'cargo build -p krypton-hub' with the same profile, \
-             or name it in KRYPTON_HUB_BIN",
-                own.display()
-            )
-        })
-}
-
-fn is_flag(arg: &str, flag: &str) -> bool {
-    arg.strip_prefix(flag)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
-}
-
-async fn fetch(url: &str) -> Result<String> {
-    let client = reqwest::Client::builder()
-        .no_proxy()
-        .timeout(HTTP_TIMEOUT)
-        .build()?;
-    Ok(client
-        .get(url)
-        .send()
-        .await?
-        .error_for_status()?
-        .text()
-        .await?)
-}
-
-fn rss_bytes(status: &str) -> Result<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line
-        .and_then(|line| line.trim().strip_suffix(" kB"))
-        .context("no VmRSS")?;
-    Ok(kib
-        .parse::<u64>()
-        .with_context(|| format!("VmRSS of {kib}"))?
-        * 1024)
-}
-
-/// utime + stime + cutime + cstime of proc(5)'s stat.
-fn cpu_seconds(stat: &str) -> Result<f64> {
-    // The second field is the name in parentheses, which may hold anything; the rest are numbers.
-    let (_, fields) = stat
-        .rsplit_once(')')
-        .context("no name in /proc/<pid>/stat")?;
-    let times: Vec<u64> = fields
-        .split_whitespace()
-        .skip(11)
-        .take(4)
-        .map(str::parse)
-        .collect::<Result<_, _>>()?;
-    if times.len() != 4 {
-        bail!("/proc/<pid>/stat ends early");
-    }
-    Ok(times.iter().sum::<u64>() as f64 / TICKS_PER_SECOND)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpu_time_includes_reaped_children_and_survives_an_odd_name() {
-        let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 200 0 0 150 50 1000 300 20 0 9 0 7 8 9";
-        assert_eq!(cpu_seconds(stat).unwrap(), 15.0);
-        assert!(cpu_seconds("42 (hub) S 1 2").is_err());
-    }
-
-    #[test]
-    fn resident_memory_is_read_in_bytes() {
-        let status = "Name:\tkrypton-hub\nVmHWM:\t  900 kB\nVmRSS:\t   12 kB\n";
-        assert_eq!(rss_bytes(status).unwrap(), 12 * 1024);
-        assert!(rss_bytes("Name:\tzombie\n").is_err());
-    }
-
-    #[test]
-    fn a_flag_is_recognised_with_and_without_its_value() {
-        assert!(is_flag("--helm", "--helm") && is_flag("--helm=/x", "--helm"));
-        assert!(!is_flag("--helm-timeout", "--helm"));
+impl DerefMut for Hub {
+    fn deref_mut(&mut self) -> &mut Daemon {
+        &mut self.daemon
     }
 }

@@ -1,17 +1,26 @@
-//! The test harness: real control planes, a chart repository and a hub, on loopback, each gone with its owner.
+//! The test harness: real control planes, a chart repository, hub and agents, on loopback, each gone
+//! with its owner.
 
+pub mod agent;
 pub mod chart_repository;
 pub mod cluster;
+pub mod daemon;
 pub mod fleet;
 pub mod hub;
+pub mod membership;
+pub mod pair;
 pub mod port;
 pub mod process;
 pub mod tools;
 pub mod wait;
 
+pub use agent::{Agent, AgentOptions};
 pub use chart_repository::{ChartRepository, ChartSource, Fault};
 pub use cluster::{Cluster, Parts};
+pub use daemon::Daemon;
 pub use hub::{Hub, HubOptions};
+pub use membership::{Membership, Mode};
+pub use pair::Pair;
 pub use tools::Tools;
 pub use wait::eventually;
 

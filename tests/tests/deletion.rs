@@ -1,36 +1,46 @@
 //! What goes with a Tenant, what stays, and what is none: ownership and the deletion of the CRD.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
+
 use anyhow::bail;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_common::names;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    fleet::{PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
 };
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-/// A home cluster with a hub that installs Deployments without pods.
-async fn start(name: &str) -> anyhow::Result<(Cluster, Hub, ChartRepository, ValuesFile)> {
+in_both_modes!(
+    a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it,
+    a_release_belongs_to_the_older_tenant_and_outlives_the_younger,
+    tenants_and_releases_outlive_the_deletion_of_their_crd,
+);
+
+/// A member on which Deployments are installed without pods.
+async fn start(name: &str, mode: Mode) -> anyhow::Result<(Pair, ChartRepository, ValuesFile)> {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let home = Cluster::start(name, Parts::WithControllers).await?;
+    let mut pair = Pair::start(name, mode, Parts::WithControllers).await?;
     let values = ValuesFile::new("replicaCount: 0")?;
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig())
-        .args(flags)
-        .args([values_flag(&values)]);
-    let hub = Hub::start(&options)?;
-    Ok((home, hub, repository, values))
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    pair.open(flags).await?;
+    Ok((pair, repository, values))
 }
 
-#[tokio::test]
-async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it() {
-    let (home, _hub, _repository, _values) = start("deletion").await.unwrap();
-    let desk = Desk::at(&home);
-    home.kubectl(["create", "namespace", "theirs"])
+async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it(mode: Mode) {
+    let (pair, _repository, _values) = start("deletion", mode).await.unwrap();
+    let desk = pair.desk();
+    pair.cluster()
+        .kubectl(["create", "namespace", "theirs"])
         .await
         .unwrap();
     for (name, spec) in [
@@ -57,19 +67,19 @@ async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_fo
     }
 
     assert_eq!(
-        desk.revisions("made-ws", "tenant-made-self-cluster")
+        desk.revisions("made-ws", &pair.release("made"))
             .await
             .unwrap(),
         []
     );
     assert_eq!(desk.namespace("made-ws").await.unwrap(), None);
     assert_eq!(
-        desk.revisions("theirs", "tenant-guest-self-cluster")
+        desk.revisions("theirs", &pair.release("guest"))
             .await
             .unwrap(),
         []
     );
-    let left = home.kubectl([
+    let left = pair.cluster().kubectl([
         "get",
         "deploy,svc,cm",
         "--namespace=theirs",
@@ -84,17 +94,17 @@ async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_fo
         (theirs.metadata.uid, theirs.metadata.labels)
     );
     let orphaned = desk
-        .revisions("orphan-ws", "tenant-orphan-self-cluster")
+        .revisions("orphan-ws", &pair.release("orphan"))
         .await
         .unwrap();
     assert_eq!(orphaned, [(1, "deployed".to_owned())]);
     let deployment = [
         "get",
         "deployment",
-        "tenant-orphan-self-cluster",
+        &pair.release("orphan"),
         "--namespace=orphan-ws",
     ];
-    home.kubectl(deployment).await.unwrap();
+    pair.cluster().kubectl(deployment).await.unwrap();
     for (name, reason) in [
         ("made", "HelmUninstalled"),
         ("made", "WorkspaceDeleted"),
@@ -104,12 +114,12 @@ async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_fo
     }
 }
 
-#[tokio::test]
-async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger() {
-    let (home, _hub, _repository, _values) = start("claim").await.unwrap();
-    let desk = Desk::at(&home);
+async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger(mode: Mode) {
+    let (pair, _repository, _values) = start("claim", mode).await.unwrap();
+    let desk = pair.desk();
     for namespace in ["older", "younger"] {
-        home.kubectl(["create", "namespace", namespace])
+        pair.cluster()
+            .kubectl(["create", "namespace", namespace])
             .await
             .unwrap();
     }
@@ -119,7 +129,8 @@ async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger() {
     let releases = desk.releases().await.unwrap();
 
     desk.create("younger", "acme", spec).await.unwrap();
-    let refused = ("ClusterError/self-cluster", "True", "ReleaseInUse");
+    let error = pair.condition("ClusterError");
+    let refused = (error.as_str(), "True", "ReleaseInUse");
     let younger = desk.shows("younger", "acme", &[refused]).await.unwrap();
     let status = younger.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
@@ -135,10 +146,18 @@ async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger() {
     assert_eq!(shared.metadata.deletion_timestamp, None);
 }
 
+/// On home the hub follows the same Tenants a second time, to aggregate them.
 #[tokio::test]
-async fn tenants_and_releases_outlive_the_deletion_of_their_crd() {
-    let (home, hub, _repository, _values) = start("crd").await.unwrap();
-    let desk = Desk::at(&home);
+async fn tenants_and_releases_outlive_the_deletion_of_their_crd_on_home() {
+    Box::pin(tenants_and_releases_outlive_the_deletion_of_their_crd(
+        Mode::SelfCluster,
+    ))
+    .await;
+}
+
+async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
+    let (mut pair, _repository, _values) = start("crd", mode).await.unwrap();
+    let desk = pair.desk();
     for name in ["one", "two"] {
         desk.create("default", name, json!({"workspace": format!("{name}-ws")}))
             .await
@@ -154,7 +173,8 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd() {
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     let crd = crds.get(Tenant::crd_name()).await.unwrap();
 
-    home.kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
+    pair.cluster()
+        .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
         .await
         .unwrap();
 
@@ -188,7 +208,7 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd() {
         releases,
         "no release was touched"
     );
-    let log = hub.log().unwrap();
+    let log = pair.actor().unwrap().log().unwrap();
     assert!(!log.contains("running helm uninstall"), "{log}");
     assert_eq!(log.matches("running helm").count(), 2, "{log}");
 
@@ -196,12 +216,12 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd() {
     desk.delete("default", "one").await.unwrap();
     desk.gone("default", "one").await.unwrap();
     assert_eq!(
-        desk.revisions("one-ws", "tenant-one-self-cluster")
+        desk.revisions("one-ws", &pair.release("one"))
             .await
             .unwrap(),
         []
     );
-    desk.newest_is("two-ws", "tenant-two-self-cluster", 1, "deployed")
+    desk.newest_is("two-ws", &pair.release("two"), 1, "deployed")
         .await
         .unwrap();
 }

@@ -1,12 +1,19 @@
-//! Faults of the hub and of members: restarts, a crash in the middle of an install, a lost apiserver.
+//! Faults of hub, agent and members: restarts, a crash in the middle of an install, a lost apiserver.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
 
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
+    eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, helm_processes, values_flag},
+    in_both_modes,
 };
 use kube::{
     Api, ResourceExt,
@@ -19,7 +26,13 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 
-/// All that a hub with nothing to do leaves as it is: the Tenant and its version, the events about
+in_both_modes!(
+    a_restart_finds_everything_as_it_was_left,
+    what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next,
+    a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself,
+);
+
+/// All that who has nothing to do leaves as it is: the Tenant and its version, the events about
 /// it, and all releases.
 async fn everything(desk: &Desk) -> Result<impl PartialEq + std::fmt::Debug> {
     let tenant = desk.tenants("default").get("acme").await?;
@@ -47,8 +60,8 @@ async fn everything(desk: &Desk) -> Result<impl PartialEq + std::fmt::Debug> {
     ))
 }
 
-#[tokio::test]
-async fn a_restarted_hub_finds_everything_as_it_left_it() {
+/// Of the hub, and of the agent where there is one: that ends after the hub and starts before it.
+async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -59,16 +72,11 @@ async fn a_restarted_hub_finds_everything_as_it_left_it() {
     .unwrap();
     let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
     let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let start = || {
-        let flags = chart_flags(&repository, "small", "1.0.0");
-        Hub::start(
-            &HubOptions::new(home.kubeconfig())
-                .args(flags)
-                .args([values_flag(&values)]),
-        )
-    };
-    let mut hub = start().unwrap();
-    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)]);
+    let mut hub = Hub::start(&options).unwrap();
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
         .await
         .unwrap();
     let places = [(&desk, "self-cluster"), (&at_edge, "edge-1")];
@@ -79,27 +87,44 @@ async fn a_restarted_hub_finds_everything_as_it_left_it() {
     desk.shows("default", "acme", &[ALL_READY, both])
         .await
         .unwrap();
-    let mut before = Vec::new();
+    let (mut before, mut holders) = (Vec::new(), Vec::new());
     for (desk, _) in places {
         desk.lease_renewed().await.unwrap();
         before.push(everything(desk).await.unwrap());
+        holders.push(desk.holder().await.unwrap());
     }
-    let holder = at_edge.holder().await.unwrap();
 
     assert!(hub.stop().await.unwrap().success());
+    if let Some(agent) = member.agent() {
+        assert_eq!(at_edge.holder().await.unwrap(), holders[1], "it stays");
+        assert!(agent.stop().await.unwrap().success());
+    }
     for (desk, _) in places {
         assert_eq!(desk.holder().await.unwrap(), "", "the Lease is given up");
     }
-    let hub = start().unwrap();
-    for (place, name) in places {
-        let now = place.held_by_another(&holder).await.unwrap();
+    member.start_again(&edge).unwrap();
+    if mode == Mode::Agent {
+        at_edge.held_by_another(&holders[1]).await.unwrap();
+    }
+    let mut hub = Hub::start(&options.in_place_of(&hub)).unwrap();
+    for ((place, name), before) in places.into_iter().zip(&holders) {
+        let now = place.held_by_another(before).await.unwrap();
         eventually(
             &format!("EdgeCluster {name} to name the new holder"),
             PATIENCE,
             async || {
                 let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
                 let named = member.status.unwrap_or_default().holder;
-                Ok((named.as_ref() == Some(&now)).then_some(()))
+                let named = named.unwrap_or_default();
+                // Of an agent the hub knows the replica, which its name in the Lease begins with.
+                let same = match (mode, name) {
+                    (Mode::Agent, "edge-1") => !named.is_empty() && now.starts_with(&named),
+                    _ => named == now,
+                };
+                if !same {
+                    bail!("it names {named:?}, and the Lease {now:?}");
+                }
+                Ok(Some(()))
             },
         )
         .await
@@ -110,8 +135,10 @@ async fn a_restarted_hub_finds_everything_as_it_left_it() {
     for ((desk, name), before) in places.into_iter().zip(before) {
         assert_eq!(everything(desk).await.unwrap(), before, "{name}");
     }
-    let log = hub.log().unwrap();
-    assert!(!log.contains("running helm"), "{log}");
+    for log in [hub.log(), member.actor(&mut hub).log()] {
+        let log = log.unwrap();
+        assert!(!log.contains("running helm"), "{log}");
+    }
 }
 
 /// A chart that helm waits in the middle of, until somebody lets its hook end.
@@ -138,22 +165,26 @@ fn chart_with_a_gate() -> Result<TempDir> {
     Ok(folder)
 }
 
-#[tokio::test]
-async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the_next() {
+async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode: Mode) {
     let gate = chart_with_a_gate().unwrap();
     let charts = [ChartSource::folder(gate.path())];
     let repository = ChartRepository::start(&charts).await.unwrap();
-    let home = Cluster::start("crash", Parts::WithControllers)
+    let mut pair = Pair::start("crash", mode, Parts::WithControllers)
         .await
         .unwrap();
-    let desk = Desk::at(&home);
-    let start = || {
-        let flags = chart_flags(&repository, "gate", "1.0.0");
-        Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))
-    };
-    let release = "tenant-acme-self-cluster";
-    let mut hub = start().unwrap();
-    let folder = hub.log_path().parent().unwrap().to_owned();
+    let desk = pair.desk();
+    pair.open(chart_flags(&repository, "gate", "1.0.0"))
+        .await
+        .unwrap();
+    let release = &pair.release("acme");
+    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
+    let folder = pair
+        .actor()
+        .unwrap()
+        .log_path()
+        .parent()
+        .unwrap()
+        .to_owned();
     desk.create("default", "acme", json!({})).await.unwrap();
     let pods: Api<Pod> = Api::namespaced(desk.client.clone(), "acme");
     let hook = eventually("helm to wait for the hook", PATIENCE, async || {
@@ -167,10 +198,10 @@ async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the
         .unwrap();
     assert_eq!(helm_processes(&folder).len(), 2, "helm and its supervisor");
 
-    hub.kill9().await.unwrap();
+    pair.actor().unwrap().kill9().await.unwrap();
 
     eventually(
-        "helm to die with its hub",
+        "helm to die with who ran it",
         PATIENCE,
         async || match helm_processes(&folder) {
             left if left.is_empty() => Ok(Some(())),
@@ -182,8 +213,8 @@ async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the
     desk.newest_is("acme", release, 1, "pending-install")
         .await
         .unwrap();
-    let hub = start().unwrap();
-    // Seen while the dead hub's Lease still runs: what is found then is told of later.
+    pair.start_actor_again().unwrap();
+    // Seen while the dead one's Lease still runs: what is found then is told of later.
     desk.create("default", "refused", json!({"workspace": "kube-system"}))
         .await
         .unwrap();
@@ -201,14 +232,14 @@ async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the
     })
     .await
     .unwrap();
-    let installed = ("ClusterReady/self-cluster", "True", "Installed");
+    let installed = (ready.as_str(), "True", "Installed");
     desk.shows("default", "acme", &[ALL_READY, installed])
         .await
         .unwrap();
     desk.told("default", "acme", "ReleaseUnlocked")
         .await
         .unwrap();
-    let refused = ("ClusterError/self-cluster", "True", "NamespaceNotOwned");
+    let refused = (error.as_str(), "True", "NamespaceNotOwned");
     desk.shows("default", "refused", &[refused]).await.unwrap();
     desk.told("default", "refused", "NamespaceNotOwned")
         .await
@@ -226,15 +257,16 @@ async fn what_a_killed_hub_leaves_in_the_middle_of_an_install_is_repaired_by_the
             .all(|(_, status)| !status.starts_with("pending")),
         "{revisions:?}"
     );
-    let listed = home
+    let listed = pair
+        .cluster()
         .helm(["list", "--all-namespaces", "--short"])
         .await
         .unwrap();
-    assert_eq!(listed.trim(), release, "{}", hub.log().unwrap());
+    let log = pair.actor().unwrap().log().unwrap();
+    assert_eq!(listed.trim(), release, "{log}");
 }
 
-#[tokio::test]
-async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself() {
+async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -245,17 +277,17 @@ async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself
     )
     .unwrap();
     let (desk, first, second) = (Desk::at(&home), Desk::at(&one), Desk::at(&two));
-    for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
-        desk.add_member(name, &cluster.kubeconfig_with_token())
-            .await
-            .unwrap();
-    }
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let flags = chart_flags(&repository, "small", "1.0.0");
     let options = HubOptions::new(home.kubeconfig())
         .args(flags)
         .args([values_flag(&values)]);
-    let hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
+    let mut hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
+    let mut members = Vec::new();
+    for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
+        let joining = Membership::join(mode, &mut hub, &home, cluster, name);
+        members.push(joining.await.unwrap());
+    }
     for edge in [&first, &second] {
         edge.create("default", "acme", json!({})).await.unwrap();
     }
@@ -315,6 +347,8 @@ async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself
         left(second.releases().await.unwrap(), &installed.1),
         installed.1
     );
-    let log = hub.log().unwrap();
-    assert!(!log.contains("uninstall"), "{log}");
+    for mut member in members {
+        let log = member.actor(&mut hub).log().unwrap();
+        assert!(!log.contains("uninstall"), "{log}");
+    }
 }

@@ -1,9 +1,15 @@
 //! Members: found by their Secrets, counted on home, followed through rotation, leaving and doubles.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
+
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
+    fleet::{Desk, Expected, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
 };
 use serde_json::json;
 
@@ -11,6 +17,20 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const RESOLVED: (&str, &str, &str) = ("TargetClusterResolved", "True", "Resolved");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
+
+in_both_modes!(
+    a_tenant_on_home_counts_those_of_its_name_on_all_members,
+    of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes_nothing,
+);
+
+/// What home says of a member that is well.
+fn well(mode: Mode) -> Vec<Expected<'static>> {
+    match mode {
+        Mode::SelfCluster | Mode::Proxy => vec![RESOLVED, CONNECTED, HEALTHY],
+        // There is nothing to resolve.
+        Mode::Agent => vec![CONNECTED, HEALTHY],
+    }
+}
 
 /// A hub that installs Deployments without pods, and what it needs.
 struct Fleet {
@@ -40,20 +60,24 @@ async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
     })
 }
 
-#[tokio::test]
-async fn a_tenant_on_home_counts_those_of_its_name_on_all_members() {
-    let (fleet, one, two) = tokio::try_join!(
+impl Fleet {
+    async fn join(&mut self, mode: Mode, edge: &Cluster, name: &str) -> Result<Membership> {
+        Membership::join(mode, &mut self.hub, &self.home, edge, name).await
+    }
+}
+
+async fn a_tenant_on_home_counts_those_of_its_name_on_all_members(mode: Mode) {
+    let (mut fleet, one, two) = tokio::try_join!(
         start("count-home", Parts::WithControllers, &[]),
         Cluster::start("count-1", Parts::WithControllers),
         Cluster::start("count-2", Parts::WithControllers),
     )
     .unwrap();
-    let desk = &fleet.desk;
+    let mut members = Vec::new();
     for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
-        desk.add_member(name, &cluster.kubeconfig_with_token())
-            .await
-            .unwrap();
+        members.push(fleet.join(mode, cluster, name).await.unwrap());
     }
+    let desk = &fleet.desk;
     let (first, second) = (Desk::at(&one), Desk::at(&two));
     desk.create("default", "acme", json!({})).await.unwrap();
     let on_home = [
@@ -119,18 +143,24 @@ async fn a_tenant_on_home_counts_those_of_its_name_on_all_members() {
     );
     assert_eq!(second.namespace("mine").await.unwrap(), None);
 
-    for (name, total) in [("self-cluster", 1), ("edge-1", 2), ("edge-2", 1)] {
-        let expected = [RESOLVED, CONNECTED, HEALTHY];
+    for (name, mode, total) in [
+        ("self-cluster", Mode::SelfCluster, 1),
+        ("edge-1", mode, 2),
+        ("edge-2", mode, 1),
+    ] {
         let what = format!("{name} to count {total} Tenants, all ready");
         eventually(&what, PATIENCE, async || {
             let status = desk
-                .member_shows(name, &expected)
+                .member_shows(name, &well(mode))
                 .await?
                 .status
                 .unwrap_or_default();
             let tenants = status.tenants.unwrap_or_default();
             if (tenants.total, tenants.ready) != (total, total) {
                 bail!("{tenants:?}");
+            }
+            if status.mode != Some(mode.on_record()) {
+                bail!("its mode is {:?}", status.mode);
             }
             Ok(Some(()))
         })
@@ -155,6 +185,7 @@ fn with_exec(cluster: &Cluster) -> String {
         .collect()
 }
 
+/// With a kubeconfig only: an agent has none that the hub could rotate, spoil or lose.
 #[tokio::test]
 async fn a_member_goes_on_through_rotation_and_a_bad_kubeconfig_and_leaves_without_loss() {
     let (fleet, edge) = tokio::try_join!(
@@ -252,18 +283,17 @@ async fn a_member_goes_on_through_rotation_and_a_bad_kubeconfig_and_leaves_witho
     assert_eq!(now, releases);
 }
 
-#[tokio::test]
-async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes_nothing() {
-    let (fleet, edge) = tokio::try_join!(
+async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes_nothing(
+    mode: Mode,
+) {
+    let (mut fleet, edge) = tokio::try_join!(
         start("double-home", Parts::WithControllers, &[]),
         Cluster::start("double-edge", Parts::WithControllers),
     )
     .unwrap();
+    let _member = fleet.join(mode, &edge, "edge-b").await.unwrap();
     let (desk, at_edge) = (&fleet.desk, Desk::at(&edge));
-    let healthy = [RESOLVED, CONNECTED, HEALTHY];
-    desk.add_member("edge-b", &edge.kubeconfig_with_token())
-        .await
-        .unwrap();
+    let healthy = well(mode);
     desk.member_shows("edge-b", &healthy).await.unwrap();
     // The name comes first, the age decides.
     desk.add_member("edge-a", &edge.kubeconfig_with_token())
@@ -319,6 +349,7 @@ async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes
     assert!(fleet.hub.log().unwrap().contains("DuplicateCluster"));
 }
 
+/// Over one kubeconfig: an agent is a second writer of another kind, see `handover.rs`.
 #[tokio::test]
 async fn of_two_hubs_one_writes_and_the_other_follows_when_it_leaves() {
     let mut fleet = start("hubs", Parts::WithControllers, &[]).await.unwrap();

@@ -1,5 +1,10 @@
 //! Bad input: each fault is named, with its remedy, at the earliest place, and nothing else suffers.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
+
 use std::{fs, time::Duration};
 
 use anyhow::{Result, bail};
@@ -8,8 +13,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_common::names;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    in_both_modes,
 };
 use kube::{
     Api,
@@ -19,6 +25,8 @@ use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const MINUTE: Duration = Duration::from_secs(60);
+
+in_both_modes!(a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on);
 
 /// The exit code and the log of a hub that does not start.
 async fn refusal(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
@@ -102,6 +110,7 @@ fn kubeconfig_with(cluster: &Cluster, user: &str) -> String {
         .collect()
 }
 
+/// With kubeconfigs only: an agent's never leaves its edge.
 #[tokio::test]
 async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
@@ -202,15 +211,23 @@ fn careless_crd() -> Result<CustomResourceDefinition> {
     Ok(crd)
 }
 
+/// On home the hub follows the same Tenants a second time, to aggregate them.
 #[tokio::test]
-async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
+async fn a_bad_tenant_on_home_is_told_what_is_wrong_and_the_others_go_on() {
+    Box::pin(a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on(
+        Mode::SelfCluster,
+    ))
+    .await;
+}
+
+async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
-    let home = Cluster::start("tenants", Parts::WithControllers)
+    let mut pair = Pair::start("tenants", mode, Parts::WithControllers)
         .await
         .unwrap();
-    let desk = Desk::at(&home);
+    let desk = pair.desk();
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     crds.create(&PostParams::default(), &careless_crd().unwrap())
         .await
@@ -231,11 +248,10 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
     .unwrap();
 
     let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    let options = HubOptions::new(home.kubeconfig())
-        .args(flags)
-        .args([values_flag(&values)]);
-    let hub = Hub::start(&options).unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    pair.open(flags).await.unwrap();
+    let error = pair.condition("ClusterError");
     let long = "a".repeat(70);
     let bad = [
         (
@@ -270,7 +286,7 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
 
     desk.shows("default", "good", &[ALL_READY]).await.unwrap();
     for (name, _, reason, words) in &bad {
-        let refused = ("ClusterError/self-cluster", "True", *reason);
+        let refused = (error.as_str(), "True", *reason);
         let not_ready = ("Ready", "False", "ClustersNotReady");
         let tenant = desk
             .shows("default", name, &[refused, not_ready])
@@ -289,12 +305,12 @@ async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on() {
         told.contains("until it is corrected") && told.contains("a string"),
         "{told}"
     );
-    let log = hub.log().unwrap();
+    let log = pair.actor().unwrap().log().unwrap();
     assert!(log.contains("unreadable"), "{log}");
     let releases = desk.releases().await.unwrap();
     assert_eq!(
         releases.into_keys().collect::<Vec<_>>(),
-        ["sh.helm.release.v1.tenant-good-self-cluster.v1"]
+        [format!("sh.helm.release.v1.{}.v1", pair.release("good"))]
     );
 
     // Put right, it is a Tenant as any other.

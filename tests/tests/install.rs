@@ -1,19 +1,27 @@
-//! Installing: a real chart on home, what a pass with nothing to do costs, and adoption.
+//! Installing: a real chart, what a pass with nothing to do costs, and adoption.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
 
 use std::collections::BTreeMap;
 
 use anyhow::Result;
 use krypton_common::{fingerprint, names};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
-    fleet::{Desk, PATIENCE, chart_flags},
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, eventually,
+    fleet::{PATIENCE, chart_flags},
+    in_both_modes,
 };
 use serde_json::json;
 
-const READY: [(&str, &str, &str); 2] = [
-    ("Ready", "True", "AllClustersReady"),
-    ("ClusterReady/self-cluster", "True", "Installed"),
-];
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+in_both_modes!(
+    a_real_chart_is_installed_told_of_once_and_then_left_in_peace,
+    a_release_of_the_original_is_adopted_as_it_is_and_anybody_elses_only_when_told_to,
+);
 
 /// Requests that a pass with something to do cannot go without.
 fn telling(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, String), u64> {
@@ -37,22 +45,33 @@ fn telling(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, Stri
         .collect()
 }
 
+/// On home it is the aggregator that writes the status.
 #[tokio::test]
 async fn a_real_chart_is_installed_on_home_told_of_once_and_then_left_in_peace() {
+    Box::pin(a_real_chart_is_installed_told_of_once_and_then_left_in_peace(Mode::SelfCluster))
+        .await;
+}
+
+async fn a_real_chart_is_installed_told_of_once_and_then_left_in_peace(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::external_dns("1.19.0").unwrap()])
         .await
         .unwrap();
-    let home = Cluster::start("install", Parts::WithPods).await.unwrap();
-    let desk = Desk::at(&home);
+    let mut pair = Pair::start("install", mode, Parts::WithPods).await.unwrap();
+    let desk = pair.desk();
     let flags = chart_flags(&repository, "external-dns", "1.19.0");
-    let hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
+    pair.open(flags).await.unwrap();
 
     desk.create("default", "acme", json!({"workspace": "acme-ws"}))
         .await
         .unwrap();
-    let progress = ("ClusterProgress/self-cluster", "False", "InstallComplete");
-    let error = ("ClusterError/self-cluster", "False", "NoError");
-    let expected = [READY[0], READY[1], progress, error];
+    let [ready, progress, error] =
+        ["ClusterReady", "ClusterProgress", "ClusterError"].map(|kind| pair.condition(kind));
+    let expected = [
+        ALL_READY,
+        (&ready, "True", "Installed"),
+        (&progress, "False", "InstallComplete"),
+        (&error, "False", "NoError"),
+    ];
     let tenant = desk.shows("default", "acme", &expected).await.unwrap();
 
     let status = tenant.status.clone().unwrap();
@@ -63,8 +82,8 @@ async fn a_real_chart_is_installed_on_home_told_of_once_and_then_left_in_peace()
     );
     let applied = format!("{}/external-dns:1.19.0", repository.url());
     assert_eq!(status.last_applied_chart, Some(applied));
-    let release = "tenant-acme-self-cluster";
-    let revisions = desk.revisions("acme-ws", release).await.unwrap();
+    let release = pair.release("acme");
+    let revisions = desk.revisions("acme-ws", &release).await.unwrap();
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     let wait = [
         "wait",
@@ -73,12 +92,13 @@ async fn a_real_chart_is_installed_on_home_told_of_once_and_then_left_in_peace()
         "--all",
         "--timeout=60s",
     ];
-    home.kubectl(wait.into_iter().chain(["--namespace=acme-ws"]))
+    pair.cluster()
+        .kubectl(wait.into_iter().chain(["--namespace=acme-ws"]))
         .await
         .unwrap();
 
     // The annotation of the original is the last thing that is written.
-    let annotation = names::fingerprint_annotation("self-cluster");
+    let annotation = names::fingerprint_annotation(pair.name());
     let wanted = fingerprint::original(&repository.url(), "external-dns", "1.19.0");
     eventually("the fingerprint annotation", PATIENCE, async || {
         let tenant = desk.tenants("default").get("acme").await?;
@@ -102,30 +122,36 @@ async fn a_real_chart_is_installed_on_home_told_of_once_and_then_left_in_peace()
     assert_eq!(told, once.map(|reason| (reason.to_owned(), 1)).into());
 
     // A pass with nothing to do: the Tenant is looked at again, and a Lease period goes by.
-    let runs = hub.log().unwrap().matches("running helm").count();
-    assert_eq!(runs, 1, "{}", hub.log().unwrap());
+    let log = pair.actor().unwrap().log().unwrap();
+    let runs = log.matches("running helm").count();
+    assert_eq!(runs, 1, "{log}");
     desk.annotate("default", "acme", "example.org/unrelated", "touched")
         .await
         .unwrap();
     let touched = desk.tenants("default").get("acme").await.unwrap();
     let releases = desk.releases().await.unwrap();
-    let before = telling(&home.requests().await.unwrap());
+    let before = telling(&pair.cluster().requests().await.unwrap());
     let helms = ("POST".to_owned(), "secrets".to_owned());
     assert!(
         before.contains_key(&helms),
         "the install is not in the count: {before:?}"
     );
     desk.lease_renewed().await.unwrap();
-    let after = telling(&home.requests().await.unwrap());
+    let after = telling(&pair.cluster().requests().await.unwrap());
     assert_eq!(before, after);
     assert_eq!(desk.releases().await.unwrap(), releases);
     assert_eq!(desk.tenants("default").get("acme").await.unwrap(), touched);
     assert_eq!(desk.events("default", "acme").await.unwrap(), told);
-    assert_eq!(hub.log().unwrap().matches("running helm").count(), runs);
+    let log = pair.actor().unwrap().log().unwrap();
+    assert_eq!(log.matches("running helm").count(), runs, "{log}");
 }
 
-async fn install_by_hand(home: &Cluster, repository: &ChartRepository, name: &str) -> Result<()> {
-    let release = format!("tenant-{name}-self-cluster");
+async fn install_by_hand(
+    cluster: &Cluster,
+    repository: &ChartRepository,
+    release: &str,
+    name: &str,
+) -> Result<()> {
     let (namespace, repo) = (
         format!("--namespace={name}"),
         format!("--repo={}", repository.url()),
@@ -133,69 +159,66 @@ async fn install_by_hand(home: &Cluster, repository: &ChartRepository, name: &st
     // No pods run here, and none are asked for.
     let args = [
         "install",
-        &release,
+        release,
         "small",
         "--version=1.0.0",
         "--create-namespace",
     ];
     let more = [namespace.as_str(), &repo, "--set=replicaCount=0"];
-    home.helm(args.into_iter().chain(more)).await.map(drop)
+    cluster.helm(args.into_iter().chain(more)).await.map(drop)
 }
 
-#[tokio::test]
-async fn a_release_of_the_original_is_adopted_as_it_is_and_anybody_elses_only_when_told_to() {
+async fn a_release_of_the_original_is_adopted_as_it_is_and_anybody_elses_only_when_told_to(
+    mode: Mode,
+) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
-    let home = Cluster::start("adoption", Parts::WithControllers)
+    let mut pair = Pair::start("adoption", mode, Parts::WithControllers)
         .await
         .unwrap();
-    for name in ["acme", "stray"] {
-        install_by_hand(&home, &repository, name).await.unwrap();
+    let [acme, stray] = ["acme", "stray"].map(|tenant| pair.release(tenant));
+    for (name, release) in [("acme", &acme), ("stray", &stray)] {
+        install_by_hand(pair.cluster(), &repository, release, name)
+            .await
+            .unwrap();
     }
-    let desk = Desk::at(&home);
+    let desk = pair.desk();
     let found = desk.releases().await.unwrap();
     let flags = chart_flags(&repository, "small", "1.0.0");
-    let hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
+    pair.open(flags).await.unwrap();
 
     let original = fingerprint::original(&repository.url(), "small", "1.0.0");
-    let annotation = names::fingerprint_annotation("self-cluster");
+    let annotation = names::fingerprint_annotation(pair.name());
     desk.create_annotated("default", "acme", json!({}), &[(&annotation, &original)])
         .await
         .unwrap();
     desk.create("default", "stray", json!({})).await.unwrap();
 
-    let adopted = [
-        ("Ready", "True", "AllClustersReady"),
-        ("ClusterReady/self-cluster", "True", "NoChange"),
-    ];
+    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
+    let adopted = [ALL_READY, (ready.as_str(), "True", "NoChange")];
     desk.shows("default", "acme", &adopted).await.unwrap();
     let refused = [
         ("Ready", "False", "ClustersNotReady"),
-        ("ClusterError/self-cluster", "True", "ReleaseInUse"),
+        (error.as_str(), "True", "ReleaseInUse"),
     ];
-    let stray = desk.shows("default", "stray", &refused).await.unwrap();
-    let message = stray.status.unwrap().last_message.unwrap();
-    assert!(message.contains("tenant-stray-self-cluster"), "{message}");
+    let refused = desk.shows("default", "stray", &refused).await.unwrap();
+    let message = refused.status.unwrap().last_message.unwrap();
+    assert!(message.contains(&stray), "{message}");
     assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
     assert_eq!(
         desk.releases().await.unwrap(),
         found,
         "both are as they were found"
     );
-    assert!(
-        !hub.log().unwrap().contains("running helm"),
-        "{}",
-        hub.log().unwrap()
-    );
+    let log = pair.actor().unwrap().log().unwrap();
+    assert!(!log.contains("running helm"), "{log}");
 
     desk.annotate("default", "stray", "mesh.openkcm.io/adopt", "true")
         .await
         .unwrap();
-    desk.newest_is("stray", "tenant-stray-self-cluster", 2, "deployed")
+    desk.newest_is("stray", &stray, 2, "deployed")
         .await
         .unwrap();
-    desk.newest_is("acme", "tenant-acme-self-cluster", 1, "deployed")
-        .await
-        .unwrap();
+    desk.newest_is("acme", &acme, 1, "deployed").await.unwrap();
 }

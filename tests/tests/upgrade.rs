@@ -1,13 +1,25 @@
 //! What changes in the chart reaches every member, and what cannot be done leaves alone what runs.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
+
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
+    eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
 };
 use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+in_both_modes!(
+    values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_old_release,
+    a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs,
+);
 
 async fn message_is(cluster: &Cluster, release: &str, expected: &str) -> Result<()> {
     let args = [
@@ -37,8 +49,9 @@ async fn available(cluster: &Cluster, release: &str) -> Result<()> {
         .map(drop)
 }
 
-#[tokio::test]
-async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_old_release() {
+async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_old_release(
+    mode: Mode,
+) {
     let versions = [ChartSource::small("1.0.0"), ChartSource::small("1.1.0")];
     let repository = ChartRepository::start(&versions).await.unwrap();
     let (home, edge) = tokio::try_join!(
@@ -47,18 +60,17 @@ async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_o
     )
     .unwrap();
     let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
-    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+    let values = ValuesFile::new("message: first").unwrap();
+    let options = |version: &str| {
+        let flags = chart_flags(&repository, "small", version);
+        HubOptions::new(home.kubeconfig())
+            .args(flags)
+            .args([values_flag(&values)])
+    };
+    let mut hub = Hub::start(&options("1.0.0")).unwrap();
+    let _member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
         .await
         .unwrap();
-    let values = ValuesFile::new("message: first").unwrap();
-    let start = |version: &str| {
-        let flags = chart_flags(&repository, "small", version);
-        let options = HubOptions::new(home.kubeconfig())
-            .args(flags)
-            .args([values_flag(&values)]);
-        Hub::start(&options)
-    };
-    let mut hub = start("1.0.0").unwrap();
     desk.create("default", "acme", json!({})).await.unwrap();
     edge_desk
         .create("default", "acme", json!({}))
@@ -91,7 +103,7 @@ async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_o
     desk.shows("default", "acme", &upgraded).await.unwrap();
 
     hub.stop().await.unwrap();
-    let _hub = start("1.1.0").unwrap();
+    let _hub = Hub::start(&options("1.1.0").in_place_of(&hub)).unwrap();
     let applied = format!("{}/small:1.1.0", repository.url());
     for (_, desk, release) in places {
         desk.newest_is("acme", release, 3, "deployed")
@@ -146,27 +158,26 @@ async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_o
     }
 }
 
-#[tokio::test]
-async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
+async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
-    let home = Cluster::start("no-chart", Parts::WithControllers)
+    let mut pair = Pair::start("no-chart", mode, Parts::WithControllers)
         .await
         .unwrap();
-    let desk = Desk::at(&home);
+    let desk = pair.desk();
     let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let start = |version: &str| {
-        let flags = chart_flags(&repository, "small", version);
-        let options = HubOptions::new(home.kubeconfig())
-            .args(flags)
-            .args([values_flag(&values)]);
-        Hub::start(&options)
+    // An agent is started anew with its hub: one that goes on has the chart in its cache.
+    let flags = |version: &str| {
+        let mut flags = chart_flags(&repository, "small", version);
+        flags.push(values_flag(&values));
+        flags
     };
-    let mut hub = start("1.0.0").unwrap();
+    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
+    pair.open(flags("1.0.0")).await.unwrap();
     desk.create("default", "old", json!({})).await.unwrap();
     desk.shows("default", "old", &[ALL_READY]).await.unwrap();
-    hub.stop().await.unwrap();
+    pair.stop().await.unwrap();
     let running = desk.releases().await.unwrap();
 
     let faults = [
@@ -174,12 +185,12 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
         ("latest-and-greatest", "VersionInvalid"),
     ];
     for (version, reason) in faults {
-        let mut hub = start(version).unwrap();
+        pair.open(flags(version)).await.unwrap();
         if version == "9.9.9" {
             desk.create("default", "new", json!({})).await.unwrap();
         }
-        let refused = ("ClusterError/self-cluster", "True", reason);
-        let still = ("ClusterReady/self-cluster", "True", "Installed");
+        let refused = (error.as_str(), "True", reason);
+        let still = (ready.as_str(), "True", "Installed");
         desk.shows("default", "old", &[refused, still])
             .await
             .unwrap();
@@ -192,7 +203,7 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
             "{message}"
         );
         assert_eq!(desk.releases().await.unwrap(), running, "{version}");
-        hub.stop().await.unwrap();
+        pair.stop().await.unwrap();
     }
     desk.told("default", "new", "ChartVersionNotFound")
         .await
@@ -203,8 +214,8 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
 
     // One fault after the other, each in the way of the same Tenant: a hub forgets none.
     repository.set_fault(Fault::Down(503));
-    let mut hub = start("1.0.0").unwrap();
-    let not_loaded = ("ClusterError/self-cluster", "True", "ChartNotLoaded");
+    pair.open(flags("1.0.0")).await.unwrap();
+    let not_loaded = (error.as_str(), "True", "ChartNotLoaded");
     let faults = [
         (Fault::Down(503), "503"),
         (Fault::Rubbish, "not the index of a chart repository"),
@@ -226,20 +237,17 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs() {
         })
         .await
         .unwrap();
-        assert!(
-            hub.rss_bytes().unwrap() < 400 << 20,
-            "{fault:?}: {:?}",
-            hub.rss_bytes()
-        );
+        let rss = pair.actor().unwrap().rss_bytes().unwrap();
+        assert!(rss < 400 << 20, "{fault:?}: {rss} bytes");
         assert_eq!(desk.releases().await.unwrap(), running, "{fault:?}");
     }
     // What is installed needs no repository.
-    let settled = [ALL_READY, ("ClusterError/self-cluster", "False", "NoError")];
+    let settled = [ALL_READY, (error.as_str(), "False", "NoError")];
     desk.shows("default", "old", &settled).await.unwrap();
     repository.set_fault(Fault::None);
     desk.shows("default", "new", &[ALL_READY]).await.unwrap();
-    desk.newest_is("old", "tenant-old-self-cluster", 1, "deployed")
+    desk.newest_is("old", &pair.release("old"), 1, "deployed")
         .await
         .unwrap();
-    hub.stop().await.unwrap();
+    pair.stop().await.unwrap();
 }

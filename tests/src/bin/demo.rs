@@ -1,5 +1,6 @@
 //! `make demo`: a fleet of three real control planes on this machine, from nothing to an upgraded
-//! chart and a deleted Tenant. Every step is verified at the apiservers before the next.
+//! chart, a deleted Tenant, and an agent that is lost and comes back. Every step is verified at the
+//! apiservers before the next.
 
 #[path = "../demo/folder.rs"]
 mod folder;
@@ -63,7 +64,7 @@ async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
         () = stop.told() => bail!(STOPPED),
     };
     if told.is_err() {
-        return told.context(stage.keep_log(&folder));
+        return told.context(stage.keep_logs(&folder));
     }
     if args.exit {
         return Ok(());
@@ -74,7 +75,7 @@ async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
         ended = stage.hub_ends() => ended,
     };
     if ended.is_err() {
-        return ended.context(stage.keep_log(&folder));
+        return ended.context(stage.keep_logs(&folder));
     }
     screen.plain("\nStopping and removing all of it.");
     Ok(())

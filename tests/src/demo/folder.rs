@@ -11,8 +11,10 @@ use anyhow::{Context, Result, anyhow, bail};
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.demo");
 const LOCK: &str = "lock";
-/// What a demo that has failed leaves.
-const LOG: &str = "hub.log";
+/// What a demo that has failed leaves is one of `LOGS`.
+pub(crate) const HUB_LOG: &str = "hub.log";
+pub(crate) const AGENT_LOG: &str = "agent.log";
+const LOGS: [&str; 2] = [HUB_LOG, AGENT_LOG];
 
 #[derive(Debug)]
 pub(crate) struct Folder {
@@ -51,9 +53,9 @@ impl Folder {
         &self.path
     }
 
-    /// Adds to the log that outlives a failed demo, and returns where that is.
-    pub(crate) fn keep_log(&self, log: &Path) -> Result<PathBuf> {
-        let kept = self.path.join(LOG);
+    /// Adds to that log, which outlives a failed demo, and returns where it is.
+    pub(crate) fn keep_log(&self, name: &str, log: &Path) -> Result<PathBuf> {
+        let kept = self.path.join(name);
         let copy = || -> std::io::Result<()> {
             let mut all = File::options().create(true).append(true).open(&kept)?;
             all.write_all(&fs::read(log)?)
@@ -69,8 +71,8 @@ impl Drop for Folder {
             eprintln!("demo: its files are in {}", self.path.display());
             return;
         }
-        let removed = match self.path.join(LOG).exists() {
-            true => clear(&self.path, &[LOG]),
+        let removed = match LOGS.iter().any(|log| self.path.join(log).exists()) {
+            true => clear(&self.path, &LOGS),
             false => fs::remove_dir_all(&self.path).context("removing it"),
         };
         if let Err(error) = removed {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use k8s_openapi::api::{apps::v1::Deployment, rbac::v1::ClusterRole};
 use krypton_common::{
     conditions::{self, Kind, condition_type},
@@ -12,7 +12,7 @@ use krypton_crds::{
     edge_cluster::{EdgeCluster, EdgeClusterStatus},
     tenant::Tenant,
 };
-use krypton_tests::{eventually, fleet::condition};
+use krypton_tests::{Mode, eventually, fleet::condition};
 use kube::{Api, ResourceExt, api::ListParams};
 use tokio::time::Instant;
 
@@ -32,8 +32,28 @@ pub(crate) fn workspace(tenant: &str) -> String {
 }
 
 pub(crate) enum Goal<'a> {
-    /// Home shows the member as connected and looked after.
-    Member { home: &'a Site, member: &'a str },
+    /// Home shows the member as connected and looked after, in this mode.
+    Member {
+        home: &'a Site,
+        member: &'a str,
+        mode: Mode,
+    },
+    /// The hub could reach the member, and leaves it to its agent, which still holds the Lease.
+    Spare {
+        home: &'a Site,
+        site: &'a Site,
+        holder: &'a str,
+    },
+    /// Another than before holds the member's Lease.
+    TakenOver {
+        site: &'a Site,
+        before: &'a str,
+        /// How the name of who holds it now begins.
+        by: &'a str,
+        /// What this waits for, and since when.
+        wait: &'a str,
+        since: Instant,
+    },
     /// The Tenant says so, helm's newest revision is deployed, and the Deployment is of this
     /// version and available.
     Installed {
@@ -64,6 +84,8 @@ impl Goal<'_> {
     fn name(&self) -> String {
         match self {
             Self::Member { member, .. } => (*member).to_owned(),
+            Self::Spare { site, .. } => format!("home/{}", site.member),
+            Self::TakenOver { site, .. } => format!("the Lease of {}", site.name()),
             Self::Installed { site, tenant, .. } | Self::Gone { site, tenant } => {
                 format!("{}/{tenant}", site.name())
             }
@@ -75,9 +97,25 @@ impl Goal<'_> {
     /// In words, when it is reached.
     fn reached(&self) -> String {
         match self {
-            Self::Member { member, .. } => {
-                format!("{member}: connected, and the hub looks after it")
+            Self::Member { member, mode, .. } => {
+                let who = match mode {
+                    Mode::SelfCluster | Mode::Proxy => "the hub",
+                    Mode::Agent => "its agent",
+                };
+                format!("{member}: connected, and {who} looks after it")
             }
+            Self::Spare { site, holder, .. } => format!(
+                "{}: the hub can reach it now, and leaves it to {holder}",
+                site.member
+            ),
+            Self::TakenOver {
+                site, by, since, ..
+            } => format!(
+                "{}: the {} holds the Lease after {:.1} s",
+                site.name(),
+                by.trim_end_matches('/'),
+                since.elapsed().as_secs_f64()
+            ),
             Self::Installed {
                 site,
                 tenant,
@@ -106,7 +144,17 @@ impl Goal<'_> {
     /// Fails with what is not yet as it is to be.
     async fn check(&self) -> Result<()> {
         match self {
-            Self::Member { home, member } => check_member(home, member).await,
+            Self::Member { home, member, mode } => check_member(home, member, *mode).await,
+            Self::Spare { home, site, holder } => check_spare(home, site, holder).await,
+            Self::TakenOver {
+                site,
+                before,
+                by,
+                wait,
+                since,
+            } => check_taken_over(site, before, by)
+                .await
+                .with_context(|| format!("after {} s: {wait}", tens(*since))),
             Self::Installed {
                 site,
                 tenant,
@@ -135,7 +183,7 @@ impl Goal<'_> {
 }
 
 /// Waits until all goals are reached, all at the same time; says each that is and what is missing.
-/// Without a hub nothing will change any more: then it fails at once.
+/// Without who is to do it nothing will change any more: then it fails at once.
 pub(crate) async fn reach(
     screen: &Screen,
     stage: &Stage,
@@ -146,7 +194,7 @@ pub(crate) async fn reach(
     let mut told = String::new();
     let mut tell_at = Instant::now() + TELL_EVERY;
     let outcome = eventually(what, PATIENCE, async || {
-        if let Err(ended) = stage.hub_runs() {
+        if let Err(ended) = stage.all_run() {
             return Ok(Some(Err(ended)));
         }
         let mut missing = Vec::new();
@@ -191,16 +239,61 @@ async fn status_of(home: &Site, member: &str) -> Result<EdgeClusterStatus> {
     }
 }
 
-async fn check_member(home: &Site, member: &str) -> Result<()> {
-    let status = status_of(home, member).await?;
-    for (type_, reason) in [("Connected", "Connected"), ("Healthy", "Reconciling")] {
+fn check_conditions(status: &EdgeClusterStatus, expected: &[(&str, &str)]) -> Result<()> {
+    for (type_, reason) in expected {
         match condition(&status.conditions, type_) {
-            Some(found) if found.status == "True" && found.reason == reason => {}
+            Some(found) if found.status == "True" && found.reason == *reason => {}
             Some(found) => bail!("{type_} is {} ({})", found.status, found.reason),
             None => bail!("not known whether {type_}"),
         }
     }
     Ok(())
+}
+
+fn check_mode(status: &EdgeClusterStatus, mode: Mode) -> Result<()> {
+    match status.mode {
+        Some(found) if found == mode.on_record() => Ok(()),
+        Some(found) => bail!("its mode is {found:?}"),
+        None => bail!("its mode is not known"),
+    }
+}
+
+async fn check_member(home: &Site, member: &str, mode: Mode) -> Result<()> {
+    let status = status_of(home, member).await?;
+    check_conditions(
+        &status,
+        &[("Connected", "Connected"), ("Healthy", "Reconciling")],
+    )?;
+    check_mode(&status, mode)
+}
+
+async fn check_spare(home: &Site, site: &Site, holder: &str) -> Result<()> {
+    let status = status_of(home, &site.member).await?;
+    check_conditions(
+        &status,
+        &[
+            ("TargetClusterResolved", "Resolved"),
+            ("Connected", "Connected"),
+        ],
+    )?;
+    check_mode(&status, Mode::Agent)?;
+    match site.desk.holder().await? {
+        found if found == holder => Ok(()),
+        found => bail!("{found:?} holds its Lease"),
+    }
+}
+
+async fn check_taken_over(site: &Site, before: &str, by: &str) -> Result<()> {
+    match site.desk.holder().await? {
+        holder if holder != before && holder.starts_with(by) => Ok(()),
+        holder if holder.is_empty() => bail!("nobody holds it"),
+        holder => bail!("{holder} holds it"),
+    }
+}
+
+/// So that not every second is a new line.
+fn tens(since: Instant) -> u64 {
+    since.elapsed().as_secs() / 10 * 10
 }
 
 async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {

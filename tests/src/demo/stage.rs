@@ -1,20 +1,28 @@
-//! The clusters, the chart repository and the hub of the demo, and the commands run at them.
+//! The clusters, the chart repository, the hub and the agent of the demo, and the commands run at them.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use krypton_common::names;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, Tools, fleet::Desk,
-    process::log_end,
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, Tools,
+    eventually,
+    fleet::Desk,
+    process::{Invocation, log_end},
 };
 use serde_json::json;
 
-use crate::{folder::Folder, kubeconfig, screen::Screen};
+use crate::{
+    folder::{AGENT_LOG, Folder, HUB_LOG},
+    kubeconfig,
+    screen::Screen,
+};
 
 pub(crate) const CHART: &str = "external-dns";
 pub(crate) const VERSIONS: [&str; 2] = ["1.19.0", "1.20.0"];
 const HUB_NAMESPACE: &str = "krypton";
+/// How long an agent may be away before the hub takes over; 60 s by default.
+pub(crate) const PROXY_GRACE: &str = "5s";
 /// Above all that a step may take on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 /// Long enough for a demo that somebody has left running.
@@ -43,19 +51,23 @@ impl Site {
     }
 }
 
-/// Everything that runs. The hub goes first.
+/// Everything that runs. The hub and the agent go first.
 pub(crate) struct Stage {
     hub: Option<Hub>,
+    agent: Option<Agent>,
+    /// Those that were ended, until others are in their places.
+    former: (Option<Hub>, Option<Agent>),
     pub(crate) home: Site,
     pub(crate) edge_1: Site,
     pub(crate) edge_2: Site,
     repository: ChartRepository,
     kubeconfig: PathBuf,
+    bundle: PathBuf,
     path: OsString,
 }
 
 impl Stage {
-    /// Starts all but the hub, at once.
+    /// Starts all but the hub and the agent, at once.
     pub(crate) async fn set(screen: &Screen, folder: &Folder) -> Result<Self> {
         let charts = VERSIONS.map(ChartSource::external_dns);
         let charts = charts.into_iter().collect::<Result<Vec<_>>>()?;
@@ -71,11 +83,14 @@ impl Stage {
         kubeconfig::write(&kubeconfig, &[&home, &edge_1, &edge_2])?;
         Ok(Self {
             hub: None,
+            agent: None,
+            former: (None, None),
             home: Site::new(home, names::SELF_CLUSTER),
             edge_1: Site::new(edge_1, "edge-1"),
             edge_2: Site::new(edge_2, "edge-2"),
             repository,
             kubeconfig,
+            bundle: folder.path().join("edge-1.yaml"),
             path: path()?,
         })
     }
@@ -93,25 +108,32 @@ impl Stage {
         format!("{}/{CHART}:{version}", self.repository.url())
     }
 
-    /// Puts the edges' kubeconfigs into labelled Secrets on home: that makes them members.
-    pub(crate) async fn join_edges(&self, screen: &Screen) -> Result<()> {
+    /// The namespace of the hub, which does not make it.
+    pub(crate) async fn make_namespace(&self) -> Result<()> {
         let namespace = json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HUB_NAMESPACE},
         });
-        self.home.cluster.apply(&namespace.to_string()).await?;
-        for edge in self.edges() {
-            let secret = json!({
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {
-                    "name": edge.member,
-                    "namespace": HUB_NAMESPACE,
-                    "labels": {names::DISCOVERY_LABEL: "true"},
-                },
-                "stringData": {names::KUBECONFIG_KEY: edge.cluster.kubeconfig_with_token()},
-            });
-            self.home.cluster.apply(&secret.to_string()).await?;
-        }
+        self.home
+            .cluster
+            .apply(&namespace.to_string())
+            .await
+            .map(drop)
+    }
+
+    /// Puts an edge's kubeconfig into a labelled Secret on home: that makes it a member, or a member
+    /// that the hub can reach by itself.
+    pub(crate) async fn add_kubeconfig(&self, screen: &Screen, edge: &Site) -> Result<()> {
+        let secret = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "name": edge.member,
+                "namespace": HUB_NAMESPACE,
+                "labels": {names::DISCOVERY_LABEL: "true"},
+            },
+            "stringData": {names::KUBECONFIG_KEY: edge.cluster.kubeconfig_with_token()},
+        });
+        self.home.cluster.apply(&secret.to_string()).await?;
         let label = format!("{}=true", names::DISCOVERY_LABEL);
         let secrets = [
             "kubectl",
@@ -123,7 +145,55 @@ impl Stage {
             &label,
         ];
         let shown = self.show(screen, &secrets).await?;
-        contains(&shown, &["edge-1", "edge-2"])
+        contains(&shown, &[&edge.member])
+    }
+
+    /// Has `kubectl krypton join` print what the agent of edge-1 needs, once, into a file.
+    pub(crate) async fn make_bundle(&self, screen: &Screen) -> Result<()> {
+        let name = self.edge_1.member.as_str();
+        let command = ["kubectl", "krypton", "join", name, "-n", HUB_NAMESPACE];
+        let file = self.bundle.file_name().unwrap_or_default().display();
+        screen.plain(&format!("$ {} >{file}", command.join(" ")));
+        // The hub is ready before it has told everybody where it is.
+        let printed = eventually("a join bundle", PATIENCE, async || {
+            Ok(Some(self.command(&command)?.output(PATIENCE).await?))
+        })
+        .await?;
+        // The folder is its owner's alone, and the token in it is good for one agent.
+        fs::write(&self.bundle, &printed)
+            .with_context(|| format!("writing {}", self.bundle.display()))?;
+        contains(&printed, &[name, "BEGIN CERTIFICATE"])?;
+        screen.say("the bundle: the hub's addresses, its CA, and a token for one agent");
+        Ok(())
+    }
+
+    /// Starts the agent of edge-1 and waits until it says that it is ready. The first enrols with
+    /// the bundle; another needs nothing but what the first has left on edge-1.
+    pub(crate) async fn start_agent(&mut self, screen: &Screen) -> Result<()> {
+        let edge = self.edge_1.cluster.kubeconfig();
+        let (options, join) = match self.former.1 {
+            None => (
+                AgentOptions::new(edge).join_file(&self.bundle),
+                " --join-file edge-1.yaml",
+            ),
+            Some(_) => (AgentOptions::new(edge), ""),
+        };
+        screen.plain(&format!("$ krypton-agent --kubeconfig edge-1{join}"));
+        let agent = self.agent.insert(Agent::start(&options)?);
+        agent.ready(PATIENCE).await?;
+        self.former.1 = None;
+        screen.say(&format!("the agent is ready (process {})", agent.pid()));
+        Ok(())
+    }
+
+    /// SIGKILL: nothing is given up or said.
+    pub(crate) async fn kill_agent(&mut self, screen: &Screen) -> Result<()> {
+        let agent = self.agent.as_mut().context("no agent runs")?;
+        screen.plain(&format!("$ kill -KILL {}", agent.pid()));
+        agent.kill9().await?;
+        self.former.1 = self.agent.take();
+        screen.say("the agent is dead");
+        Ok(())
     }
 
     /// Starts the hub with this version of the chart, and waits until it says that it is ready.
@@ -134,11 +204,16 @@ impl Stage {
             format!("--chart-name={CHART}"),
             format!("--chart-version={version}"),
             "--chart-install-crds=false".to_owned(),
+            format!("--proxy-grace={PROXY_GRACE}"),
         ];
         screen.plain(&format!("$ krypton-hub {}", flags.join(" ")));
-        let options = HubOptions::new(self.home.cluster.kubeconfig()).args(flags);
+        let mut options = HubOptions::new(self.home.cluster.kubeconfig()).args(flags);
+        if let Some(former) = &self.former.0 {
+            options = options.in_place_of(former);
+        }
         let hub = self.hub.insert(Hub::start(&options)?);
         hub.ready(PATIENCE).await?;
+        self.former.0 = None;
         screen.say(&format!("the hub is ready (process {})", hub.pid()));
         Ok(())
     }
@@ -150,17 +225,19 @@ impl Stage {
         if !status.success() {
             bail!("the hub was asked to end, and ended with {status}");
         }
-        self.hub = None;
+        self.former.0 = self.hub.take();
         screen.say("the hub has ended; what it installed runs on");
         Ok(())
     }
 
-    /// Fails when the hub has ended though nobody asked it to.
-    pub(crate) fn hub_runs(&self) -> Result<()> {
+    /// Fails when the hub or the agent has ended though nobody asked it to.
+    pub(crate) fn all_run(&self) -> Result<()> {
         let hub = self.hub.as_ref().context("no hub runs")?;
-        hub.rss_bytes()
-            .map(drop)
-            .context("the hub has ended by itself")
+        hub.rss_bytes().context("the hub has ended by itself")?;
+        if let Some(agent) = &self.agent {
+            agent.rss_bytes().context("the agent has ended by itself")?;
+        }
+        Ok(())
     }
 
     /// Returns, with an error, when the hub ends though nobody asked it to.
@@ -172,13 +249,8 @@ impl Stage {
 
     /// Runs a command, shows it with what it prints, and returns that.
     pub(crate) async fn show(&self, screen: &Screen, command: &[&str]) -> Result<String> {
-        let (tool, args) = command.split_first().context("an empty command")?;
         screen.plain(&format!("$ {}", command.join(" ")));
-        let invocation = self.home.cluster.command(tool).args(args.iter().copied());
-        let invocation = invocation
-            .env("KUBECONFIG", &self.kubeconfig)
-            .env("PATH", &self.path);
-        let printed = invocation.output(PATIENCE).await?;
+        let printed = self.command(command)?.output(PATIENCE).await?;
         screen.plain(match printed.trim_end() {
             "" => "(nothing)",
             lines => lines,
@@ -186,28 +258,39 @@ impl Stage {
         Ok(printed)
     }
 
-    /// Keeps the hub's log beyond the end of the demo, and returns words that lead to it.
-    pub(crate) fn keep_log(&self, folder: &Folder) -> String {
-        let Some(hub) = &self.hub else {
-            return "no hub ran".to_owned();
-        };
-        let log = hub.log_path();
-        match folder.keep_log(log) {
-            Ok(kept) => format!(
-                "the hub's log is kept in {} and ends:\n{}\nthe demo failed",
-                kept.display(),
-                log_end(log)
-            ),
-            Err(error) => format!("the hub's log is lost ({error:#}); the demo failed"),
+    /// With a context for each cluster, home's being the current one.
+    fn command(&self, command: &[&str]) -> Result<Invocation> {
+        let (tool, args) = command.split_first().context("an empty command")?;
+        let invocation = self.home.cluster.command(tool).args(args.iter().copied());
+        Ok(invocation
+            .env("KUBECONFIG", &self.kubeconfig)
+            .env("PATH", &self.path))
+    }
+
+    /// Keeps the logs of hub and agent beyond the end of the demo, and returns words that lead to
+    /// them.
+    pub(crate) fn keep_logs(&self, folder: &Folder) -> String {
+        let (former_hub, former_agent) = &self.former;
+        let hubs = [former_hub, &self.hub].into_iter().flatten();
+        let agents = [former_agent, &self.agent].into_iter().flatten();
+        let logs = hubs.map(|hub| (HUB_LOG, hub.log_path()));
+        let logs = logs.chain(agents.map(|agent| (AGENT_LOG, agent.log_path())));
+        let mut words = String::new();
+        for (name, log) in logs {
+            words += &match folder.keep_log(name, log) {
+                Ok(kept) => format!("{} is kept and ends:\n{}\n", kept.display(), log_end(log)),
+                Err(error) => format!("{name} is lost ({error:#})\n"),
+            };
         }
+        words + "the demo failed"
     }
 
     /// How to look at all this from another terminal.
     pub(crate) fn directions(&self) -> String {
-        let log = self
-            .hub
-            .as_ref()
-            .map(|hub| hub.log_path().display().to_string());
+        let hub = self.hub.as_ref().map(|hub| hub.log_path());
+        let agent = self.agent.as_ref().map(|agent| agent.log_path());
+        let logs = [hub, agent].into_iter().flatten();
+        let logs: Vec<_> = logs.map(|log| format!("  {}", log.display())).collect();
         let own =
             |site: &Site| format!("  {:8}{}", site.name(), site.cluster.kubeconfig().display());
         let singles = self.sites().map(own).join("\n");
@@ -228,13 +311,13 @@ Everything runs on. In another terminal:
 
 Kubeconfigs of one cluster each:
 {singles}
-The hub's log:
-  {log}
+The logs of hub and agent:
+{logs}
 
 Ctrl-C stops and removes all of it.",
             kubeconfig = self.kubeconfig.display(),
             path = own_path(&self.path),
-            log = log.unwrap_or_default(),
+            logs = logs.join("\n"),
         )
     }
 }

@@ -1,29 +1,43 @@
-//! The steps: join, install, upgrade, delete. Each ends when the apiservers show that it is done.
+//! The steps: join, install, upgrade, delete, hand over. Each ends when the apiservers show that it is
+//! done.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use krypton_common::{conditions::reason, names};
+use krypton_tests::Mode;
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::{
     goals::{Goal, NAMESPACE, reach, workspace},
     screen::Screen,
-    stage::{CHART, Site, Stage, VERSIONS, contains},
+    stage::{CHART, PROXY_GRACE, Site, Stage, VERSIONS, contains},
 };
 
 const MEMBERS: [&str; 3] = [names::SELF_CLUSTER, "edge-1", "edge-2"];
 const ACME: &str = "acme";
 const GLOBEX: &str = "globex";
 const INITECH: &str = "initech";
+const HOOLI: &str = "hooli";
 
 pub(crate) async fn tell(screen: &Screen, stage: &mut Stage) -> Result<()> {
     let [first, second] = VERSIONS;
-    screen.step("Two edges join the fleet: a labelled Secret each, with a kubeconfig");
-    stage.join_edges(screen).await?;
+    screen.step(
+        "Two edges join the fleet: edge-1 by an agent, edge-2 by a Secret with its kubeconfig",
+    );
+    stage.make_namespace().await?;
     stage.start_hub(screen, first).await?;
+    stage.add_kubeconfig(screen, &stage.edge_2).await?;
+    stage.make_bundle(screen).await?;
+    stage.start_agent(screen).await?;
     let home = &stage.home;
-    let members = MEMBERS.map(|member| Goal::Member { home, member });
+    let modes = [Mode::SelfCluster, Mode::Agent, Mode::Proxy];
+    let members: Vec<_> = MEMBERS
+        .into_iter()
+        .zip(modes)
+        .map(|(member, mode)| Goal::Member { home, member, mode })
+        .collect();
     reach(screen, stage, "the members", &members).await?;
 
     screen.step("Tenants: acme on all three clusters, globex on edge-1, initech on edge-2");
@@ -49,6 +63,10 @@ pub(crate) async fn tell(screen: &Screen, stage: &mut Stage) -> Result<()> {
 
     screen.step("Deletion: Tenant acme is deleted on edge-2, and only there");
     delete(screen, stage).await?;
+
+    screen
+        .step("Handover: the agent of edge-1 is killed, the hub takes over, the agent comes back");
+    hand_over(screen, stage).await?;
 
     let seconds = screen.elapsed().as_secs();
     screen.step(&format!(
@@ -121,11 +139,7 @@ async fn create(screen: &Screen, site: &Site, tenant: &str) -> Result<()> {
 }
 
 async fn show_fleet(screen: &Screen, stage: &Stage) -> Result<()> {
-    screen.plain("");
-    let clusters = stage
-        .show(screen, &["kubectl", "krypton", "get", "clusters"])
-        .await?;
-    contains(&clusters, &MEMBERS)?;
+    show_clusters(screen, stage).await?;
     let shown = stage
         .show(screen, &["kubectl", "krypton", "get", "tenants", "-A"])
         .await?;
@@ -205,6 +219,107 @@ async fn delete(screen: &Screen, stage: &Stage) -> Result<()> {
         .show(screen, &["kubectl", "krypton", "get", "tenants", "-A"])
         .await?;
     Ok(())
+}
+
+/// The hub takes over from the agent of edge-1, and the agent from the hub; a Tenant that was made in
+/// between shows that each does its work.
+async fn hand_over(screen: &Screen, stage: &mut Stage) -> Result<()> {
+    let [_, second] = VERSIONS;
+    let before = releases(stage).await?;
+    let agents = stage.edge_1.desk.holder().await?;
+    stage.add_kubeconfig(screen, &stage.edge_1).await?;
+    let spare = [Goal::Spare {
+        home: &stage.home,
+        site: &stage.edge_1,
+        holder: &agents,
+    }];
+    reach(screen, stage, "the hub's own way to edge-1", &spare).await?;
+
+    stage.kill_agent(screen).await?;
+    let killed = Instant::now();
+    create(screen, &stage.edge_1, HOOLI).await?;
+    screen.say(&format!(
+        "{HOOLI} waits: the hub acts when the agent has been away for {PROXY_GRACE} and its Lease is dead, \
+         unchanged for 60 s"
+    ));
+    let edge = &stage.edge_1;
+    let taken_over = [
+        Goal::TakenOver {
+            site: edge,
+            before: &agents,
+            by: "hub/",
+            wait: "a killed agent's Lease lives for up to 60 s",
+            since: killed,
+        },
+        member(stage, edge, Mode::Proxy),
+        installed(stage, edge, HOOLI, second),
+    ];
+    reach(screen, stage, "the hub to take over", &taken_over).await?;
+    let hubs = edge.desk.holder().await?;
+    show_clusters(screen, stage).await?;
+
+    let started = Instant::now();
+    stage.start_agent(screen).await?;
+    let edge = &stage.edge_1;
+    let given_back = [
+        Goal::TakenOver {
+            site: edge,
+            before: &hubs,
+            by: "agent/",
+            wait: "the hub gives the Lease up when the agent is ready to reconcile",
+            since: started,
+        },
+        member(stage, edge, Mode::Agent),
+    ];
+    reach(screen, stage, "the agent to be back", &given_back).await?;
+    let command = [
+        "kubectl",
+        "--context",
+        edge.name(),
+        "delete",
+        "tenant",
+        HOOLI,
+    ];
+    stage.show(screen, &command).await?;
+    let mut goals = vec![Goal::Gone {
+        site: edge,
+        tenant: HOOLI,
+    }];
+    goals.extend(counts(stage, [1, 2, 1]));
+    reach(screen, stage, "the deletion by the agent", &goals).await?;
+    let after = releases(stage).await?;
+    if after != before {
+        bail!("the handovers have changed releases: {before:?} have become {after:?}");
+    }
+    screen.say(&format!(
+        "no handover has touched a release: {} Secrets unchanged",
+        after.len()
+    ));
+    show_clusters(screen, stage).await
+}
+
+fn member<'a>(stage: &'a Stage, site: &'a Site, mode: Mode) -> Goal<'a> {
+    Goal::Member {
+        home: &stage.home,
+        member: &site.member,
+        mode,
+    }
+}
+
+fn installed<'a>(stage: &'a Stage, site: &'a Site, tenant: &'a str, version: &'a str) -> Goal<'a> {
+    Goal::Installed {
+        site,
+        tenant,
+        applied: stage.applied(version),
+        version,
+        revision: 1,
+    }
+}
+
+async fn show_clusters(screen: &Screen, stage: &Stage) -> Result<()> {
+    screen.plain("");
+    let command = ["kubectl", "krypton", "get", "clusters"];
+    contains(&stage.show(screen, &command).await?, &MEMBERS)
 }
 
 /// helm's Secrets of all clusters with their resourceVersions, by cluster and name.

@@ -1,0 +1,100 @@
+//! The real agent binary beside an edge cluster.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    ops::{Deref, DerefMut},
+    path::Path,
+};
+
+use anyhow::Result;
+
+use crate::{
+    daemon::{Daemon, Program, Start},
+    fleet::SYSTEM_NAMESPACE,
+};
+
+const PROGRAM: Program = Program {
+    name: "krypton-agent",
+    variable: "KRYPTON_AGENT_BIN",
+};
+/// The same after a restart, as a pod of a StatefulSet has it.
+const REPLICA: &str = "one";
+
+/// How to start an agent.
+#[derive(Debug, Clone)]
+pub struct AgentOptions<'a> {
+    /// Kubeconfig of the edge cluster.
+    pub edge: &'a Path,
+    /// Not needed by one that has enrolled before.
+    pub join_file: Option<&'a Path>,
+    /// After the harness' own, which are left out where one of these is the same flag.
+    pub args: Vec<String>,
+}
+
+impl<'a> AgentOptions<'a> {
+    pub fn new(edge: &'a Path) -> Self {
+        Self {
+            edge,
+            join_file: None,
+            args: Vec::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn join_file(mut self, bundle: &'a Path) -> Self {
+        self.join_file = Some(bundle);
+        self
+    }
+
+    #[must_use]
+    pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+}
+
+/// A running agent: a `Daemon` with nothing in its environment that leads to a cluster.
+#[derive(Debug)]
+pub struct Agent(Daemon);
+
+impl Agent {
+    /// Starts the agent of `KRYPTON_AGENT_BIN`, or the one that cargo has put beside this
+    /// executable. Does not wait for it to be ready, which it is once it has enrolled: see `ready`,
+    /// and `wait` for one that is to refuse.
+    ///
+    /// # Errors
+    /// When there is no such binary, saying what builds it, or it cannot be started.
+    pub fn start(options: &AgentOptions<'_>) -> Result<Self> {
+        let mut flags: Vec<(&str, OsString)> = vec![
+            ("--kubeconfig", options.edge.into()),
+            ("--namespace", SYSTEM_NAMESPACE.into()),
+            ("--replica", REPLICA.into()),
+            ("--retry-max", "5s".into()),
+        ];
+        flags.extend(options.join_file.map(|file| ("--join-file", file.into())));
+        let daemon = Daemon::start(Start {
+            program: PROGRAM,
+            flags,
+            cache_flag: Some("--cache-dir"),
+            args: &options.args,
+            env: BTreeMap::new(),
+        })?;
+        Ok(Self(daemon))
+    }
+}
+
+// Nothing but the way it is started sets it apart from a hub.
+impl Deref for Agent {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.0
+    }
+}
+
+impl DerefMut for Agent {
+    fn deref_mut(&mut self) -> &mut Daemon {
+        &mut self.0
+    }
+}

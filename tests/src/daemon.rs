@@ -1,0 +1,315 @@
+//! One of our own processes, hub or agent, while a test runs it: its ports, its log and its figures.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitStatus,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::{
+    cluster::path_with,
+    port::Port,
+    process::{Invocation, Process, log_end},
+    tools::Tools,
+    wait::eventually,
+};
+
+const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
+/// helm runs end first: softly for 20 s, then not.
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
+/// USER_HZ, the unit of times in /proc, which is 100 for every architecture's user space.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// A program of this workspace, and the variable that names another in its place.
+#[derive(Debug, Clone, Copy)]
+pub struct Program {
+    pub name: &'static str,
+    pub variable: &'static str,
+}
+
+impl Program {
+    /// The one that the variable names, or of the same build as this executable, which cargo puts
+    /// into `target/<profile>` or, a test, into its `deps`.
+    ///
+    /// # Errors
+    /// When it is not there, saying what builds it.
+    pub fn find(&self) -> Result<PathBuf> {
+        let Self { name, variable } = self;
+        if let Some(named) = std::env::var_os(variable).map(PathBuf::from) {
+            if !named.is_file() {
+                bail!("{variable}: there is no {}", named.display());
+            }
+            return Ok(named);
+        }
+        let own = std::env::current_exe().context("finding our own executable")?;
+        let candidates = own
+            .ancestors()
+            .skip(1)
+            .take(2)
+            .map(|folder| folder.join(name));
+        candidates
+            .into_iter()
+            .find(|binary| binary.is_file())
+            .with_context(|| {
+                format!(
+                    "no {name} beside {}; run 'cargo build --workspace --bins' with the same \
+                     profile, or name it in {variable}",
+                    own.display()
+                )
+            })
+    }
+}
+
+/// How it is started.
+#[derive(Debug)]
+pub(crate) struct Start<'a> {
+    pub(crate) program: Program,
+    /// The harness' own, which are left out where one of `args` is the same flag.
+    pub(crate) flags: Vec<(&'static str, OsString)>,
+    /// What takes a folder for its cache, where that is not below TMPDIR anyway.
+    pub(crate) cache_flag: Option<&'static str>,
+    pub(crate) args: &'a [String],
+    /// All of its environment but PATH and TMPDIR.
+    pub(crate) env: BTreeMap<String, OsString>,
+}
+
+/// A running hub or agent; dropping it kills it. Its log is kept, with its path printed, when the
+/// thread is panicking or `KRYPTON_KEEP` is set.
+#[derive(Debug)]
+pub struct Daemon {
+    name: &'static str,
+    process: Process,
+    metrics: Port,
+    health: Port,
+    folder: Option<TempDir>,
+}
+
+impl Daemon {
+    pub(crate) fn start(start: Start<'_>) -> Result<Self> {
+        crate::install_tls_provider();
+        let name = start.program.name;
+        let (tools, binary) = (Tools::find()?, start.program.find()?);
+        let folder = TempDir::with_prefix(format!("{name}-"))
+            .with_context(|| format!("making a folder for {name}"))?;
+        // Its caches and scratch files go with it.
+        let [scratch, cache] = ["tmp", "cache"].map(|part| folder.path().join(part));
+        for part in [&scratch, &cache] {
+            fs::create_dir(part).with_context(|| format!("making {}", part.display()))?;
+        }
+        let cache = start.cache_flag.map(|flag| (flag, cache.into_os_string()));
+        let (metrics, health) = (Port::reserve()?, Port::reserve()?);
+        let address = |port: &Port| port.address().to_string().into();
+        let own = [
+            ("--metrics-bind-address", address(&metrics)),
+            ("--health-probe-bind-address", address(&health)),
+            ("--helm", tools.binary("helm").into_os_string()),
+        ];
+        let mut invocation = Invocation::new(binary);
+        for (flag, value) in own.into_iter().chain(cache).chain(start.flags) {
+            if !start.args.iter().any(|arg| is_flag(arg, flag)) {
+                invocation = invocation.args::<OsString>([flag.into(), value]);
+            }
+        }
+        invocation = invocation
+            .args(start.args)
+            .env("PATH", path_with(&tools))
+            .env("TMPDIR", scratch);
+        for (name, value) in start.env {
+            invocation = invocation.env(name, value);
+        }
+        let process = Process::spawn(name, &invocation, &folder.path().join("log"))?;
+        Ok(Self {
+            name,
+            process,
+            metrics,
+            health,
+            folder: Some(folder),
+        })
+    }
+
+    /// Waits until `/readyz` answers 200.
+    ///
+    /// # Errors
+    /// When it ends before, or after `deadline`, quoting its log.
+    pub async fn ready(&mut self, deadline: Duration) -> Result<()> {
+        let url = format!("http://{}/readyz", self.health.address());
+        let what = format!("{} to be ready", self.name);
+        let outcome = eventually(&what, deadline, async || {
+            match self.process.check_running() {
+                Ok(()) => fetch(&url).await.map(|_| Some(Ok(()))),
+                Err(ended) => Ok(Some(Err(ended))),
+            }
+        });
+        outcome.await?
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// SIGKILL to the process alone, as when it crashes: what it has started learns of it by itself.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub async fn kill9(&mut self) -> Result<()> {
+        self.process.signal(Signal::KILL)?;
+        self.process.wait(STOP_DEADLINE).await.map(drop)
+    }
+
+    /// SIGTERM, and waits for the end.
+    ///
+    /// # Errors
+    /// When it has not ended after a minute.
+    pub async fn stop(&mut self) -> Result<ExitStatus> {
+        self.process.signal(Signal::TERM)?;
+        self.process.wait(STOP_DEADLINE).await
+    }
+
+    /// Waits for it to end by itself.
+    ///
+    /// # Errors
+    /// When it still runs after `deadline`.
+    pub async fn wait(&mut self, deadline: Duration) -> Result<ExitStatus> {
+        self.process.wait(deadline).await
+    }
+
+    /// Where its log is, as long as this is not dropped.
+    pub fn log_path(&self) -> &Path {
+        self.process.log()
+    }
+
+    /// All that it has logged.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn log(&self) -> Result<String> {
+        let log = self.process.log();
+        let bytes = fs::read(log).with_context(|| format!("reading {}", log.display()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The text of its metrics.
+    ///
+    /// # Errors
+    /// When it does not serve them.
+    pub async fn metrics(&self) -> Result<String> {
+        fetch(&format!("http://{}/metrics", self.metrics.address())).await
+    }
+
+    /// Its resident memory, without what it has started.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn rss_bytes(&self) -> Result<u64> {
+        rss_bytes(&self.proc("status")?)
+    }
+
+    /// Its CPU time since its start and that of the children it has waited for (helm).
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn cpu_seconds(&self) -> Result<f64> {
+        cpu_seconds(&self.proc("stat")?)
+    }
+
+    fn proc(&self, file: &str) -> Result<String> {
+        let path = format!("/proc/{}/{file}", self.pid());
+        fs::read_to_string(&path).with_context(|| {
+            format!(
+                "reading {path}; the log of {} ends:\n{}",
+                self.name,
+                log_end(self.process.log())
+            )
+        })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.process.kill();
+        let keep = std::thread::panicking() || std::env::var_os("KRYPTON_KEEP").is_some();
+        if let Some(folder) = self.folder.take().filter(|_| keep) {
+            eprintln!("{}: its log is in {}", self.name, folder.keep().display());
+        }
+    }
+}
+
+fn is_flag(arg: &str, flag: &str) -> bool {
+    arg.strip_prefix(flag)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+}
+
+async fn fetch(url: &str) -> Result<String> {
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(HTTP_TIMEOUT)
+        .build()?;
+    Ok(client
+        .get(url)
+        .send()
+        .await?
+        .error_for_status()?
+        .text()
+        .await?)
+}
+
+fn rss_bytes(status: &str) -> Result<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .context("no VmRSS")?;
+    Ok(kib
+        .parse::<u64>()
+        .with_context(|| format!("VmRSS of {kib}"))?
+        * 1024)
+}
+
+/// utime + stime + cutime + cstime of proc(5)'s stat.
+fn cpu_seconds(stat: &str) -> Result<f64> {
+    // The second field is the name in parentheses, which may hold anything; the rest are numbers.
+    let (_, fields) = stat
+        .rsplit_once(')')
+        .context("no name in /proc/<pid>/stat")?;
+    let times: Vec<u64> = fields
+        .split_whitespace()
+        .skip(11)
+        .take(4)
+        .map(str::parse)
+        .collect::<Result<_, _>>()?;
+    if times.len() != 4 {
+        bail!("/proc/<pid>/stat ends early");
+    }
+    Ok(times.iter().sum::<u64>() as f64 / TICKS_PER_SECOND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_includes_reaped_children_and_survives_an_odd_name() {
+        let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 200 0 0 150 50 1000 300 20 0 9 0 7 8 9";
+        assert_eq!(cpu_seconds(stat).unwrap(), 15.0);
+        assert!(cpu_seconds("42 (hub) S 1 2").is_err());
+    }
+
+    #[test]
+    fn resident_memory_is_read_in_bytes() {
+        let status = "Name:\tkrypton-hub\nVmHWM:\t  900 kB\nVmRSS:\t   12 kB\n";
+        assert_eq!(rss_bytes(status).unwrap(), 12 * 1024);
+        assert!(rss_bytes("Name:\tzombie\n").is_err());
+    }
+
+    #[test]
+    fn a_flag_is_recognised_with_and_without_its_value() {
+        assert!(is_flag("--helm", "--helm") && is_flag("--helm=/x", "--helm"));
+        assert!(!is_flag("--helm-timeout", "--helm"));
+    }
+}
