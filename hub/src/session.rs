@@ -287,7 +287,7 @@ impl Live<'_> {
             Some(Said::Heartbeat(heartbeat)) => {
                 let digest =
                     (u128::from(heartbeat.digest_high) << 64) | u128::from(heartbeat.digest_low);
-                voices.compare(self.name, self.id, (heartbeat.tenants, digest));
+                voices.compare(self.name, self.id, (heartbeat.tenants, digest), Boot::now());
             }
             Some(Said::Applied(applied)) => {
                 let newest = applied.read().zip(slot);

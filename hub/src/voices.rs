@@ -191,7 +191,7 @@ impl Voices {
 
     /// The agent has reported so many Tenants, and this is the digest. Asks for all of it again when
     /// something else is held.
-    pub fn compare(&self, member: &str, id: VoiceId, theirs: (u64, u128)) {
+    pub fn compare(&self, member: &str, id: VoiceId, theirs: (u64, u128), now: Boot) {
         self.with(member, |this, found| {
             let Some(voice) = found.voices.get_mut(&id) else {
                 return;
@@ -203,6 +203,7 @@ impl Voices {
             if ours != theirs {
                 tracing::warn!(member, tenants = theirs.0, held = ours.0,
                     "what is held of the member is not what its agent has said; asking for all of it");
+                this.reports.begin(member, now);
                 ask(voice);
             }
         });

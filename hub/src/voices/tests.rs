@@ -174,14 +174,14 @@ fn a_digest_that_differs_asks_once_for_the_whole_account() {
     let all = changes(Some(writing("agent/a")), &[("t", "A")]);
     fleet.voices.say(MEMBER, agent, all, Some(0), at(1));
     let same = fleet.reports.digest(MEMBER);
-    fleet.voices.compare(MEMBER, agent, same);
+    fleet.voices.compare(MEMBER, agent, same, at(1));
     assert_eq!(*asks.borrow(), 0);
-    fleet.voices.compare(MEMBER, agent, (2, same.1));
-    fleet.voices.compare(MEMBER, agent, (2, same.1));
+    fleet.voices.compare(MEMBER, agent, (2, same.1), at(1));
+    fleet.voices.compare(MEMBER, agent, (2, same.1), at(1));
     assert_eq!(*asks.borrow(), 1);
-    let again = changes(Some(writing("agent/a")), &[("t", "A"), ("u", "A")]);
+    let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
     fleet.voices.say(MEMBER, agent, again, Some(1), at(2));
-    assert_eq!(fleet.reports.digest(MEMBER).0, 2);
+    assert_eq!(fleet.reports.digest(MEMBER).0, 2, "what is not in it is gone");
 }
 
 #[test]
