@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 use crate::authority::{Authority, AuthorityError};
 use crate::enrolment::Enrolment;
 use crate::fleet_service::FleetService;
-use crate::session::Sessions;
-use crate::listener::{self, ListenerError};
 use crate::join_token;
+use crate::listener::{self, ListenerError};
+use crate::session::Sessions;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
@@ -84,7 +84,9 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     tracing::info!(address = ?listener.local_addr().ok(), trust_domain = authority.trust_domain(), ?advertise,
         "listening for agents");
     if advertise.is_empty() {
-        tracing::warn!("--advertise is not set: 'kubectl krypton join' needs --address, or nobody can join");
+        tracing::warn!(
+            "--advertise is not set: 'kubectl krypton join' needs --address, or nobody can join"
+        );
     }
     let housekeeping = keep_house(&client, &namespace, &authority, &advertise);
     let fleet = FleetService::new(sessions, charts, Arc::clone(&authority)).into_server();
@@ -129,19 +131,17 @@ async fn prepare(
 }
 
 /// What those who join need to know, and what nobody needs any more.
-async fn keep_house(
-    client: &Client,
-    namespace: &str,
-    authority: &Authority,
-    advertise: &[String],
-) {
+async fn keep_house(client: &Client, namespace: &str, authority: &Authority, advertise: &[String]) {
     let mut attempts = 0;
     loop {
-        let _ = (authority, advertise); let published: Result<(), std::io::Error> = Ok(());
+        let _ = (authority, advertise);
+        let published: Result<(), std::io::Error> = Ok(());
         let pause = match published {
             Ok(()) => {
                 attempts = 0;
-                if let Err(error) = join_token::sweep(client.clone(), namespace, clock::wall()).await {
+                if let Err(error) =
+                    join_token::sweep(client.clone(), namespace, clock::wall()).await
+                {
                     tracing::warn!(error = %chain(&error), "clearing expired join tokens failed; it is tried again");
                 }
                 SWEEP_EVERY

@@ -128,11 +128,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let (ahead, mut ahead_rx) = watch::channel(0);
     let reports = Arc::new(Reports::default());
     let members = Arc::new(Members::default());
-    let voices = Arc::new(Voices::new(
-        Arc::clone(&reports),
-        Arc::clone(&facts),
-        ahead,
-    ));
+    let voices = Arc::new(Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead));
     let charts = Arc::new(charts);
     let shared = Arc::new(Shared {
         tools: Tools {

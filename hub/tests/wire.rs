@@ -29,8 +29,8 @@ use krypton_hub::notices::Notices;
 use krypton_hub::session::Sessions;
 use krypton_hub::voices::Voices;
 use krypton_proto::v1::{
-    AgentMessage, Applied, Heartbeat, Hello, HubMessage, Report, Tenant, agent_message::Kind as Said,
-    hub_message::Kind as Say,
+    AgentMessage, Applied, Heartbeat, Hello, HubMessage, Report, Tenant,
+    agent_message::Kind as Said, hub_message::Kind as Say,
 };
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::pki_types::PrivateKeyDer;
@@ -73,12 +73,19 @@ impl Home {
     fn new() -> Self {
         krypton_tls_provider();
         let folder = TempDir::new().unwrap();
-        let (reports, facts) = (Arc::new(Reports::default()), Arc::new(FactsBoard::default()));
+        let (reports, facts) = (
+            Arc::new(Reports::default()),
+            Arc::new(FactsBoard::default()),
+        );
         Self {
             authority: Arc::new(Authority::generate(TRUST_DOMAIN, clock::wall()).unwrap()),
             members: Arc::new(Members::default()),
             dealer: Dealer::default(),
-            voices: Arc::new(Voices::new(reports, Arc::clone(&facts), watch::Sender::new(0))),
+            voices: Arc::new(Voices::new(
+                reports,
+                Arc::clone(&facts),
+                watch::Sender::new(0),
+            )),
             facts,
             metrics: Arc::default(),
             charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
@@ -92,7 +99,8 @@ impl Home {
             self.members.enter(name, &uid(name));
         }
         let known = names.to_vec();
-        self.members.keep(|name| known.iter().any(|known| known == name), |_| false);
+        self.members
+            .keep(|name| known.iter().any(|known| known == name), |_| false);
         self.give(names, "1.0.0");
         self
     }
@@ -101,7 +109,9 @@ impl Home {
         for name in names {
             let member = self.members.get(name).unwrap();
             let before = member.slot.borrow().clone();
-            let next = self.dealer.next(before.as_ref(), 1, &chart(version), false, Boot::now());
+            let next = self
+                .dealer
+                .next(before.as_ref(), 1, &chart(version), false, Boot::now());
             member.slot.send_replace(next.or(before));
         }
     }
@@ -144,7 +154,9 @@ impl Home {
     /// A certificate of this hub for an agent.
     fn credential(&self, name: &str, uid: &str, made: Timestamp, life: Duration) -> Credential {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
-        let request = rcgen::CertificateParams::default().serialize_request(&key).unwrap();
+        let request = rcgen::CertificateParams::default()
+            .serialize_request(&key)
+            .unwrap();
         let certificates = self
             .authority
             .sign_agent(request.der(), name, uid, made, life)
@@ -189,7 +201,10 @@ impl Port {
     /// As when the hub is asked to stop.
     async fn close(self) {
         drop(self.stop);
-        tokio::time::timeout(PATIENCE, self.serving).await.unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, self.serving)
+            .await
+            .unwrap()
+            .unwrap();
     }
 }
 
@@ -231,9 +246,7 @@ impl Stream {
         let connection = dialer.connect().await.unwrap();
         let (say, said) = mpsc::channel(4);
         say.send(AgentMessage { kind: Some(first) }).await.unwrap();
-        let mut fleet = connection
-            .fleet()
-            .max_encoding_message_size(usize::MAX);
+        let mut fleet = connection.fleet().max_encoding_message_size(usize::MAX);
         let heard = fleet.connect(ReceiverStream::new(said)).await?.into_inner();
         Ok(Self {
             say,
@@ -298,7 +311,9 @@ impl Agent {
 
     async fn has(&mut self, version: &str) {
         let there = self.desired.wait_for(|desired| {
-            desired.as_ref().is_some_and(|desired| desired.chart.version == version)
+            desired
+                .as_ref()
+                .is_some_and(|desired| desired.chart.version == version)
         });
         let there = tokio::time::timeout(PATIENCE, there).await;
         there.expect("the desired state comes").unwrap();
@@ -336,7 +351,8 @@ async fn a_desired_state_reaches_the_agent_and_each_later_one_at_once() {
     agent.has("1.0.0").await;
     home.give(&members, "1.0.1");
     agent.has("1.0.1").await;
-    home.knows("edge-0", |facts| facts.agent_version.is_some()).await;
+    home.knows("edge-0", |facts| facts.agent_version.is_some())
+        .await;
     agent.stop().await;
 }
 
@@ -345,9 +361,16 @@ async fn a_hub_of_another_authority_is_not_believed() {
     let (ours, other) = (Home::new(), Home::new().with_members(&names(1)));
     let port = other.listen(None).await;
     // Our roots, their port.
-    let problem = ours.dialer(port.address, "edge-0").connect().await.unwrap_err();
+    let problem = ours
+        .dialer(port.address, "edge-0")
+        .connect()
+        .await
+        .unwrap_err();
     let said = chain(&problem);
-    assert!(said.contains(&port.address.to_string()) && said.contains("CA"), "{said}");
+    assert!(
+        said.contains(&port.address.to_string()) && said.contains("CA"),
+        "{said}"
+    );
 }
 
 #[tokio::test]
@@ -365,7 +388,9 @@ async fn an_agent_of_another_authority_is_not_let_in() {
 /// Why there is no session, once there was a try.
 async fn refusal(agent: &mut Agent) -> String {
     let never_tried = format!("{:?}", Link::default());
-    let down = agent.link.wait_for(|link| format!("{link:?}") != never_tried);
+    let down = agent
+        .link
+        .wait_for(|link| format!("{link:?}") != never_tried);
     let link = tokio::time::timeout(PATIENCE, down).await.unwrap().unwrap();
     match &*link {
         Link::Down(why) => why.clone(),
@@ -389,13 +414,21 @@ async fn an_expired_certificate_is_not_let_in() {
 async fn a_session_ends_with_its_certificate() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
-    let credential =
-        home.credential("edge-0", &uid("edge-0"), clock::wall(), Duration::from_secs(3));
+    let credential = home.credential(
+        "edge-0",
+        &uid("edge-0"),
+        clock::wall(),
+        Duration::from_secs(3),
+    );
     let dialer = home.dialer_with(port.address, Some(credential));
-    let mut stream = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0"))).await.unwrap();
+    let mut stream = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0")))
+        .await
+        .unwrap();
     let status = stream.end().await;
     assert!(
-        status.code() == Code::Unauthenticated || status.code() == Code::Unknown || status.code() == Code::Unavailable,
+        status.code() == Code::Unauthenticated
+            || status.code() == Code::Unknown
+            || status.code() == Code::Unavailable,
         "{status:?}"
     );
 }
@@ -407,12 +440,17 @@ async fn without_a_certificate_or_with_the_hubs_own_nothing_is_answered() {
     let own = home.authority.hub_credential(clock::wall()).unwrap();
     for credential in [None, Some(own)] {
         let dialer = home.dialer_with(port.address, credential);
-        let Ok(connection) = dialer.connect().await else { continue };
+        let Ok(connection) = dialer.connect().await else {
+            continue;
+        };
         let mut fleet = connection.fleet();
         let (_say, said) = mpsc::channel::<AgentMessage>(1);
         let status = fleet.connect(ReceiverStream::new(said)).await.unwrap_err();
         assert!(
-            matches!(status.code(), Code::Unauthenticated | Code::Unknown | Code::Unavailable),
+            matches!(
+                status.code(),
+                Code::Unauthenticated | Code::Unknown | Code::Unavailable
+            ),
             "{status:?}"
         );
     }
@@ -430,7 +468,10 @@ async fn a_certificate_of_a_former_edge_cluster_or_of_none_is_refused_with_the_r
             .err()
             .expect("a refusal");
         assert_eq!(status.code(), Code::PermissionDenied);
-        assert!(status.message().contains("kubectl krypton join"), "{status:?}");
+        assert!(
+            status.message().contains("kubectl krypton join"),
+            "{status:?}"
+        );
     }
 }
 
@@ -442,16 +483,25 @@ async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_re
     // No message has a place for a member's name: a Tenant that is called like one changes nothing.
     let first = Agent::start(home.dialer(port.address, "edge-0"), "a", "cluster-0");
     home.knows("edge-0", |facts| facts.uid.is_some()).await;
-    let mut stream = Stream::open(&home.dialer(port.address, "edge-0"), Said::Hello(Hello {
-        replica: "edge-1".to_owned(),
-        ..hello(1, "0.1.0")
-    }))
+    let mut stream = Stream::open(
+        &home.dialer(port.address, "edge-0"),
+        Said::Hello(Hello {
+            replica: "edge-1".to_owned(),
+            ..hello(1, "0.1.0")
+        }),
+    )
     .await
     .unwrap();
-    let Say::Welcome(_) = stream.hear().await.unwrap() else { panic!("no Welcome") };
+    let Say::Welcome(_) = stream.hear().await.unwrap() else {
+        panic!("no Welcome")
+    };
     stream
         .say(Said::Report(Report {
-            tenants: vec![Tenant { namespace: "edge-1".to_owned(), name: "edge-1".to_owned(), state: None }],
+            tenants: vec![Tenant {
+                namespace: "edge-1".to_owned(),
+                name: "edge-1".to_owned(),
+                state: None,
+            }],
             member: Some((&holds_the_lease()).into()),
             complete: Some(0),
         }))
@@ -459,10 +509,20 @@ async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_re
     home.knows("edge-0", |facts| facts.holder.is_some()).await;
     assert_eq!(home.facts.get("edge-1"), None);
     // The member is on record for another cluster now.
-    let recorded = Admission { refused: None, cluster_uid: Some("cluster-0".to_owned()) };
-    home.members.get("edge-0").unwrap().admission.send_replace(recorded);
-    let clone = Stream::open(&home.dialer(port.address, "edge-0"), Said::Hello(hello(1, "0.1.0")));
-    let status = clone.await.unwrap().end().await;
+    let recorded = Admission {
+        refused: None,
+        cluster_uid: Some("cluster-0".to_owned()),
+    };
+    home.members
+        .get("edge-0")
+        .unwrap()
+        .admission
+        .send_replace(recorded);
+    let dialer = home.dialer(port.address, "edge-0");
+    let mut clone = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0")))
+        .await
+        .unwrap();
+    let status = clone.end().await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("cluster-0"), "{status:?}");
     assert!(first.link.borrow().is_up(), "the established session stays");
@@ -481,7 +541,9 @@ async fn versions_that_do_not_fit_are_refused_with_what_to_do() {
     ];
     for (protocol, version, word) in cases {
         let dialer = home.dialer(port.address, "edge-0");
-        let mut stream = Stream::open(&dialer, Said::Hello(hello(protocol, version))).await.unwrap();
+        let mut stream = Stream::open(&dialer, Said::Hello(hello(protocol, version)))
+            .await
+            .unwrap();
         let status = stream.end().await;
         assert_eq!(status.code(), Code::FailedPrecondition, "{version}");
         assert!(status.message().contains(word), "{status:?}");
@@ -495,18 +557,36 @@ async fn messages_that_break_the_protocol_end_their_session_and_no_other() {
     let port = home.listen(None).await;
     let mut other = Agent::start(home.dialer(port.address, "edge-1"), "a", "c");
     other.has("1.0.0").await;
-    let heartbeat = Said::Heartbeat(Heartbeat { tenants: 0, digest_high: 0, digest_low: 0 });
+    let heartbeat = Said::Heartbeat(Heartbeat {
+        tenants: 0,
+        digest_high: 0,
+        digest_low: 0,
+    });
     let nameless = Said::Report(Report {
-        tenants: vec![Tenant { namespace: String::new(), name: "t".to_owned(), state: None }],
+        tenants: vec![Tenant {
+            namespace: String::new(),
+            name: "t".to_owned(),
+            state: None,
+        }],
         ..Report::default()
     });
-    let oversized = Said::Applied(Applied { version: None, digest: "x".repeat(2 << 20) });
+    let oversized = Said::Applied(Applied {
+        version: None,
+        digest: "x".repeat(2 << 20),
+    });
     let dialer = home.dialer(port.address, "edge-0");
     let mut not_hello = Stream::open(&dialer, heartbeat).await.unwrap();
     assert_eq!(not_hello.end().await.code(), Code::InvalidArgument);
-    for (message, code) in [(nameless, Code::InvalidArgument), (oversized, Code::OutOfRange)] {
-        let mut stream = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0"))).await.unwrap();
-        let Say::Welcome(_) = stream.hear().await.unwrap() else { panic!("no Welcome") };
+    for (message, code) in [
+        (nameless, Code::InvalidArgument),
+        (oversized, Code::OutOfRange),
+    ] {
+        let mut stream = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0")))
+            .await
+            .unwrap();
+        let Say::Welcome(_) = stream.hear().await.unwrap() else {
+            panic!("no Welcome")
+        };
         stream.say(message).await;
         assert_eq!(stream.end().await.code(), code);
     }
@@ -521,12 +601,19 @@ async fn the_newer_of_two_sessions_of_a_replica_wins_and_other_replicas_stay() {
     let dialer = home.dialer(port.address, "edge-0");
     let as_replica = |replica: &str| {
         let replica = replica.to_owned();
-        Said::Hello(Hello { replica, ..hello(1, "0.1.0") })
+        Said::Hello(Hello {
+            replica,
+            ..hello(1, "0.1.0")
+        })
     };
     let mut other = Stream::open(&dialer, as_replica("b")).await.unwrap();
     let mut older = Stream::open(&dialer, as_replica("a")).await.unwrap();
-    let Say::Welcome(_) = older.hear().await.unwrap() else { panic!("no Welcome") };
-    let Say::Welcome(_) = other.hear().await.unwrap() else { panic!("no Welcome") };
+    let Say::Welcome(_) = older.hear().await.unwrap() else {
+        panic!("no Welcome")
+    };
+    let Say::Welcome(_) = other.hear().await.unwrap() else {
+        panic!("no Welcome")
+    };
     let mut newer = Stream::open(&dialer, as_replica("a")).await.unwrap();
     assert_eq!(older.end().await.code(), Code::Aborted);
     for stream in [&mut newer, &mut other] {
@@ -548,8 +635,15 @@ async fn a_banned_member_is_cut_off_at_once() {
     let port = home.listen(None).await;
     let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
     agent.has("1.0.0").await;
-    let refused = Admission { refused: Some("spec.banned is set".to_owned()), cluster_uid: None };
-    home.members.get("edge-0").unwrap().admission.send_replace(refused);
+    let refused = Admission {
+        refused: Some("spec.banned is set".to_owned()),
+        cluster_uid: None,
+    };
+    home.members
+        .get("edge-0")
+        .unwrap()
+        .admission
+        .send_replace(refused);
     agent.is_up(false).await;
     let why = format!("{:?}", &*agent.link.borrow());
     assert!(why.contains("spec.banned"), "{why}");
@@ -567,7 +661,8 @@ async fn an_agent_comes_back_to_a_restarted_hub_and_says_all_again() {
     home.knows("edge-0", |facts| facts.holder.is_some()).await;
     port.close().await;
     agent.is_up(false).await;
-    home.knows("edge-0", |facts| facts.healthy.reason == "AgentAway").await;
+    home.knows("edge-0", |facts| facts.healthy.reason == "AgentAway")
+        .await;
     let _port = home.listen(Some(address)).await;
     agent.is_up(true).await;
     home.knows("edge-0", |facts| facts.holder.is_some()).await;
@@ -627,8 +722,10 @@ async fn a_half_open_connection_is_found_dead_by_both_sides() {
     agent.has("1.0.0").await;
     relay.swallow.cancel();
     agent.is_up(false).await;
-    home.knows("edge-0", |facts| facts.healthy.reason == "AgentAway" || facts.mode == krypton_crds::edge_cluster::Mode::None)
-        .await;
+    home.knows("edge-0", |facts| {
+        facts.healthy.reason == "AgentAway" || facts.mode == krypton_crds::edge_cluster::Mode::None
+    })
+    .await;
     assert_eq!(home.metrics.sessions.get(), 0);
     agent.stop().await;
 }
@@ -647,7 +744,9 @@ impl Relay {
         let (swallow, stop) = (CancellationToken::new(), CancellationToken::new());
         let (swallowing, stopping) = (swallow.clone(), stop.clone());
         tokio::spawn(async move {
-            while let Some(Ok((mut from, _))) = stopping.run_until_cancelled(listener.accept()).await {
+            while let Some(Ok((mut from, _))) =
+                stopping.run_until_cancelled(listener.accept()).await
+            {
                 let (swallowing, stopping) = (swallowing.clone(), stopping.clone());
                 tokio::spawn(async move {
                     let mut to = tokio::net::TcpStream::connect(to).await.unwrap();
@@ -673,12 +772,17 @@ async fn a_port_that_speaks_no_tls_is_named_as_such() {
     let serving = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
-        tokio::io::AsyncWriteExt::write_all(&mut stream, answer).await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut stream, answer)
+            .await
+            .unwrap();
         stream
     });
     let home = Home::new();
     let problem: DialError = home.dialer(address, "edge-0").connect().await.unwrap_err();
     let said = chain(&problem);
-    assert!(said.contains(&address.to_string()) && said.contains("TLS"), "{said}");
+    assert!(
+        said.contains(&address.to_string()) && said.contains("TLS"),
+        "{said}"
+    );
     serving.await.unwrap();
 }

@@ -181,7 +181,11 @@ fn a_digest_that_differs_asks_once_for_the_whole_account() {
     assert_eq!(*asks.borrow(), 1);
     let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
     fleet.voices.say(MEMBER, agent, again, Some(1), at(2));
-    assert_eq!(fleet.reports.digest(MEMBER).0, 2, "what is not in it is gone");
+    assert_eq!(
+        fleet.reports.digest(MEMBER).0,
+        2,
+        "what is not in it is gone"
+    );
 }
 
 #[test]
