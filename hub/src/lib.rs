@@ -15,6 +15,7 @@ pub mod found;
 pub mod home;
 pub mod hub;
 pub mod identity;
+pub mod join_info;
 pub mod join_token;
 pub mod kubectl;
 pub mod listener;
