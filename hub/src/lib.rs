@@ -1,7 +1,8 @@
-//! The hub: discovery, fleet, desired state, proxies and status of the home cluster.
+//! The hub: discovery, fleet, desired state, proxies and status of the home cluster, and the port that
+//! agents join and connect by.
 //!
 //! Modules depend one way: `hub` → `fleet`, `aggregate` → `proxy`, `identity`, `facts` → `discovery`,
-//! `home`, `settings`.
+//! `home`, `settings`; `hub` → `enrolment` → `listener`, `join_token` → `authority`.
 
 pub mod admin;
 pub mod aggregate;
