@@ -1,6 +1,8 @@
-//! `kubectl krypton`: the fleet and its Tenants as tables, read from the home cluster.
+//! `kubectl krypton`: the fleet and its Tenants as tables, read from the home cluster, and bundles for
+//! clusters that join it.
 
 mod clusters;
+mod join;
 mod layout;
 mod tenants;
 
@@ -22,13 +24,14 @@ use crate::settings::{HomeChoice, HomeSource, LocalSource};
 use krypton_agent::access::{client_named, reason_of};
 
 pub use clusters::clusters_table;
+pub use join::JoinError;
 pub use tenants::tenants_table;
 
 const USER_AGENT: &str = concat!("kubectl-krypton/", env!("CARGO_PKG_VERSION"));
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const PAGE_SIZE: u32 = 500;
 
-/// Shows the fleet of Krypton and its Tenants.
+/// Shows the fleet of Krypton and its Tenants, and lets clusters join it.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "kubectl-krypton",
@@ -45,6 +48,8 @@ pub struct Cli {
 enum Command {
     /// Print a table of clusters or Tenants.
     Get(Get),
+    /// Print a join bundle: a file that lets the agent of a cluster into the fleet, once.
+    Join(join::Join),
     /// Print the version of this program.
     Version,
 }
@@ -66,6 +71,13 @@ struct Get {
     /// Format: a table with more columns and a line per cluster, or the objects themselves.
     #[arg(short, long, value_name = "FORMAT")]
     output: Option<Output>,
+    #[command(flatten)]
+    home: HomeArgs,
+}
+
+/// Which cluster is home.
+#[derive(Clone, Debug, Args)]
+struct HomeArgs {
     /// Kubeconfig file of the home cluster; by default KUBECONFIG, then .kube/config in HOME.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -89,7 +101,7 @@ enum Output {
     Yaml,
 }
 
-/// Why nothing can be shown. One line each, with the reasons below it.
+/// Why nothing can be shown or made. One line each, with the reasons below it.
 #[derive(Debug, thiserror::Error)]
 pub enum KubectlError {
     /// Wrong usage, or a call for help: prints itself.
@@ -127,6 +139,8 @@ pub enum KubectlError {
         format: &'static str,
         reason: String,
     },
+    #[error(transparent)]
+    Join(Box<JoinError>),
 }
 
 /// What to print, and where.
@@ -143,20 +157,30 @@ pub async fn run(
     env: &dyn Fn(&str) -> Option<String>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let get = match Cli::try_parse_from(args)
-        .map_err(KubectlError::Usage)?
-        .command
-    {
-        Command::Get(get) => get,
-        Command::Version => {
-            let stdout = format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION"));
-            return Ok(Printed {
-                stdout,
-                stderr: String::new(),
-            });
+    let cli = Cli::try_parse_from(args).map_err(KubectlError::Usage)?;
+    match cli.command {
+        Command::Get(get) => Box::pin(run_get(get, env, now)).await,
+        Command::Join(join) => {
+            let home = Box::pin(home(&join.home, env)).await?;
+            let (context, namespace) = (home.context_name, home.config.default_namespace.clone());
+            let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
+            Box::pin(join::run(join, client, &context, &namespace, now))
+                .await
+                .map_err(|error| KubectlError::Join(Box::new(error)))
         }
-    };
-    let home = Box::pin(home(&get, env)).await?;
+        Command::Version => Ok(Printed {
+            stdout: format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")),
+            stderr: String::new(),
+        }),
+    }
+}
+
+async fn run_get(
+    get: Get,
+    env: &dyn Fn(&str) -> Option<String>,
+    now: Timestamp,
+) -> Result<Printed, KubectlError> {
+    let home = Box::pin(home(&get.home, env)).await?;
     let place = place(&get, &home);
     let context = home.context_name;
     let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
@@ -175,13 +199,13 @@ pub async fn run(
     printed(&get, &place, objects, now)
 }
 
-async fn home(get: &Get, env: &dyn Fn(&str) -> Option<String>) -> Result<Home, KubectlError> {
+async fn home(args: &HomeArgs, env: &dyn Fn(&str) -> Option<String>) -> Result<Home, KubectlError> {
     let list = env("KUBECONFIG").unwrap_or_default();
     let source = HomeSource {
         choice: HomeChoice::Local,
-        context: get.context.clone(),
+        context: args.context.clone(),
         local: LocalSource {
-            flag: get.kubeconfig.clone(),
+            flag: args.kubeconfig.clone(),
             kubeconfig_variable: std::env::split_paths(&list)
                 .filter(|path| !path.as_os_str().is_empty())
                 .collect(),

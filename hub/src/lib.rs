@@ -1,7 +1,8 @@
-//! The hub: discovery, fleet, desired state, proxies and status of the home cluster.
+//! The hub: discovery, fleet, desired state, proxies and status of the home cluster, and the port that
+//! agents join and connect by.
 //!
 //! Modules depend one way: `hub` → `fleet`, `aggregate` → `proxy`, `identity`, `facts` → `discovery`,
-//! `home`, `settings`.
+//! `home`, `settings`; `hub` → `enrolment` → `listener`, `join_token` → `authority`.
 
 pub mod aggregate;
 pub mod authority;
@@ -16,6 +17,7 @@ pub mod gateway;
 pub mod home;
 pub mod hub;
 pub mod identity;
+pub mod join_info;
 pub mod join_token;
 pub mod kubectl;
 pub mod listener;

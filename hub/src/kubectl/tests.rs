@@ -371,3 +371,157 @@ async fn an_unknown_context_is_told_with_those_that_are_there() {
         "{text}"
     );
 }
+
+fn join_info(addresses: &str) -> (u16, Value) {
+    let pem = crate::authority::Authority::generate("a.krypton", now())
+        .unwrap()
+        .ca_pem();
+    let object = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "krypton-hub-join"},
+        "data": {"ca.crt": pem, "addresses": addresses},
+    });
+    (200, object)
+}
+
+fn a_secret() -> (u16, Value) {
+    let object = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}});
+    (201, object)
+}
+
+fn nothing() -> (u16, Value) {
+    failure(404, "NotFound", "configmaps \"krypton-hub-join\" not found")
+}
+
+fn whole_text(error: &KubectlError) -> String {
+    krypton_common::error_chain::chain(error)
+}
+
+#[tokio::test]
+async fn a_bundle_is_printed_that_an_agent_can_read_and_the_next_command() {
+    let server = Server::start(vec![join_info("hub:7443\n10.0.0.1:7443"), a_secret()]).await;
+    let printed = server.run(&["join", "edge-1"]).await.unwrap();
+    let bundle = krypton_common::bundle::JoinBundle::parse(&printed.stdout).unwrap();
+    assert_eq!(bundle.cluster, "edge-1");
+    assert_eq!(bundle.addresses, ["hub:7443", "10.0.0.1:7443"]);
+    assert_eq!(bundle.expires.to_string(), "2026-01-02T04:04:05Z");
+    assert!(
+        printed.stderr.contains("krypton-agent --join-file FILE")
+            && printed.stderr.contains("until 2026-01-02T04:04:05Z"),
+        "{}",
+        printed.stderr
+    );
+    let asked = server.asked();
+    assert_eq!(
+        asked[0],
+        "/api/v1/namespaces/krypton-system/configmaps/krypton-hub-join"
+    );
+    assert!(
+        asked[1].starts_with("/api/v1/namespaces/krypton-system/secrets"),
+        "{asked:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_hub_is_looked_for_where_it_may_be() {
+    let forbidden = || failure(403, "Forbidden", "configmaps is forbidden: no");
+    for first in [nothing(), forbidden()] {
+        let server = Server::start(vec![first, join_info("hub:1"), a_secret()]).await;
+        server.run(&["join", "edge-1"]).await.unwrap();
+        assert!(server.asked()[2].contains("/team/secrets"));
+    }
+    let server = Server::start(vec![join_info("hub:1"), a_secret()]).await;
+    server.run(&["join", "edge-1", "-n", "hub"]).await.unwrap();
+    assert!(server.asked()[1].contains("/hub/secrets"));
+
+    let server = Server::start(vec![nothing(), nothing()]).await;
+    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    assert!(
+        text.contains("in the namespaces krypton-system and team"),
+        "{text}"
+    );
+    let server = Server::start(vec![nothing()]).await;
+    let error = server.run(&["join", "edge-1", "-n", "hub"]).await;
+    let text = whole_text(&error.unwrap_err());
+    assert!(text.contains("in the namespace hub,"), "{text}");
+    let server = Server::start(vec![forbidden(), nothing()]).await;
+    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    assert!(
+        text.contains("verb get on configmaps") && text.contains("krypton-system/krypton-hub-join"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn without_an_address_no_token_is_made_and_one_may_be_named() {
+    let server = Server::start(vec![join_info("")]).await;
+    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    assert!(
+        text.contains("--advertise=HOST:PORT") && text.contains("--address HOST:PORT"),
+        "{text}"
+    );
+    let server = Server::start(vec![join_info("hub:1"), a_secret()]).await;
+    let args = [
+        "join",
+        "edge-1",
+        "--address=a:1",
+        "--address=b:2",
+        "--ttl=30m",
+    ];
+    let printed = server.run(&args).await.unwrap();
+    let bundle = krypton_common::bundle::JoinBundle::parse(&printed.stdout).unwrap();
+    assert_eq!(bundle.addresses, ["a:1", "b:2"]);
+    assert_eq!(bundle.expires.to_string(), "2026-01-02T03:34:05Z");
+}
+
+#[tokio::test]
+async fn what_the_hub_publishes_is_checked_before_a_token_is_made() {
+    let mut garbled = join_info("hub:1");
+    garbled.1["data"]["ca.crt"] = json!("x");
+    for (info, word) in [
+        (garbled, "certificateAuthority"),
+        (join_info("hub"), "\"hub\" is not HOST:PORT"),
+    ] {
+        let server = Server::start(vec![info]).await;
+        let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+        assert!(
+            text.contains(word) && text.contains("ConfigMap krypton-system/krypton-hub-join"),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_make_tokens_is_told_what_is_missing() {
+    let forbidden = failure(403, "Forbidden", "secrets is forbidden: no");
+    let server = Server::start(vec![join_info("hub:1"), forbidden]).await;
+    let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
+    assert!(
+        text.contains("you may create Secrets") && text.contains("\"home\""),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn wrong_names_and_times_are_refused_before_anything_is_asked() {
+    let server = Server::start(Vec::new()).await;
+    let long = "a".repeat(64);
+    let cases: &[(&[&str], &str)] = &[
+        (&["join"], "<NAME>"),
+        (&["join", "self-cluster"], "home cluster"),
+        (&["join", "Edge_1"], "lower-case letters"),
+        (&["join", &long], "at most 63"),
+        (&["join", "edge-1", "--ttl=59s"], "1m to 24h"),
+        (&["join", "edge-1", "--ttl=25h"], "1m to 24h"),
+        (&["join", "edge-1", "--ttl=1"], "1m to 24h"),
+        (&["join", "edge-1", "--address=hub"], "host and a port"),
+        (&["join", "edge-1", "-n", "a/b"], "lower-case letters"),
+    ];
+    for (args, word) in cases {
+        let KubectlError::Usage(error) = server.run(args).await.unwrap_err() else {
+            panic!("{args:?}")
+        };
+        assert_eq!(error.exit_code(), 2, "{args:?}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    assert!(server.asked().is_empty());
+}

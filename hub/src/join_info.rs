@@ -1,0 +1,211 @@
+//! What who joins a cluster has to know of the hub: ConfigMap `krypton-hub-join` in its namespace, so
+//! that nobody needs to read the Secret with the CA's key for it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_agent::plan::backoff;
+use krypton_common::error_chain::chain;
+use kube::api::{Api, PostParams};
+use kube::{Client, Error as KubeError};
+use thiserror::Error;
+use tokio_util::sync::CancellationToken;
+
+/// The ConfigMap's name.
+pub const NAME: &str = "krypton-hub-join";
+const CERTIFICATE_KEY: &str = "ca.crt";
+const ADDRESSES_KEY: &str = "addresses";
+
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Writes that other writers may get in the way of.
+const TRIES: usize = 3;
+/// Somebody may have deleted or changed it.
+const CHECK_EVERY: Duration = Duration::from_secs(10 * 60);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Error)]
+pub enum JoinInfoError {
+    #[error("reading ConfigMap {namespace}/{NAME} failed")]
+    Read {
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "writing ConfigMap {namespace}/{NAME} failed; check that the namespace exists and that the hub may create and update ConfigMaps there"
+    )]
+    Write {
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("ConfigMap {namespace}/{NAME} is written by others all the time; find out by whom")]
+    Unsteady { namespace: String },
+    #[error(
+        "ConfigMap {namespace}/{NAME}: no answer within {} s; check that home answers", DEADLINE.as_secs()
+    )]
+    Deadline { namespace: String },
+}
+
+impl JoinInfoError {
+    /// Whether the apiserver has refused the request for want of rights.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(
+            self,
+            Self::Read { source: KubeError::Api(status), .. } if status.code == 403
+        )
+    }
+}
+
+/// What is published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinInfo {
+    /// PEM of the hub's roots.
+    pub ca_pem: String,
+    /// `host:port`, in the order in which they are to be tried.
+    pub addresses: Vec<String>,
+}
+
+impl JoinInfo {
+    fn of(data: &BTreeMap<String, String>) -> Self {
+        let text = |key| data.get(key).map(String::as_str).unwrap_or_default();
+        let addresses = text(ADDRESSES_KEY).lines().map(str::trim);
+        Self {
+            ca_pem: text(CERTIFICATE_KEY).to_owned(),
+            addresses: addresses
+                .filter(|address| !address.is_empty())
+                .map(str::to_owned)
+                .collect(),
+        }
+    }
+
+    fn data(&self) -> [(String, String); 2] {
+        [
+            (CERTIFICATE_KEY.to_owned(), self.ca_pem.clone()),
+            (ADDRESSES_KEY.to_owned(), self.addresses.join("\n")),
+        ]
+    }
+}
+
+/// Publishes `info` again and again until `stop`, in case somebody deletes or changes it.
+pub async fn keep(client: Client, namespace: String, info: JoinInfo, stop: CancellationToken) {
+    let mut failures = 0;
+    loop {
+        let pause = match publish(client.clone(), &namespace, &info).await {
+            Ok(()) => {
+                failures = 0;
+                CHECK_EVERY
+            }
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "publishing how to join failed; it is tried again");
+                failures += 1;
+                backoff(failures, LONGEST_PAUSE, rand::random())
+            }
+        };
+        let sleep = tokio::time::sleep(pause);
+        if stop.run_until_cancelled(sleep).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Brings the ConfigMap up to date. Costs one read when it is.
+pub async fn publish(
+    client: Client,
+    namespace: &str,
+    info: &JoinInfo,
+) -> Result<(), JoinInfoError> {
+    let api: Api<ConfigMap> = Api::namespaced(client, namespace);
+    let params = PostParams::default();
+    for _ in 0..TRIES {
+        let written = match get(&api, namespace).await? {
+            Some(found) if found.data.as_ref().map(JoinInfo::of).as_ref() == Some(info) => {
+                return Ok(());
+            }
+            Some(mut found) => {
+                found.data.get_or_insert_default().extend(info.data());
+                // What was read carries its resourceVersion.
+                in_time(namespace, api.replace(NAME, &params, &found)).await?
+            }
+            None => {
+                let new = ConfigMap {
+                    metadata: ObjectMeta {
+                        name: Some(NAME.to_owned()),
+                        ..ObjectMeta::default()
+                    },
+                    data: Some(info.data().into()),
+                    ..ConfigMap::default()
+                };
+                in_time(namespace, api.create(&params, &new)).await?
+            }
+        };
+        match written {
+            Ok(_) => return Ok(()),
+            // Somebody was faster, or has deleted it in between.
+            Err(KubeError::Api(status)) if status.code == 409 => {}
+            Err(source) => {
+                return Err(JoinInfoError::Write {
+                    namespace: namespace.to_owned(),
+                    source,
+                });
+            }
+        }
+    }
+    let namespace = namespace.to_owned();
+    Err(JoinInfoError::Unsteady { namespace })
+}
+
+/// What is published in `namespace`, if anything.
+pub async fn read(client: Client, namespace: &str) -> Result<Option<JoinInfo>, JoinInfoError> {
+    let api: Api<ConfigMap> = Api::namespaced(client, namespace);
+    let found = get(&api, namespace).await?;
+    Ok(found.map(|found| JoinInfo::of(&found.data.unwrap_or_default())))
+}
+
+async fn get(api: &Api<ConfigMap>, namespace: &str) -> Result<Option<ConfigMap>, JoinInfoError> {
+    in_time(namespace, api.get_opt(NAME))
+        .await?
+        .map_err(|source| JoinInfoError::Read {
+            namespace: namespace.to_owned(),
+            source,
+        })
+}
+
+async fn in_time<T>(
+    namespace: &str,
+    call: impl Future<Output = Result<T, KubeError>>,
+) -> Result<Result<T, KubeError>, JoinInfoError> {
+    tokio::time::timeout(DEADLINE, call)
+        .await
+        .map_err(|_| JoinInfoError::Deadline {
+            namespace: namespace.to_owned(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_published_is_read_back() {
+        for addresses in [vec![], vec!["a:1".to_owned(), "[fd00::1]:2".to_owned()]] {
+            let info = JoinInfo {
+                ca_pem: "PEM\n".to_owned(),
+                addresses,
+            };
+            assert_eq!(JoinInfo::of(&info.data().into()), info);
+        }
+    }
+
+    #[test]
+    fn lines_that_say_nothing_are_no_addresses() {
+        let data = [(ADDRESSES_KEY.to_owned(), "\n a:1 \r\n\n".to_owned())].into();
+        assert_eq!(JoinInfo::of(&data).addresses, ["a:1"]);
+        assert_eq!(
+            JoinInfo::of(&BTreeMap::new()).addresses,
+            Vec::<String>::new()
+        );
+    }
+}

@@ -1,0 +1,291 @@
+//! The hub's CA, join tokens and enrolment against a real apiserver: what is written once, who wins a
+//! race, and who is let in.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use krypton_agent::clock::wall as now;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_hub::authority::{self, Authority, AuthorityError, read_agent_certificate};
+use krypton_hub::enrolment::Enrolment;
+use krypton_hub::join_info::{self, JoinInfo};
+use krypton_hub::join_token::{self, Refusal};
+use krypton_hub::listener::Peer;
+use krypton_proto::v1::enrollment_server::Enrollment as _;
+use krypton_proto::v1::{EnrollRequest, EnrollResponse};
+use krypton_tests::{Cluster, Parts};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::json;
+use tonic::{Code, Request, Status};
+
+const NAMESPACE: &str = "default";
+const HOUR: Duration = Duration::from_secs(60 * 60);
+const HERE: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
+
+async fn home(name: &str) -> Result<Cluster> {
+    let cluster = Cluster::start(name, Parts::ControlPlane).await?;
+    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/crds");
+    cluster
+        .kubectl(["apply".into(), "-f".into(), crds.into_os_string()])
+        .await?;
+    let args = [
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=60s",
+    ];
+    cluster.kubectl(args).await?;
+    Ok(cluster)
+}
+
+fn request() -> Result<Vec<u8>> {
+    let key = KeyPair::generate()?;
+    let request = CertificateParams::default().serialize_request(&key)?;
+    Ok(request.der().to_vec())
+}
+
+async fn token(client: &Client, cluster: &str) -> Result<String> {
+    let made = join_token::make(client.clone(), NAMESPACE, cluster, HOUR, now()).await?;
+    Ok(made.token)
+}
+
+async fn enrol(
+    hub: &Enrolment,
+    token: &str,
+    certificate_request: &[u8],
+    cluster_uid: &str,
+) -> Result<EnrollResponse, Status> {
+    let mut request = Request::new(EnrollRequest {
+        token: token.to_owned(),
+        certificate_request: certificate_request.to_vec().into(),
+        cluster_uid: cluster_uid.to_owned(),
+        agent_version: "0.1.0".to_owned(),
+    });
+    request.extensions_mut().insert(Peer {
+        address: SocketAddr::from(([127, 0, 0, 1], 1)),
+        certificate: Err("no client certificate".to_owned()),
+    });
+    hub.enroll(request).await.map(tonic::Response::into_inner)
+}
+
+#[tokio::test]
+async fn the_authority_is_made_once_and_an_unreadable_one_is_left_alone() {
+    let cluster = home("authority").await.unwrap();
+    let client = cluster.client();
+    let load = || Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton");
+    let (one, other) = tokio::join!(load(), load());
+    let (one, other) = (one.unwrap(), other.unwrap());
+    assert_eq!(one.roots(), other.roots());
+    assert_eq!(load().await.unwrap().ca_pem(), one.ca_pem());
+
+    let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let garble = Patch::Merge(json!({"stringData": {"ca.key": "x"}}));
+    api.patch(authority::SECRET_NAME, &PatchParams::default(), &garble)
+        .await
+        .unwrap();
+    let error = load().await.unwrap_err();
+    assert!(matches!(error, AuthorityError::Unusable { .. }), "{error}");
+    let kept = api.get(authority::SECRET_NAME).await.unwrap();
+    assert_eq!(kept.data.unwrap()["ca.key"].0, b"x");
+
+    let error = Authority::load_or_make(client, "nowhere", "a.krypton").await;
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("nowhere/krypton-hub-ca"), "{error}");
+}
+
+#[tokio::test]
+async fn of_many_keys_that_race_for_a_token_one_wins() {
+    let cluster = home("token-race").await.unwrap();
+    let client = cluster.client();
+    let token = token(&client, "edge-1").await.unwrap();
+    let race = (0..8).map(|index| {
+        let (client, token) = (client.clone(), token.clone());
+        async move {
+            let shown = join_token::look_up(client.clone(), NAMESPACE, &token)
+                .await
+                .unwrap();
+            let key = format!("key-{}", index / 2);
+            let redeemed = join_token::redeem(client, NAMESPACE, shown, &key, now()).await;
+            (key, redeemed.unwrap())
+        }
+    });
+    let mut winners = Vec::new();
+    for (key, outcome) in futures::future::join_all(race).await {
+        match outcome {
+            Ok(record) => {
+                assert_eq!(record.cluster, "edge-1");
+                winners.push(key);
+            }
+            Err(refusal) => assert!(matches!(refusal, Refusal::Used { .. }), "{refusal}"),
+        }
+    }
+    // Both that have the winning key.
+    assert_eq!(winners.len(), 2, "{winners:?}");
+    assert_eq!(winners[0], winners[1]);
+}
+
+#[tokio::test]
+async fn only_tokens_long_expired_are_swept() {
+    let cluster = home("sweep").await.unwrap();
+    let client = cluster.client();
+    let api: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let past = |hours: i64| Timestamp::from_second(now().as_second() - hours * 3600).unwrap();
+    for hours in [48, 26, 24, 2, 0] {
+        join_token::make(client.clone(), NAMESPACE, "edge-1", HOUR, past(hours))
+            .await
+            .unwrap();
+    }
+    let foreign: Secret = serde_json::from_value(json!({
+        "metadata": {"name": "foreign", "labels": {join_token::LABEL: "true"}},
+        "stringData": {"expires": "1970-01-01T00:00:00Z"},
+    }))
+    .unwrap();
+    api.create(&PostParams::default(), &foreign).await.unwrap();
+    let swept = join_token::sweep(client.clone(), NAMESPACE, now()).await;
+    assert_eq!(swept.unwrap(), 2);
+    let swept = join_token::sweep(client, NAMESPACE, now()).await;
+    assert_eq!(swept.unwrap(), 0);
+    let left = api.list(&Default::default()).await.unwrap().items;
+    assert_eq!(left.len(), 4);
+}
+
+#[tokio::test]
+async fn how_to_join_is_published_and_repaired() {
+    let cluster = home("join-info").await.unwrap();
+    let client = cluster.client();
+    let info = |address: &str| JoinInfo {
+        ca_pem: "PEM\n".to_owned(),
+        addresses: vec![address.to_owned()],
+    };
+    let publish = |info: JoinInfo| {
+        let client = client.clone();
+        async move { join_info::publish(client, NAMESPACE, &info).await.unwrap() }
+    };
+    let read = || join_info::read(client.clone(), NAMESPACE);
+    assert_eq!(read().await.unwrap(), None);
+    publish(info("a:1")).await;
+    assert_eq!(read().await.unwrap(), Some(info("a:1")));
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
+    let version = || async {
+        api.get(join_info::NAME)
+            .await
+            .unwrap()
+            .metadata
+            .resource_version
+    };
+    let before = version().await;
+    publish(info("a:1")).await;
+    assert_eq!(version().await, before, "nothing to write");
+    publish(info("b:2")).await;
+    assert_eq!(read().await.unwrap(), Some(info("b:2")));
+    cluster
+        .kubectl(["delete", "configmap", join_info::NAME])
+        .await
+        .unwrap();
+    publish(info("b:2")).await;
+    assert_eq!(read().await.unwrap(), Some(info("b:2")));
+}
+
+#[tokio::test]
+async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
+    let cluster = home("enrolment").await.unwrap();
+    let client = cluster.client();
+    let authority = Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton")
+        .await
+        .unwrap();
+    let authority = Arc::new(authority);
+    let hub = Enrolment::new(client.clone(), NAMESPACE.to_owned(), Arc::clone(&authority));
+    let members: Api<EdgeCluster> = Api::all(client.clone());
+
+    // A new member gets its EdgeCluster, and its certificate is bound to it.
+    let (token_1, mine) = (token(&client, "edge-1").await.unwrap(), request().unwrap());
+    let answer = enrol(&hub, &token_1, &mine, HERE).await.unwrap();
+    let member = members.get("edge-1").await.unwrap();
+    let own = read_agent_certificate("a.krypton", &answer.certificates[0]).unwrap();
+    assert_eq!(own.cluster, "edge-1");
+    assert_eq!(Some(own.uid.clone()), member.metadata.uid);
+    assert_eq!(answer.roots[0][..], authority.roots()[0][..]);
+    let renewed = hub.renew(&own, &request().unwrap()).unwrap();
+    let renewed = read_agent_certificate("a.krypton", &renewed.certificates[0]).unwrap();
+    assert_eq!((renewed.cluster, renewed.uid), (own.cluster, own.uid));
+
+    // The same key again; not another one.
+    enrol(&hub, &token_1, &mine, HERE).await.unwrap();
+    let refused = |status: Result<EnrollResponse, Status>, code: Code, word: &str| {
+        let status = status.unwrap_err();
+        assert_eq!(status.code(), code, "{}", status.message());
+        assert!(status.message().contains(word), "{}", status.message());
+    };
+    let theirs = enrol(&hub, &token_1, &request().unwrap(), HERE).await;
+    refused(
+        theirs,
+        Code::PermissionDenied,
+        "used already by another key",
+    );
+
+    // A wrong secret is answered as an unknown token is.
+    let (name, _) = token_1.split_once('.').unwrap();
+    let guess = format!("{name}.{}", "0".repeat(64));
+    let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
+    let mut said = Vec::new();
+    for wrong in [guess, unknown, "x".to_owned(), String::new()] {
+        let status = enrol(&hub, &wrong, &mine, HERE).await.unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied);
+        said.push(status.message().to_owned());
+    }
+    said.dedup();
+    assert_eq!(said.len(), 1, "{said:?}");
+
+    let past = Timestamp::from_second(now().as_second() - 7200).unwrap();
+    let expired = join_token::make(client.clone(), NAMESPACE, "edge-1", HOUR, past).await;
+    let late = enrol(&hub, &expired.unwrap().token, &mine, HERE).await;
+    refused(late, Code::PermissionDenied, "expired at");
+
+    // Input that is none.
+    let token_2 = token(&client, "edge-2").await.unwrap();
+    let garbled = enrol(&hub, &token_2, b"x", HERE).await;
+    refused(garbled, Code::InvalidArgument, "PKCS#10");
+    let nameless = enrol(&hub, &token_2, &mine, "").await;
+    refused(nameless, Code::InvalidArgument, "UID");
+    let home_itself = token(&client, "self-cluster").await.unwrap();
+    let home_itself = enrol(&hub, &home_itself, &mine, HERE).await;
+    refused(home_itself, Code::FailedPrecondition, "self-cluster");
+
+    // Another cluster under a known name; its token is not used up by that.
+    let known = Patch::Merge(json!({"status": {"clusterUID": "there"}}));
+    members
+        .patch_status("edge-1", &PatchParams::default(), &known)
+        .await
+        .unwrap();
+    let token_3 = token(&client, "edge-1").await.unwrap();
+    let rebuilt = enrol(&hub, &token_3, &request().unwrap(), HERE).await;
+    refused(
+        rebuilt,
+        Code::FailedPrecondition,
+        "delete the EdgeCluster edge-1",
+    );
+    enrol(&hub, &token_3, &request().unwrap(), "there")
+        .await
+        .unwrap();
+
+    // A banned one, even with the key that has used the token.
+    let ban = Patch::Merge(json!({"spec": {"banned": true}}));
+    members
+        .patch("edge-1", &PatchParams::default(), &ban)
+        .await
+        .unwrap();
+    let banned = enrol(&hub, &token_1, &mine, "there").await;
+    refused(banned, Code::PermissionDenied, "banned");
+
+    cluster.stop_apiserver().await.unwrap();
+    let away = enrol(&hub, &token_2, &mine, HERE).await;
+    refused(away, Code::Unavailable, "tried again");
+}
