@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::authority::{Authority, AuthorityError};
 use crate::enrolment::Enrolment;
 use crate::fleet_service::FleetService;
+use crate::join_info::{self, JoinInfo};
 use crate::join_token;
 use crate::listener::{self, ListenerError};
 use crate::session::Sessions;
@@ -88,7 +89,14 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
             "--advertise is not set: 'kubectl krypton join' needs --address, or nobody can join"
         );
     }
-    let housekeeping = keep_house(&client, &namespace, &authority, &advertise);
+    let info = JoinInfo {
+        ca_pem: authority.ca_pem(),
+        addresses: advertise,
+    };
+    let published = async {
+        join_info::keep(client.clone(), namespace.clone(), info, stop.clone()).await;
+        std::future::pending().await
+    };
     let fleet = FleetService::new(sessions, charts, Arc::clone(&authority)).into_server();
     let enrolment = Arc::new(Enrolment::new(
         client.clone(),
@@ -103,7 +111,8 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         std::future::pending().await
     };
     tokio::select! {
-        () = housekeeping => {}
+        () = published => {}
+        () = sweep(&client, &namespace) => {}
         () = credential => {}
         served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, stop.clone()) => {
             if let Err(error) = served {
@@ -130,28 +139,16 @@ async fn prepare(
     Ok((Arc::new(authority), tls))
 }
 
-/// What those who join need to know, and what nobody needs any more.
-async fn keep_house(client: &Client, namespace: &str, authority: &Authority, advertise: &[String]) {
-    let mut attempts = 0;
+/// What nobody needs any more goes.
+async fn sweep(client: &Client, namespace: &str) {
     loop {
-        let _ = (authority, advertise);
-        let published: Result<(), std::io::Error> = Ok(());
-        let pause = match published {
-            Ok(()) => {
-                attempts = 0;
-                if let Err(error) =
-                    join_token::sweep(client.clone(), namespace, clock::wall()).await
-                {
-                    tracing::warn!(error = %chain(&error), "clearing expired join tokens failed; it is tried again");
-                }
-                SWEEP_EVERY
-            }
+        match join_token::sweep(client.clone(), namespace, clock::wall()).await {
+            Ok(0) => {}
+            Ok(swept) => tracing::info!(swept, "cleared expired join tokens"),
             Err(error) => {
-                tracing::warn!(error = %chain(&error), "what 'kubectl krypton join' reads is not up to date; it is tried again");
-                attempts += 1;
-                backoff(attempts, RETRY_MAX, rand::random())
+                tracing::warn!(error = %chain(&error), "clearing expired join tokens failed; it is tried again");
             }
-        };
-        tokio::time::sleep(pause).await;
+        }
+        tokio::time::sleep(SWEEP_EVERY).await;
     }
 }

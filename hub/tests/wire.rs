@@ -1,6 +1,12 @@
 //! Hub and agent over real TLS in one process: the hub's port, service, sessions and members, and the
 //! agent's own dialler and session. There is no cluster: the board of reports is filled by hand.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends at the first thing that is not as it should be"
+)]
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -210,7 +216,7 @@ impl Port {
 
 fn krypton_tls_provider() {
     // The first of several tests in one process.
-    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
 }
 
 fn uid(name: &str) -> String {
