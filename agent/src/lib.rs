@@ -15,6 +15,7 @@ pub mod events;
 pub(crate) mod fake_hub;
 pub mod fence;
 pub mod helm;
+pub mod hub_chart;
 pub mod identity;
 pub mod index;
 pub mod join;
