@@ -8,6 +8,7 @@ use http::HeaderValue;
 use http::header::USER_AGENT;
 use kube::{Client, Config};
 
+pub(crate) use kubeconfig::pem;
 pub use kubeconfig::{RenderError, kubeconfig_yaml};
 
 /// Longest wait for a connection to any apiserver.

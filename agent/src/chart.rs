@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use thiserror::Error;
 
 use crate::clock::Boot;
@@ -18,6 +19,7 @@ mod tests;
 mod version;
 
 pub use archive::ArchiveError;
+pub use download::CHART_LIMIT;
 
 /// The whole of a fetch, index and chart.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -210,6 +212,15 @@ fn offer(newest: Option<&str>) -> String {
 }
 
 impl ChartError {
+    /// Whether another way to the chart is worth a try.
+    fn is_no_way(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Deadline { .. } | Self::Refused { .. } => true,
+            Self::Local { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
     /// Which condition it is.
     pub fn fault(&self) -> ChartFault {
         match self {
@@ -220,12 +231,34 @@ impl ChartError {
     }
 }
 
+/// Where else a chart may be had when there is no way to its repository.
+pub trait Fallback: Send + Sync {
+    /// The archive. The error completes a sentence.
+    fn fetch(&self, chart: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>>;
+}
+
 /// The charts of a process. Its folder belongs to it alone.
-#[derive(Debug)]
 pub struct ChartCache {
     dir: PathBuf,
     http: reqwest::Client,
     slots: Mutex<HashMap<ChartRef, Arc<Slot>>>,
+    fallback: Option<Arc<dyn Fallback>>,
+}
+
+impl fmt::Debug for ChartCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChartCache")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where an archive comes from, and what it must hold therefore.
+enum Origin {
+    Index(index::Entry),
+    /// The name is a path.
+    File,
+    Fallback,
 }
 
 /// One chart; its lock makes the flight single.
@@ -270,7 +303,17 @@ impl ChartCache {
             dir,
             http,
             slots: Mutex::default(),
+            fallback: None,
         })
+    }
+
+    /// Asks `fallback` for what cannot be fetched from where it is kept.
+    #[must_use]
+    pub fn with_fallback(self, fallback: Arc<dyn Fallback>) -> Self {
+        Self {
+            fallback: Some(fallback),
+            ..self
+        }
     }
 
     /// The chart, from the cache or from where it is kept. Callers that ask for the same chart share
@@ -301,7 +344,7 @@ impl ChartCache {
             Memory::Failed { times, .. } => *times,
             Memory::Nothing => 0,
         };
-        match Box::pin(self.load(&Arc::new(wanted))).await {
+        match Box::pin(self.load_or_fall_back(&Arc::new(wanted))).await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
                 *memory = Memory::Have(fetched.clone());
@@ -335,11 +378,32 @@ impl ChartCache {
         Arc::clone(slots.entry(chart.clone()).or_default())
     }
 
+    async fn load_or_fall_back(&self, chart: &Arc<ChartRef>) -> Result<Fetched, ChartError> {
+        let error = match self.load(chart).await {
+            Err(error) if error.is_no_way() => error,
+            loaded => return loaded,
+        };
+        let Some(fallback) = &self.fallback else {
+            return Err(error);
+        };
+        let given = tokio::time::timeout(DEADLINE, fallback.fetch(chart))
+            .await
+            .unwrap_or_else(|_| Err(format!("no full answer within {} s", DEADLINE.as_secs())));
+        match given {
+            Ok(bytes) => self.keep(chart, bytes, Origin::Fallback).await,
+            // A person is told of the repository: the other way is not theirs to mend.
+            Err(problem) => {
+                tracing::warn!(%chart, %problem, "the chart is not to be had from the hub either");
+                Err(error)
+            }
+        }
+    }
+
     async fn load(&self, chart: &Arc<ChartRef>) -> Result<Fetched, ChartError> {
         let fetched = async {
             if chart.repo.is_empty() {
                 let bytes = local(chart).await?;
-                self.keep(chart, bytes, None).await
+                self.keep(chart, bytes, Origin::File).await
             } else {
                 let repo = repository(chart)?;
                 let index = download::index(&self.http, chart, &repo).await?;
@@ -348,7 +412,7 @@ impl ChartCache {
                     off_thread(move || index::find(&chart, &index)).await?
                 };
                 let bytes = download::chart(&self.http, chart, &repo, &entry).await?;
-                self.keep(chart, bytes, Some(entry)).await
+                self.keep(chart, bytes, Origin::Index(entry)).await
             }
         };
         tokio::time::timeout(DEADLINE, fetched)
@@ -365,13 +429,16 @@ impl ChartCache {
         &self,
         chart: &Arc<ChartRef>,
         bytes: Vec<u8>,
-        entry: Option<index::Entry>,
+        origin: Origin,
     ) -> Result<Fetched, ChartError> {
         let chart = Arc::clone(chart);
         let dir = self.dir.clone();
         off_thread(move || {
             let sha256 = krypton_common::fingerprint::sha256_hex(&bytes);
-            let digest = entry.as_ref().and_then(|entry| entry.digest.as_deref());
+            let digest = match &origin {
+                Origin::Index(entry) => entry.digest.as_deref(),
+                Origin::File | Origin::Fallback => None,
+            };
             if let Some(wanted) = digest.filter(|wanted| *wanted != sha256) {
                 let (wanted, found) = (wanted.escape_debug().to_string(), sha256);
                 return Err(ChartError::Digest {
@@ -385,16 +452,21 @@ impl ChartCache {
                 Err(source) => return Err(ChartError::Archive { chart, source }),
             };
             let found = || format!("{} {}", inside.name, inside.version);
-            match &entry {
-                Some(entry)
+            match &origin {
+                Origin::Index(entry)
                     if inside.name != chart.name
                         || !version::same(&inside.version, &entry.version) =>
                 {
                     let found = found();
                     return Err(ChartError::Other { chart, found });
                 }
-                None if !chart.version.is_empty()
-                    && !version::same(&inside.version, &chart.version) =>
+                Origin::Fallback if !chart.repo.is_empty() && inside.name != chart.name => {
+                    let found = found();
+                    return Err(ChartError::Other { chart, found });
+                }
+                Origin::File | Origin::Fallback
+                    if !chart.version.is_empty()
+                        && !version::same(&inside.version, &chart.version) =>
                 {
                     return Err(ChartError::VersionNotFound {
                         chart,

@@ -9,12 +9,16 @@ pub mod chart;
 pub mod clock;
 pub mod crd;
 pub mod dial;
+pub mod enrolment;
 pub mod events;
 #[cfg(test)]
 pub(crate) mod fake_hub;
 pub mod fence;
 pub mod helm;
+pub mod hub_chart;
+pub mod identity;
 pub mod index;
+pub mod join;
 pub mod ledger;
 pub mod plan;
 pub mod reconciler;

@@ -52,7 +52,14 @@ impl Default for Link {
 
 impl Link {
     pub fn is_up(&self) -> bool {
-        matches!(self, Self::Up(_))
+        self.connection().is_some()
+    }
+
+    pub fn connection(&self) -> Option<&Connection> {
+        match self {
+            Self::Up(connection) => Some(connection),
+            Self::Down(_) => None,
+        }
     }
 }
 

@@ -92,11 +92,12 @@ fn read(path: String) -> Result<Vec<u8>, RenderError> {
     })
 }
 
-fn pem(certificates: &[Vec<u8>]) -> String {
+/// Certificates in DER, as PEM.
+pub(crate) fn pem(certificates: &[impl AsRef<[u8]>]) -> String {
     let mut text = String::new();
     for certificate in certificates {
         text.push_str("-----BEGIN CERTIFICATE-----\n");
-        let encoded: Vec<char> = base64(certificate.clone()).chars().collect();
+        let encoded: Vec<char> = base64(certificate.as_ref().to_vec()).chars().collect();
         for line in encoded.chunks(PEM_LINE) {
             text.extend(line);
             text.push('\n');

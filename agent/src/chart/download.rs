@@ -9,7 +9,7 @@ use reqwest::{Client, Url};
 use super::{ChartError, ChartRef, index};
 
 /// A packaged chart's size limit, in bytes (as Flux has it).
-pub(super) const CHART_LIMIT: u64 = 10 << 20;
+pub const CHART_LIMIT: u64 = 10 << 20;
 const CONNECT: Duration = Duration::from_secs(10);
 /// Nothing comes for this long: the connection is dead.
 const SILENCE: Duration = Duration::from_secs(20);

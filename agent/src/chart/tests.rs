@@ -475,6 +475,76 @@ async fn a_local_chart_is_checked_like_any_other() {
     assert!(matches!(*error, ChartError::Local { .. }), "{error}");
 }
 
+/// Counts how often it is asked, and gives a chart of that name and version, or nothing.
+#[derive(Default)]
+struct Other {
+    gives: Option<(&'static str, &'static str)>,
+    asked: AtomicU64,
+}
+
+impl Fallback for Other {
+    fn fetch(&self, _: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async {
+            let (name, version) = self.gives.ok_or("it has none")?;
+            Ok(packed(&[chart_yaml(name, version)]))
+        })
+    }
+}
+
+#[tokio::test]
+async fn only_without_a_way_to_the_repository_the_other_way_is_tried_and_checked_as_well() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let nobody = ChartRef {
+        repo: "http://127.0.0.1:1".to_owned(),
+        ..repository.chart("1.0.0")
+    };
+    let lost = ChartRef {
+        repo: String::new(),
+        name: "/nowhere/small.tgz".to_owned(),
+        version: "1.0.0".to_owned(),
+    };
+    let gone = ChartRef {
+        repo: format!("http://{}/other", repository.address),
+        ..nobody.clone()
+    };
+    let there = repository.chart("1.0.0");
+    let unlisted = ChartRef {
+        name: "large".to_owned(),
+        ..there.clone()
+    };
+    let (good, none) = (Some(("small", "1.0.0")), None);
+    for (chart, gives, asked, outcome) in [
+        (&there, good, 0, "1.0.0"),
+        (&unlisted, good, 0, "no such chart"),
+        (&repository.chart("1.0.1"), good, 0, "not found"),
+        (&nobody, good, 1, "1.0.0"),
+        (&lost, good, 1, "1.0.0"),
+        (&gone, good, 1, "1.0.0"),
+        (&nobody, none, 1, "repo unreachable?"),
+        (&nobody, Some(("large", "1.0.0")), 1, "holds chart large"),
+        (
+            &nobody,
+            Some(("small", "2.0.0")),
+            1,
+            "newest stable one there is 2.0.0",
+        ),
+    ] {
+        let other = Arc::new(Other {
+            gives,
+            ..Other::default()
+        });
+        let (_dir, cache) = cache();
+        let cache = cache.with_fallback(Arc::clone(&other) as Arc<dyn Fallback>);
+        let said = match cache.fetch(chart).await {
+            Ok(fetched) => fetched.version,
+            Err(error) => error.to_string(),
+        };
+        assert!(said.contains(outcome), "{chart}: {said}");
+        assert_eq!(other.asked.load(Ordering::Relaxed), asked, "{chart}");
+    }
+}
+
 #[test]
 fn a_folder_that_cannot_be_used_is_named_at_once_and_leftovers_are_removed() {
     let (dir, _) = cache();
