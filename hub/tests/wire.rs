@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use krypton_agent::chart::ChartCache;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::dial::{Connection, DialError, Dialer};
@@ -72,11 +72,17 @@ struct Home {
     voices: Arc<Voices>,
     metrics: Arc<SessionMetrics>,
     charts: Arc<ChartCache>,
+    /// How far the hub's clock is ahead when it makes certificates.
+    ahead: SignedDuration,
     _folder: TempDir,
 }
 
 impl Home {
     fn new() -> Self {
+        Self::ahead(SignedDuration::ZERO)
+    }
+
+    fn ahead(ahead: SignedDuration) -> Self {
         krypton_tls_provider();
         let folder = TempDir::new().unwrap();
         let (reports, facts) = (
@@ -84,7 +90,7 @@ impl Home {
             Arc::new(FactsBoard::default()),
         );
         Self {
-            authority: Arc::new(Authority::generate(TRUST_DOMAIN, clock::wall()).unwrap()),
+            authority: Arc::new(Authority::generate(TRUST_DOMAIN, clock::wall() + ahead).unwrap()),
             members: Arc::new(Members::default()),
             dealer: Dealer::default(),
             voices: Arc::new(Voices::new(
@@ -95,6 +101,7 @@ impl Home {
             facts,
             metrics: Arc::default(),
             charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
+            ahead,
             _folder: folder,
         }
     }
@@ -142,7 +149,7 @@ impl Home {
             Arc::clone(&self.charts),
             Arc::clone(&self.authority),
         );
-        let tls = listener::server_config(&self.authority, clock::wall()).unwrap();
+        let tls = listener::server_config(&self.authority, clock::wall() + self.ahead).unwrap();
         let serving = listener::serve(
             listener,
             Arc::new(ArcSwap::from_pointee(tls)),
@@ -408,7 +415,7 @@ async fn refusal(agent: &mut Agent) -> String {
 async fn an_expired_certificate_is_not_let_in() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
-    let long_ago = clock::wall() - jiff::SignedDuration::from_hours(24 * 60);
+    let long_ago = clock::wall() - SignedDuration::from_hours(24 * 60);
     let credential = home.credential("edge-0", &uid("edge-0"), long_ago, DAY);
     let mut agent = Agent::start(home.dialer_with(port.address, Some(credential)), "a", "c");
     let why = refusal(&mut agent).await;
@@ -716,6 +723,28 @@ async fn two_hundred_agents_at_once_are_all_served() {
     for agent in agents {
         agent.stop().await;
     }
+}
+
+#[tokio::test]
+async fn an_hour_between_the_clocks_is_harmless_and_days_are_named() {
+    for hours in [-1, 1] {
+        let home = Home::ahead(SignedDuration::from_hours(hours)).with_members(&names(1));
+        let port = home.listen(None).await;
+        let made = clock::wall() + home.ahead;
+        let credential = home.credential("edge-0", &uid("edge-0"), made, DAY);
+        let mut agent = Agent::start(home.dialer_with(port.address, Some(credential)), "a", "c");
+        agent.has("1.0.0").await;
+        agent.stop().await;
+    }
+    let home = Home::ahead(SignedDuration::from_hours(72)).with_members(&names(1));
+    let port = home.listen(None).await;
+    let problem = home
+        .dialer_with(port.address, None)
+        .connect()
+        .await
+        .unwrap_err();
+    let said = chain(&problem);
+    assert!(said.contains("clock"), "{said}");
 }
 
 /// A peer that vanishes without a word: bytes go nowhere from some moment on.

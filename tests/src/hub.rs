@@ -99,6 +99,11 @@ impl Hub {
         })?;
         Ok(Self { daemon, listen })
     }
+
+    /// Where it listens for agents.
+    pub fn agents_address(&self) -> std::net::SocketAddr {
+        self.listen.address()
+    }
 }
 
 // Nothing but the way it is started sets it apart from an agent.

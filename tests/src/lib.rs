@@ -19,7 +19,7 @@ pub use chart_repository::{ChartRepository, ChartSource, Fault};
 pub use cluster::{Cluster, Parts};
 pub use daemon::Daemon;
 pub use hub::{Hub, HubOptions};
-pub use membership::{Membership, Mode};
+pub use membership::{Membership, Mode, bundle};
 pub use pair::Pair;
 pub use tools::Tools;
 pub use wait::eventually;
