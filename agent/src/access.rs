@@ -1,6 +1,8 @@
-//! Access to a cluster: the client that we use, and the same as a kubeconfig for helm.
+//! Access to a cluster: where its configuration is found, the client that we use, and the same as a
+//! kubeconfig for helm.
 
 mod kubeconfig;
+mod local;
 
 use std::time::Duration;
 
@@ -10,6 +12,10 @@ use kube::{Client, Config};
 
 pub(crate) use kubeconfig::pem;
 pub use kubeconfig::{RenderError, kubeconfig_yaml};
+pub use local::{
+    ConfigError, Found, InCluster, LocalError, LocalSource, from_kubeconfig, local,
+    read_kubeconfig, without_content,
+};
 
 /// Longest wait for a connection to any apiserver.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -28,7 +28,6 @@ use crate::session::Link;
 
 /// The hub gives itself 15 s.
 const CALL: Duration = Duration::from_secs(20);
-const RETRY_MAX: Duration = Duration::from_secs(30);
 const RENEWAL_RETRY_MAX: Duration = Duration::from_secs(600);
 /// The longest sleep before the clock is looked at again: it may have been set, or the machine asleep.
 const LOOK_EVERY: Duration = Duration::from_secs(600);
@@ -117,15 +116,14 @@ impl EnrolError {
     }
 }
 
-/// Gets a certificate for `key` with the bundle's token, trying again for as long as that may help.
-/// The hub is looked for at `addresses`: the bundle's, or others. `None` when told to stop.
+/// Gets a certificate for `key` with the bundle's token. The hub is looked for at `addresses`: the
+/// bundle's, or others.
 pub async fn enrol(
     bundle: &JoinBundle,
     addresses: Vec<String>,
     key: &KeyPair,
     cluster_uid: &str,
-    stop: &CancellationToken,
-) -> Result<Option<Enrolled>, EnrolError> {
+) -> Result<Enrolled, EnrolError> {
     let roots = bundle.roots().map_err(EnrolError::Bundle)?;
     let config = tls::client_config(&roots, None).map_err(EnrolError::Tls)?;
     let tls = Arc::new(ArcSwap::from_pointee(config));
@@ -136,34 +134,6 @@ pub async fn enrol(
         cluster_uid: cluster_uid.to_owned(),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    let mut attempts = 0;
-    loop {
-        let asked = ask(&dialer, bundle, key, request.clone());
-        let error = tokio::select! {
-            () = stop.cancelled() => return Ok(None),
-            asked = asked => match asked {
-                Ok(enrolled) => return Ok(Some(enrolled)),
-                Err(error) => error,
-            },
-        };
-        if !error.may_pass() {
-            return Err(error);
-        }
-        attempts += 1;
-        tracing::warn!(cluster = %bundle.cluster, error = %chain(&error), "not enrolled yet; it is tried again");
-        tokio::select! {
-            () = stop.cancelled() => return Ok(None),
-            () = tokio::time::sleep(backoff(attempts, RETRY_MAX, rand::random())) => {}
-        }
-    }
-}
-
-async fn ask(
-    dialer: &Dialer,
-    bundle: &JoinBundle,
-    key: &KeyPair,
-    request: EnrollRequest,
-) -> Result<Enrolled, EnrolError> {
     let connection = dialer.connect().await.map_err(EnrolError::Dial)?;
     let mut client = connection.enrollment();
     let answer = tokio::time::timeout(CALL, client.enroll(request)).await;
@@ -273,11 +243,8 @@ pub async fn renew(
     };
     let membership = enrolled.membership();
     // The session says by itself why there is none.
-    let up = tokio::time::timeout(LOOK_EVERY, link.wait_for(Link::is_up)).await;
-    let connection = match up {
-        Ok(Ok(link)) => link.connection().cloned(),
-        _ => None,
-    };
+    drop(tokio::time::timeout(LOOK_EVERY, link.wait_for(Link::is_up)).await);
+    let connection = link.borrow_and_update().connection().cloned();
     let connection = connection.ok_or(EnrolError::NoSession)?;
     let key = new_key().map_err(EnrolError::Keep)?;
     let message = RenewRequest {
@@ -382,9 +349,8 @@ mod tests {
         FakeHub::start_as(authority, own, answers, "127.0.0.1:0").await
     }
 
-    async fn enrolled(bundle: &JoinBundle, key: &KeyPair) -> Result<Option<Enrolled>, EnrolError> {
-        let addresses = bundle.addresses.clone();
-        enrol(bundle, addresses, key, "uid-1", &CancellationToken::new()).await
+    async fn enrolled(bundle: &JoinBundle, key: &KeyPair) -> Result<Enrolled, EnrolError> {
+        enrol(bundle, bundle.addresses.clone(), key, "uid-1").await
     }
 
     #[tokio::test]
@@ -393,7 +359,7 @@ mod tests {
         let hub = hub_that_signs(&authority, "edge-1").await;
         let key = new_key().unwrap();
         let bundle = bundle(&authority, &hub);
-        let enrolled = enrolled(&bundle, &key).await.unwrap().unwrap();
+        let enrolled = enrolled(&bundle, &key).await.unwrap();
         assert_eq!(enrolled.cluster, "edge-1");
         assert_eq!(enrolled.token_name, "a".repeat(16));
         let config = enrolled.client_config(&key).unwrap();
@@ -434,7 +400,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hub_of_another_ca_ends_it_and_a_busy_one_is_asked_again() {
+    async fn a_hub_of_another_ca_ends_it_and_a_busy_one_may_be_asked_again() {
         let authority = Arc::new(FakeAuthority::new());
         let hub = hub_that_signs(&authority, "edge-1").await;
         let other = bundle(&FakeAuthority::new(), &hub);
@@ -442,25 +408,16 @@ mod tests {
         let error = enrolled(&other, &key).await.unwrap_err();
         assert!(chain(&error).contains("another CA"), "{error:?}");
 
-        let stop = CancellationToken::new();
-        let stopping = stop.clone();
         let answers = Answers {
-            enrol: Box::new(move |_| {
-                stopping.cancel();
-                Err(Status::unavailable("busy"))
-            }),
+            enrol: Box::new(|_| Err(Status::unavailable("busy"))),
             ..Answers::default()
         };
         let own = authority.hub(Valid::Now);
         let busy = FakeHub::start_as(&authority, own, answers, "127.0.0.1:0").await;
-        let bundle = bundle(&authority, &busy);
-        let addresses = bundle.addresses.clone();
-        let asked = enrol(&bundle, addresses, &key, "uid-1", &stop).await;
-        assert_eq!(
-            asked.unwrap(),
-            None,
-            "an answer that may pass does not end it"
-        );
+        let error = enrolled(&bundle(&authority, &busy), &key)
+            .await
+            .unwrap_err();
+        assert!(error.may_pass(), "{error:?}");
     }
 
     #[test]

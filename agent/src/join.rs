@@ -37,14 +37,14 @@ pub enum JoinError {
     FileContent {
         path: PathBuf,
         #[source]
-        source: BundleError,
+        source: Box<BundleError>,
     },
     #[error("the join bundle in Secret {namespace}/{name} cannot be used")]
     SecretContent {
         namespace: String,
         name: String,
         #[source]
-        source: BundleError,
+        source: Box<BundleError>,
     },
     #[error(
         "Secret {namespace}/{name} has no key {KEY}; put there what 'kubectl krypton join NAME' prints"
@@ -90,12 +90,12 @@ impl Places {
     /// The bundle from the first place that is named.
     pub async fn find(&self, client: &Client) -> Result<JoinBundle, JoinError> {
         match &self.file {
-            Some(path) => from_file(path),
-            None => self.from_secret(client).await,
+            Some(path) => in_file(path),
+            None => self.in_secret(client).await,
         }
     }
 
-    async fn from_secret(&self, client: &Client) -> Result<JoinBundle, JoinError> {
+    async fn in_secret(&self, client: &Client) -> Result<JoinBundle, JoinError> {
         let (namespace, name) = (self.namespace.clone(), self.secret.clone());
         let api: Api<Secret> = Api::namespaced(client.clone(), &namespace);
         let found = match tokio::time::timeout(DEADLINE, api.get_opt(&name)).await {
@@ -132,7 +132,7 @@ impl Places {
     }
 }
 
-fn from_file(path: &Path) -> Result<JoinBundle, JoinError> {
+fn in_file(path: &Path) -> Result<JoinBundle, JoinError> {
     let read = || {
         // One byte more than fits is enough to know; a pipe or a device may have no end.
         let limited = std::io::Read::take(std::fs::File::open(path)?, BUNDLE_MAX_BYTES as u64 + 1);
@@ -150,9 +150,9 @@ fn from_file(path: &Path) -> Result<JoinBundle, JoinError> {
     })
 }
 
-fn parse(bytes: &[u8]) -> Result<JoinBundle, BundleError> {
+fn parse(bytes: &[u8]) -> Result<JoinBundle, Box<BundleError>> {
     // What is not text is not YAML either, and is refused as such.
-    JoinBundle::parse(&String::from_utf8_lossy(bytes))
+    JoinBundle::parse(&String::from_utf8_lossy(bytes)).map_err(Box::new)
 }
 
 /// The part of a token that names it, and is no secret.
@@ -263,7 +263,7 @@ mod tests {
     fn a_file_that_is_missing_cut_off_or_endless_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bundle.yaml");
-        let said = |path: &Path| chain(&from_file(path).unwrap_err());
+        let said = |path: &Path| chain(&in_file(path).unwrap_err());
         assert!(said(&path).contains(path.to_str().unwrap()));
         let yaml = bundle("edge-1", 'a').to_yaml().unwrap();
         std::fs::write(&path, yaml.get(..yaml.len() / 2).unwrap()).unwrap();
@@ -274,6 +274,6 @@ mod tests {
         );
         assert!(said(Path::new("/dev/zero")).contains("larger than"));
         std::fs::write(&path, &yaml).unwrap();
-        assert_eq!(from_file(&path).unwrap(), JoinBundle::parse(&yaml).unwrap());
+        assert_eq!(in_file(&path).unwrap(), JoinBundle::parse(&yaml).unwrap());
     }
 }

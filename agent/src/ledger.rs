@@ -30,6 +30,19 @@ pub enum LedgerError {
     Encode(#[source] serde_json::Error),
 }
 
+impl LedgerError {
+    /// Whether it may go by itself: a missing right does not.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Read(kube::Error::Api(status)) | Self::Write(kube::Error::Api(status)) => {
+                !matches!(status.code, 401 | 403)
+            }
+            Self::Read(_) | Self::Write(_) | Self::Deadline => true,
+            Self::Encode(_) => false,
+        }
+    }
+}
+
 /// What is to be done with a desired state that came in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Advance {
@@ -93,6 +106,16 @@ async fn record_now(client: &Client, incoming: &DesiredState) -> Result<Advance,
     };
     written.map_err(LedgerError::Write)?;
     Ok(Advance::Record)
+}
+
+/// The record, for whoever starts: what was acted on last.
+pub async fn read_record(client: &Client) -> Result<Option<DesiredState>, LedgerError> {
+    let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let secret = tokio::time::timeout(DEADLINE, api.get_opt(LEDGER_NAME))
+        .await
+        .map_err(|_| LedgerError::Deadline)?
+        .map_err(LedgerError::Read)?;
+    Ok(secret.as_ref().and_then(read))
 }
 
 /// A record that cannot be read counts as none: it is overwritten by the next desired state.

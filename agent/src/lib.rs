@@ -1,12 +1,16 @@
-//! The reconciler of one member, as a library. It knows nothing of where it runs and nothing of the hub.
+//! The agent: the reconciler of one member, and the process that runs it beside its cluster.
 //!
-//! Modules depend one way: `reconciler` → `plan`, `index`, `fence`, `ledger`, `rescue` → `release`,
-//! `chart`, `helm`, `workload`.
+//! The reconciler knows nothing of where it runs and nothing of the hub, which uses it too; `session` and
+//! what is below it know nothing of the reconciler but its reports.
+//!
+//! Modules depend one way: `process` → `enrolment`, `hub_chart`, `session` → `dial`, `identity`, `join`;
+//! `reconciler` → `plan`, `index`, `fence`, `ledger`, `rescue` → `release`, `chart`, `helm`, `workload`.
 
 pub mod access;
 pub mod admin;
 pub mod chart;
 pub mod clock;
+pub mod cluster;
 pub mod crd;
 pub mod dial;
 pub mod enrolment;
@@ -14,13 +18,18 @@ pub mod events;
 #[cfg(test)]
 pub(crate) mod fake_hub;
 pub mod fence;
+pub mod flags;
+pub mod go_values;
 pub mod helm;
 pub mod hub_chart;
 pub mod identity;
 pub mod index;
 pub mod join;
 pub mod ledger;
+pub mod metrics;
+pub mod patience;
 pub mod plan;
+pub mod process;
 pub mod reconciler;
 pub mod release;
 pub mod report;

@@ -1,20 +1,22 @@
 //! The home cluster: which one it is, and how it is reached.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::access::{CONNECT_TIMEOUT, client_named, reason_of};
+use krypton_agent::access::{
+    ConfigError, Found, InCluster, LocalError, client_named, from_kubeconfig, local,
+    read_kubeconfig, reason_of, without_content,
+};
 use krypton_common::kubeconfig::{self as sanitizer, Policy};
-use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::Kubeconfig;
 use kube::{Api, Client, Config};
 
-use crate::settings::{HomeChoice, HomeSource, LocalSource};
+use crate::settings::{HomeChoice, HomeSource};
 
 const SECRET_TIMEOUT: Duration = Duration::from_secs(30);
 /// As the sanitizer's own cap, needed here where a context is set before it reads.
 const KUBECONFIG_MAX_BYTES: usize = 256 * 1024;
-const IN_CLUSTER: &str = "in-cluster";
 
 /// The home cluster.
 #[derive(Clone, Debug)]
@@ -22,6 +24,19 @@ pub struct Home {
     pub config: Config,
     /// Context of the kubeconfig, or `in-cluster`.
     pub context_name: String,
+}
+
+impl From<Found> for Home {
+    fn from(found: Found) -> Self {
+        let Found {
+            config,
+            context_name,
+        } = found;
+        Self {
+            config,
+            context_name,
+        }
+    }
 }
 
 /// Why there is no home cluster. The texts up to the first colon or semicolon are the original's.
@@ -77,40 +92,10 @@ pub enum HomeError {
         #[source]
         source: ConfigError,
     },
-    #[error(
-        "loading the kubeconfig {path} failed; correct it, or what --kubeconfig or KUBECONFIG says",
-        path = path.display()
-    )]
-    LocalFile {
-        path: PathBuf,
-        #[source]
-        source: ConfigError,
-    },
-    #[error(
-        "there is no cluster to use: no --kubeconfig, no KUBECONFIG, no .kube/config in HOME, and this is not a pod; name a kubeconfig"
-    )]
-    NoLocalConfig(#[source] InClusterError),
+    #[error(transparent)]
+    Local(#[from] LocalError),
     #[error("building a client of the hub's own cluster failed")]
     Client(#[source] kube::Error),
-}
-
-/// Why a kubeconfig makes no configuration.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    #[error("reading it failed")]
-    Read(#[source] std::io::Error),
-    /// With the place, without the text around it: that may be a credential.
-    #[error("it is not a kubeconfig in YAML (line {line})")]
-    Yaml { line: u64 },
-    #[error("its context {0:?} does not exist; its contexts are: {1}")]
-    NoContext(String, String),
-    #[error("it has no current-context; set it, or name a context by flag")]
-    NoCurrentContext,
-    /// Without the URL: it may hold a password.
-    #[error("its cluster has a proxy-url, which is not supported; remove it")]
-    Proxy,
-    #[error("it cannot be used")]
-    Unusable(#[source] KubeconfigError),
 }
 
 impl Home {
@@ -121,9 +106,6 @@ impl Home {
     }
 }
 
-/// Reads the configuration that Kubernetes gives to pods.
-type InCluster = fn() -> Result<Config, InClusterError>;
-
 async fn choose_with(
     source: &HomeSource,
     policy: &Policy,
@@ -131,7 +113,7 @@ async fn choose_with(
 ) -> Result<Home, HomeError> {
     let context = source.context.as_deref();
     match &source.choice {
-        HomeChoice::Local => local(&source.local, context, in_cluster).await,
+        HomeChoice::Local => Ok(local(&source.local, context, in_cluster).await?.into()),
         HomeChoice::File(path) => {
             let read = read_kubeconfig(path).map(|found| (found, context));
             let wrap = |source| HomeError::WatchFile {
@@ -139,7 +121,8 @@ async fn choose_with(
                 source,
             };
             let (kubeconfig, context) = read.map_err(wrap)?;
-            from_kubeconfig(kubeconfig, context).await.map_err(wrap)
+            let found = from_kubeconfig(kubeconfig, context).await;
+            found.map(Home::from).map_err(wrap)
         }
         HomeChoice::Secret {
             namespace,
@@ -148,7 +131,7 @@ async fn choose_with(
         } => {
             let local = local(&source.local, None, in_cluster)
                 .await
-                .map_err(|source| HomeError::SecretClient(Box::new(source)))?;
+                .map_err(|source| HomeError::SecretClient(Box::new(source.into())))?;
             let client = client(local.config)
                 .map_err(|source| HomeError::SecretClient(Box::new(HomeError::Client(source))))?;
             let secrets: Api<Secret> = Api::namespaced(client, namespace);
@@ -179,95 +162,6 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
 pub async fn member_config(sanitized_yaml: &str) -> Result<Config, ConfigError> {
     let kubeconfig = Kubeconfig::from_yaml(sanitized_yaml).map_err(without_content)?;
     Ok(from_kubeconfig(kubeconfig, None).await?.config)
-}
-
-async fn local(
-    source: &LocalSource,
-    context: Option<&str>,
-    in_cluster: InCluster,
-) -> Result<Home, HomeError> {
-    let paths = match &source.flag {
-        Some(path) => vec![path.clone()],
-        None => source.kubeconfig_variable.clone(),
-    };
-    if !paths.is_empty() {
-        return from_files(&paths, context).await;
-    }
-    let not_in_cluster = match in_cluster() {
-        Ok(config) => {
-            if let Some(context) = context {
-                tracing::warn!(
-                    context,
-                    "the watch context is not used: the in-cluster configuration has none"
-                );
-            }
-            return Ok(Home {
-                config,
-                context_name: IN_CLUSTER.to_owned(),
-            });
-        }
-        Err(error) => error,
-    };
-    match &source.user_file {
-        Some(path) if path.is_file() => from_files(std::slice::from_ref(path), context).await,
-        _ => Err(HomeError::NoLocalConfig(not_in_cluster)),
-    }
-}
-
-/// The files merged as kubectl merges them: of several, those that do not exist are passed over.
-async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<Home, HomeError> {
-    let mut merged: Option<(&Path, Kubeconfig)> = None;
-    for path in paths {
-        let wrap = |source| HomeError::LocalFile {
-            path: path.clone(),
-            source,
-        };
-        let next = match read_kubeconfig(path) {
-            Err(ConfigError::Read(error))
-                if error.kind() == std::io::ErrorKind::NotFound && paths.len() > 1 =>
-            {
-                continue;
-            }
-            read => read.map_err(wrap)?,
-        };
-        merged = Some(match merged {
-            None => (path, next),
-            Some((first, so_far)) => {
-                let both = so_far
-                    .merge(next)
-                    .map_err(|error| wrap(ConfigError::Unusable(error)))?;
-                (first, both)
-            }
-        });
-    }
-    let Some((path, kubeconfig)) = merged else {
-        let path = paths.first().cloned().unwrap_or_default();
-        let source = ConfigError::Read(std::io::ErrorKind::NotFound.into());
-        return Err(HomeError::LocalFile { path, source });
-    };
-    from_kubeconfig(kubeconfig, context)
-        .await
-        .map_err(|source| HomeError::LocalFile {
-            path: path.to_owned(),
-            source,
-        })
-}
-
-fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ConfigError> {
-    Kubeconfig::read_from(path).map_err(|error| match error {
-        KubeconfigError::ReadConfig(source, _) => ConfigError::Read(source),
-        other => without_content(other),
-    })
-}
-
-/// kube's own text of a YAML error quotes the lines around it.
-fn without_content(error: KubeconfigError) -> ConfigError {
-    match error {
-        KubeconfigError::Parse(error) => ConfigError::Yaml {
-            line: error.location().map_or(0, |location| location.line()),
-        },
-        other => ConfigError::Unusable(other),
-    }
 }
 
 /// A kubeconfig in a Secret is untrusted: it goes through the sanitizer, as a member's does.
@@ -311,11 +205,13 @@ async fn from_secret(
         Ok(kubeconfig) => from_kubeconfig(kubeconfig, None).await,
         Err(error) => Err(error),
     };
-    let mut home = built.map_err(|source| HomeError::SecretConfig {
-        namespace,
-        name,
-        source,
-    })?;
+    let mut home: Home = built
+        .map(Home::from)
+        .map_err(|source| HomeError::SecretConfig {
+            namespace,
+            name,
+            source,
+        })?;
     // The sanitizer gives contexts names of its own.
     if let Some(context) = context
         .map(str::to_owned)
@@ -344,58 +240,6 @@ fn current_context(bytes: &[u8]) -> Option<String> {
         .get("current-context")?
         .as_str()
         .map(str::to_owned)
-}
-
-async fn from_kubeconfig(
-    kubeconfig: Kubeconfig,
-    context: Option<&str>,
-) -> Result<Home, ConfigError> {
-    let context_name = match (context, &kubeconfig.current_context) {
-        (Some(context), _) => context.to_owned(),
-        (None, Some(current)) if !current.is_empty() => current.clone(),
-        _ => return Err(ConfigError::NoCurrentContext),
-    };
-    let Some(named) = kubeconfig
-        .contexts
-        .iter()
-        .find(|named| named.name == context_name)
-    else {
-        let names: Vec<&str> = kubeconfig
-            .contexts
-            .iter()
-            .map(|named| named.name.as_str())
-            .collect();
-        return Err(ConfigError::NoContext(context_name, names.join(", ")));
-    };
-    let cluster = named
-        .context
-        .as_ref()
-        .map(|context| context.cluster.clone());
-    let own_proxy = kubeconfig
-        .clusters
-        .iter()
-        .find(|named| Some(&named.name) == cluster.as_ref())
-        .and_then(|named| named.cluster.as_ref()?.proxy_url.clone())
-        .filter(|proxy| !proxy.is_empty());
-    if own_proxy.is_some() {
-        return Err(ConfigError::Proxy);
-    }
-    let options = KubeConfigOptions {
-        context: Some(context_name.clone()),
-        ..Default::default()
-    };
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
-        .await
-        .map_err(ConfigError::Unusable)?;
-    // Here only HTTPS_PROXY can have set it. It is meant for chart repositories: kube would refuse
-    // to start with it, and does not know NO_PROXY without its proxy support.
-    config.proxy_url = None;
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    config.read_timeout = None;
-    Ok(Home {
-        config,
-        context_name,
-    })
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ fn role(presence: Presence, grace: Duration, now: Boot) -> (Role, Option<Boot>) 
 #[derive(Debug, Error)]
 enum ReachError {
     #[error("the kubeconfig cannot be used")]
-    Config(#[source] home::ConfigError),
+    Config(#[source] access::ConfigError),
     #[error("the kubeconfig of the home cluster cannot be handed to helm")]
     Render(#[source] access::RenderError),
     #[error("no client can be made from the kubeconfig")]

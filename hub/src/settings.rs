@@ -3,7 +3,6 @@
 //! Resolving is a function of values: it reads no file, environment or clock.
 
 mod flags;
-mod go_values;
 mod resolve;
 pub mod table;
 
@@ -16,8 +15,9 @@ use krypton_common::kubeconfig::Policy;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
 
 pub use flags::{Flags, command, normalise_args};
-pub use go_values::{parse_bool, parse_duration};
+pub use krypton_agent::access::LocalSource;
 pub use krypton_agent::admin::{BindAddress, NotABindAddress};
+pub use krypton_agent::go_values::{parse_bool, parse_duration};
 
 /// Where a pod finds the namespace of its service account.
 pub const SERVICE_ACCOUNT_NAMESPACE_FILE: &str =
@@ -82,15 +82,6 @@ pub enum HomeChoice {
     },
     File(PathBuf),
     Local,
-}
-
-/// Where the configuration of the hub's own cluster is looked for, in this order; in-cluster comes
-/// between `kubeconfig_variable` and `user_file`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LocalSource {
-    pub flag: Option<PathBuf>,
-    pub kubeconfig_variable: Vec<PathBuf>,
-    pub user_file: Option<PathBuf>,
 }
 
 /// How kubeconfig Secrets are recognised.

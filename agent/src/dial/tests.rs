@@ -25,7 +25,7 @@ async fn server(answer: &'static [u8]) -> String {
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut asked = [0; 1024];
-            stream.read(&mut asked).await.unwrap();
+            assert!(stream.read(&mut asked).await.unwrap() > 0);
             stream.write_all(answer).await.unwrap();
         }
     });

@@ -8,7 +8,9 @@ use axum::Router;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::ByteString;
-use krypton_agent::access::kubeconfig_yaml;
+use krypton_agent::access::{CONNECT_TIMEOUT, LocalSource, kubeconfig_yaml};
+use kube::config::InClusterError;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -129,15 +131,14 @@ async fn a_pods_configuration_comes_after_the_variable_and_before_the_users_file
         user_file: Some(files.write("user", kubeconfig("https://user:1"))),
         ..Default::default()
     };
-    let home = super::local(&local, Some("ignored"), in_a_pod)
-        .await
-        .unwrap();
+    let found = super::local(&local, Some("ignored"), in_a_pod).await;
+    let home = Home::from(found.unwrap());
     assert_eq!(
         (url(&home).as_str(), home.context_name.as_str()),
         ("https://10.0.0.1/", "in-cluster")
     );
     local.kubeconfig_variable = vec![files.write("variable", kubeconfig("https://variable:1"))];
-    let home = super::local(&local, None, in_a_pod).await.unwrap();
+    let home = Home::from(super::local(&local, None, in_a_pod).await.unwrap());
     assert_eq!(url(&home), "https://variable:1/");
 }
 
@@ -261,7 +262,7 @@ async fn an_unreadable_local_kubeconfig_names_the_file_and_the_remedy() {
     };
     assert!(matches!(
         choose_local(local, None).await,
-        Err(HomeError::LocalFile { .. })
+        Err(HomeError::Local(LocalError::File { .. }))
     ));
 }
 

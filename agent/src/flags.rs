@@ -1,0 +1,271 @@
+//! The command line of the agent.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Parser;
+use krypton_common::bundle::split_address;
+use krypton_common::telemetry::LogFormat;
+
+use crate::access::LocalSource;
+use crate::admin::BindAddress;
+use crate::fence::SYSTEM_NAMESPACE;
+use crate::go_values::parse_duration;
+use crate::join::Places;
+
+/// Keeps one Helm chart at one version installed for every Tenant of the cluster it runs beside, as its
+/// hub says.
+///
+/// The first start joins the fleet: 'kubectl krypton join NAME' on the hub's side prints what
+/// --join-file takes. Afterwards the agent knows the hub by itself. A flag beats its variable.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "krypton-agent", version, max_term_width = 100)]
+pub struct Flags {
+    /// File with what 'kubectl krypton join NAME' has printed. Used once; a new one joins anew.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "KRYPTON_JOIN_FILE",
+        help_heading = "Hub"
+    )]
+    pub join_file: Option<PathBuf>,
+    /// Secret in --namespace with the same under key bundle.yaml, when there is no --join-file.
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "KRYPTON_JOIN_SECRET",
+        default_value = "krypton-join",
+        help_heading = "Hub"
+    )]
+    pub join_secret: String,
+    /// Where to reach the hub, in the place of what it has said itself; may be given several times.
+    #[arg(long, value_name = "HOST:PORT", env = "KRYPTON_HUB", value_delimiter = ',', value_parser = hub_address, help_heading = "Hub")]
+    pub hub: Vec<String>,
+
+    /// Kubeconfig file of the cluster; else KUBECONFIG, else that of the pod.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "KRYPTON_KUBECONFIG",
+        help_heading = "Cluster"
+    )]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig; its current-context when not given.
+    #[arg(
+        long,
+        value_name = "CONTEXT",
+        env = "KRYPTON_CONTEXT",
+        help_heading = "Cluster"
+    )]
+    pub context: Option<String>,
+    /// Namespace for the agent's identity; made when missing.
+    #[arg(long, value_name = "NAMESPACE", env = "KRYPTON_NAMESPACE", default_value = SYSTEM_NAMESPACE, help_heading = "Cluster")]
+    pub namespace: String,
+
+    /// The helm program, version 4.2.4 or newer: a path, or a name looked up in PATH.
+    #[arg(
+        long,
+        value_name = "PROGRAM",
+        env = "KRYPTON_HELM",
+        default_value = "helm",
+        help_heading = "Helm"
+    )]
+    pub helm: PathBuf,
+    /// How long one install, upgrade or uninstall may wait for its hooks.
+    #[arg(long, value_name = "DURATION", env = "KRYPTON_HELM_TIMEOUT", default_value = "180s", value_parser = duration, help_heading = "Helm")]
+    pub helm_timeout: Duration,
+    /// How many helm processes may run at once, 1 to 64.
+    #[arg(long, value_name = "N", env = "KRYPTON_MAX_CONCURRENT_HELM", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64), help_heading = "Helm")]
+    pub max_concurrent_helm: u8,
+    /// Longest pause between two tries of a failed install or upgrade.
+    #[arg(long, value_name = "DURATION", env = "KRYPTON_RETRY_MAX", default_value = "15m", value_parser = duration, help_heading = "Helm")]
+    pub retry_max: Duration,
+    /// Folder for fetched charts and helm's own files [default: krypton-agent in $TMPDIR, else in /tmp].
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "KRYPTON_CACHE_DIR",
+        help_heading = "Helm"
+    )]
+    pub cache_dir: Option<PathBuf>,
+
+    /// Address of the metrics endpoint; :PORT means all addresses, 0 switches it off.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "KRYPTON_METRICS_BIND_ADDRESS",
+        default_value = "0.0.0.0:8080",
+        help_heading = "Process"
+    )]
+    pub metrics_bind_address: Listen,
+    /// Address of /healthz and /readyz; :PORT means all addresses, 0 switches it off.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "KRYPTON_HEALTH_PROBE_BIND_ADDRESS",
+        default_value = "0.0.0.0:8081",
+        help_heading = "Process"
+    )]
+    pub health_probe_bind_address: Listen,
+    /// Format of the log: text or json.
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "KRYPTON_LOG_FORMAT",
+        default_value = "text",
+        help_heading = "Process"
+    )]
+    pub log_format: LogFormat,
+    /// Name of this one of the cluster's agents, the same after a restart [default: POD_NAME, else
+    /// HOSTNAME, else agent].
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "KRYPTON_REPLICA",
+        help_heading = "Process"
+    )]
+    pub replica: Option<String>,
+}
+
+/// Where to listen, if at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen(pub Option<BindAddress>);
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "0" => Ok(Self(None)),
+            text => text
+                .parse()
+                .map(|address| Self(Some(address)))
+                .map_err(|_| {
+                    "write it as :8080 or 127.0.0.1:8080, or 0 to switch it off".to_owned()
+                }),
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(address) => address.fmt(f),
+            None => f.write_str("0"),
+        }
+    }
+}
+
+impl Flags {
+    /// Where the cluster's configuration is looked for; `env` reads a variable.
+    pub fn local(&self, env: impl Fn(&str) -> Option<String>) -> LocalSource {
+        let list = env("KUBECONFIG").unwrap_or_default();
+        LocalSource {
+            flag: self.kubeconfig.clone(),
+            kubeconfig_variable: std::env::split_paths(&list)
+                .filter(|path| !path.as_os_str().is_empty())
+                .collect(),
+            user_file: None,
+        }
+    }
+
+    pub fn join_places(&self) -> Places {
+        Places {
+            file: self.join_file.clone(),
+            secret: self.join_secret.clone(),
+            namespace: self.namespace.clone(),
+        }
+    }
+
+    /// The flag, or what Kubernetes and the shell have for it.
+    pub fn replica(&self, env: impl Fn(&str) -> Option<String>) -> String {
+        let given = self.replica.clone();
+        given
+            .into_iter()
+            .chain(["POD_NAME", "HOSTNAME"].into_iter().filter_map(env))
+            .find(|name| !name.is_empty())
+            .unwrap_or_else(|| "agent".to_owned())
+    }
+
+    pub fn cache_dir(&self) -> PathBuf {
+        self.cache_dir
+            .clone()
+            .unwrap_or_else(|| std::env::temp_dir().join("krypton-agent"))
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, &'static str> {
+    parse_duration(text)
+        .filter(|duration| !duration.is_zero())
+        .ok_or("write it as 90s, 3m or 1h30m")
+}
+
+fn hub_address(text: &str) -> Result<String, &'static str> {
+    match split_address(text) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err("write it as HOST:PORT, as in hub.example.org:7443"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn read(args: &[&str]) -> Result<Flags, clap::Error> {
+        Flags::try_parse_from(std::iter::once(&"krypton-agent").chain(args))
+    }
+
+    #[test]
+    fn the_command_is_well_formed_and_its_defaults_are_read() {
+        Flags::command().debug_assert();
+        let flags = read(&[]).unwrap();
+        assert_eq!(flags.namespace, "krypton-system");
+        assert_eq!(flags.helm_timeout, Duration::from_secs(180));
+        assert_eq!(flags.metrics_bind_address.to_string(), "0.0.0.0:8080");
+        assert_eq!(flags.replica(|_| None), "agent");
+    }
+
+    #[test]
+    fn several_hubs_may_be_given_in_either_way() {
+        for args in [
+            &["--hub=a:1,[fd00::1]:2"][..],
+            &["--hub", "a:1", "--hub", "[fd00::1]:2"][..],
+        ] {
+            assert_eq!(read(args).unwrap().hub, ["a:1", "[fd00::1]:2"]);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_with_its_flag_and_the_form() {
+        for (arg, word) in [
+            ("--hub=https://hub:7443", "HOST:PORT"),
+            ("--hub=hub", "HOST:PORT"),
+            ("--helm-timeout=5", "90s"),
+            ("--helm-timeout=0s", "90s"),
+            ("--max-concurrent-helm=65", "1..=64"),
+            ("--metrics-bind-address=8080", ":8080"),
+            ("--log-format=xml", "text or json"),
+        ] {
+            let said = read(&[arg]).unwrap_err().to_string();
+            let flag = arg.split('=').next().unwrap();
+            assert!(said.contains(flag) && said.contains(word), "{arg}: {said}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_switched_off_by_0_and_the_replica_is_the_pod() {
+        let flags = read(&["--metrics-bind-address=0"]).unwrap();
+        assert_eq!(flags.metrics_bind_address, Listen(None));
+        let env = |name: &str| match name {
+            "POD_NAME" => Some("krypton-agent-0".to_owned()),
+            _ => Some("host".to_owned()),
+        };
+        assert_eq!(flags.replica(env), "krypton-agent-0");
+        let flags = read(&["--replica=mine"]).unwrap();
+        assert_eq!(flags.replica(env), "mine");
+    }
+}

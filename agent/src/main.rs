@@ -1,0 +1,51 @@
+//! krypton-agent: keeps one Helm chart installed for every Tenant of its cluster, as its hub says.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+use krypton_agent::flags::Flags;
+use krypton_common::error_chain::chain;
+use krypton_common::telemetry;
+
+fn main() -> ExitCode {
+    let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    // The small process that watches over one helm run; see `krypton_agent::helm`.
+    if args.first().is_some_and(|first| first == "helm-run") {
+        return krypton_agent::helm::supervise(args.drain(1..));
+    }
+    let flags = Flags::parse();
+    // kube logs each failed call at ERROR; whoever made the call says so with its meaning.
+    let filter = format!(
+        "{},kube_client::client::builder=off",
+        telemetry::DEFAULT_FILTER
+    );
+    if let Err(error) = telemetry::init_with(flags.log_format, &filter) {
+        return refuse(&chain(&error), 2);
+    }
+    if rustls::crypto::aws_lc_rs::default_provider()
+        .install_default()
+        .is_err()
+    {
+        return refuse("another TLS provider was installed before ours", 1);
+    }
+    // Next to the cluster's own load there is little to do: few threads are little memory.
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(8)
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
+    };
+    match runtime.block_on(krypton_agent::process::run(flags)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => refuse(&format!("{error:#}"), 1),
+    }
+}
+
+fn refuse(problem: &str, code: u8) -> ExitCode {
+    eprintln!("krypton-agent: {problem}");
+    ExitCode::from(code)
+}

@@ -1,0 +1,81 @@
+//! Trying again for as long as that may help.
+
+use std::error::Error;
+use std::time::Duration;
+
+use krypton_common::error_chain::chain;
+use tokio_util::sync::CancellationToken;
+
+use crate::plan::backoff;
+
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Attempts until it is done, with a line in the log for each failure; an error that `may_pass` does
+/// not let pass ends it. `None` when told to stop.
+pub async fn patiently<T, E: Error>(
+    what: &str,
+    stop: &CancellationToken,
+    may_pass: impl Fn(&E) -> bool,
+    attempt: impl AsyncFn() -> Result<T, E>,
+) -> Result<Option<T>, E> {
+    let mut attempts = 0;
+    loop {
+        let error = tokio::select! {
+            () = stop.cancelled() => return Ok(None),
+            done = attempt() => match done {
+                Ok(done) => return Ok(Some(done)),
+                Err(error) => error,
+            },
+        };
+        if !may_pass(&error) {
+            return Err(error);
+        }
+        attempts += 1;
+        tracing::warn!(error = %chain(&error), "{what}: not yet; it is tried again");
+        tokio::select! {
+            () = stop.cancelled() => return Ok(None),
+            () = tokio::time::sleep(backoff(attempts, RETRY_MAX, rand::random())) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("attempt {0}")]
+    struct Failed(u32);
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_pass_is_tried_again_and_what_may_not_ends_it() {
+        let stop = CancellationToken::new();
+        let count = Cell::new(0);
+        let attempt = async || {
+            count.set(count.get() + 1);
+            if count.get() < 4 {
+                Err(Failed(count.get()))
+            } else {
+                Ok(())
+            }
+        };
+        let done = patiently("test", &stop, |_| true, attempt).await;
+        assert!(matches!(done, Ok(Some(()))) && count.get() == 4);
+        count.set(0);
+        let error = patiently("test", &stop, |error| error.0 < 2, attempt).await;
+        assert!(matches!(error, Err(Failed(2))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_when_told_to() {
+        let stop = CancellationToken::new();
+        let attempt = async || {
+            stop.cancel();
+            Err::<(), _>(Failed(1))
+        };
+        let done = patiently("test", &stop, |_| true, attempt).await;
+        assert!(matches!(done, Ok(None)));
+    }
+}

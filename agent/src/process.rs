@@ -1,0 +1,333 @@
+//! The agent's process: what is started, in which order, and how it ends.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use krypton_common::bundle::JoinBundle;
+use krypton_common::desired::DesiredState;
+use krypton_common::error_chain::chain;
+use kube::{Client, Config};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::access::{client_named, kubeconfig_yaml, local};
+use crate::admin::{self, Readiness};
+use crate::chart::ChartCache;
+use crate::cluster::{self, Cluster, ClusterError};
+use crate::dial::Dialer;
+use crate::enrolment::{self, EnrolError};
+use crate::flags::Flags;
+use crate::helm::{Helm, HelmConfig};
+use crate::hub_chart::HubChart;
+use crate::identity::{Enrolled, Identity, IdentityError, Kept, Store};
+use crate::join::{self, JoinError, Start};
+use crate::ledger::{self, LedgerError};
+use crate::patience::patiently;
+use crate::plan::Policy;
+use crate::reconciler::{self, Member, StatusMode, Tools};
+use crate::report::ReportBoard;
+use crate::session::{self, Link, Session};
+use crate::{metrics, scratch, signals};
+
+/// Our name at the apiserver.
+const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
+
+/// Runs the agent until it is told to stop.
+pub async fn run(flags: Flags) -> anyhow::Result<()> {
+    let env = |name: &str| std::env::var(name).ok();
+    let replica = flags.replica(env);
+    let stop = signals::stop_on_signal()?;
+    let readiness = Readiness::new();
+    let starting = readiness.guard("cluster and enrolment");
+    // Whatever a person got wrong on the command line is said before anything is touched.
+    let metrics_listener = match &flags.metrics_bind_address.0 {
+        Some(address) => Some(admin::bind(admin::METRICS_FLAG, address).await?),
+        None => None,
+    };
+    let health_listener = match &flags.health_probe_bind_address.0 {
+        Some(address) => Some(admin::bind(admin::HEALTH_FLAG, address).await?),
+        None => None,
+    };
+    let scratch = scratch::folder(&flags.cache_dir(), "agent", "--cache-dir")?;
+    let helm = Helm::new(HelmConfig {
+        binary: flags.helm.clone(),
+        // Not the path: the program may be replaced on disk while it runs.
+        supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
+        scratch: scratch.path().join("helm"),
+        max_concurrent: flags.max_concurrent_helm.into(),
+    })
+    .await?;
+    let found = local(
+        &flags.local(env),
+        flags.context.as_deref(),
+        Config::incluster,
+    )
+    .await?;
+    let kubeconfig = write_kubeconfig(scratch.path(), &found.config)?;
+    let client =
+        client_named(found.config, USER_AGENT).context("making the cluster's client failed")?;
+
+    let (link_tx, link) = watch::channel(Link::default());
+    let (expiry_tx, expiry) = watch::channel(Timestamp::UNIX_EPOCH);
+    let board = Arc::new(ReportBoard::default());
+    let mut endpoints = JoinSet::new();
+    if let Some(listener) = health_listener {
+        let serving = admin::serve_health(listener, readiness.clone(), stop.clone());
+        endpoints.spawn(admin::logged("health", serving));
+    }
+    if let Some(listener) = metrics_listener {
+        let registry = metrics::registry(link.clone(), expiry, Arc::clone(&board));
+        let serving = admin::serve_metrics(listener, Arc::new(registry), stop.clone());
+        endpoints.spawn(admin::logged("metrics", serving));
+    }
+    tracing::info!(context = %found.context_name, namespace = %flags.namespace, %replica, "agent starts");
+
+    let Some(cluster) = patiently("the cluster", &stop, ClusterError::may_pass, async || {
+        cluster::ask(&client).await
+    })
+    .await?
+    else {
+        return Ok(());
+    };
+    let store = Store::new(client.clone(), flags.namespace.clone());
+    let Some((kept, enrolled)) = joined(&flags, &client, &store, &cluster, &stop).await? else {
+        return Ok(());
+    };
+    let Some(record) = patiently("the record", &stop, LedgerError::may_pass, async || {
+        ledger::read_record(&client).await
+    })
+    .await?
+    else {
+        return Ok(());
+    };
+
+    expiry_tx.send_replace(enrolled.not_after);
+    let config = enrolled.client_config(&kept.identity.key)?;
+    let tls = Arc::new(ArcSwap::from_pointee(config));
+    let recorded = record
+        .as_ref()
+        .map(|record| (record.version, record.digest()));
+    let (desired_tx, desired) = watch::channel(record.map(Arc::new));
+    let session_stop = CancellationToken::new();
+    let session = tokio::spawn(session::run(
+        Session {
+            dialer: Arc::new(Dialer::new(
+                addresses(&flags, &enrolled.addresses),
+                Arc::clone(&tls),
+            )),
+            replica: replica.clone(),
+            cluster_uid: cluster.uid,
+            kubernetes_version: cluster.kubernetes_version,
+            board: Arc::clone(&board),
+            desired: desired_tx,
+            recorded,
+            link: link_tx,
+        },
+        session_stop.clone(),
+    ));
+    let renewal = enrolment::keep_renewed(
+        store,
+        kept,
+        tls,
+        link.clone(),
+        expiry_tx,
+        session_stop.clone(),
+    );
+    let renewal = tokio::spawn(renewal);
+    let charts = ChartCache::new(scratch.path().join("charts"))?
+        .with_fallback(Arc::new(HubChart::new(link, desired.clone())));
+    let member = Member {
+        name: enrolled.cluster.clone(),
+        source_namespace: None,
+        client,
+        kubeconfig,
+        // One process, one name: a restarted agent must not take itself for the one before.
+        holder: format!("agent/{replica}/{:08x}", rand::random::<u32>()),
+        instance: replica,
+        status: StatusMode::Write,
+        namespaces: None,
+        allow_chart_skip: false,
+        retry_max: flags.retry_max,
+        policy: Policy {
+            helm_timeout: flags.helm_timeout,
+            foreign_lock_grace: flags.helm_timeout * 3 + Duration::from_secs(60),
+            protected_namespaces: Some(flags.namespace.clone())
+                .into_iter()
+                .filter(|namespace| namespace != "default")
+                .collect(),
+        },
+    };
+    let tools = Tools {
+        helm: Arc::new(helm),
+        charts: Arc::new(charts),
+    };
+    drop(starting);
+    tracing::info!(cluster = %enrolled.cluster, "joined; reconciling as soon as there is a desired state");
+    let mut reconciling = tokio::spawn(reconcile(member, tools, desired, board, stop.clone()));
+    let ended = tokio::select! {
+        () = stop.cancelled() => {
+            tracing::info!("stopping: running helm processes are waited for");
+            reconciling.await
+        }
+        ended = &mut reconciling => ended,
+    };
+    // Until here it has told the hub of what was still going on.
+    session_stop.cancel();
+    session.await.context("the session ended badly")?;
+    renewal.await.context("the renewal ended badly")?;
+    ended.context("the reconciler ended badly")?;
+    endpoints.abort_all();
+    if !stop.is_cancelled() {
+        bail!("the reconciler has ended by itself");
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Reconciles from the first desired state on.
+async fn reconcile(
+    member: Member,
+    tools: Tools,
+    mut slot: watch::Receiver<Option<Arc<DesiredState>>>,
+    board: Arc<ReportBoard>,
+    stop: CancellationToken,
+) {
+    let first = tokio::select! {
+        () = stop.cancelled() => return,
+        first = slot.wait_for(Option::is_some) => first.ok().and_then(|first| first.clone()),
+    };
+    let Some(first) = first else { return };
+    let (desired_tx, desired) = watch::channel(first);
+    let following = tokio::spawn(async move {
+        while slot.changed().await.is_ok() {
+            if let Some(next) = slot.borrow_and_update().clone() {
+                desired_tx.send_replace(next);
+            }
+        }
+        // The session ends after the reconciler; until then the last one stands.
+        std::future::pending::<()>().await;
+    });
+    reconciler::run(member, tools, desired, board, stop).await;
+    following.abort();
+}
+
+/// The identity with a certificate, got with the join bundle where there is none yet.
+async fn joined(
+    flags: &Flags,
+    client: &Client,
+    store: &Store,
+    cluster: &Cluster,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<(Kept, Enrolled)>> {
+    let loaded = patiently("the identity", stop, IdentityError::may_pass, async || {
+        store.load().await
+    });
+    let Some(kept) = loaded.await? else {
+        return Ok(None);
+    };
+    let places = flags.join_places();
+    let before = kept.identity.enrolled.clone();
+    let bundle = if before.is_some() {
+        // It would only be looked at to join anew.
+        places.find(client).await
+    } else {
+        let found = patiently("the join bundle", stop, JoinError::may_pass, async || {
+            places.find(client).await
+        });
+        match found.await {
+            Ok(Some(bundle)) => Ok(bundle),
+            Ok(None) => return Ok(None),
+            Err(error) => Err(error),
+        }
+    };
+    let bundle = match bundle {
+        Ok(bundle) => Some(bundle),
+        Err(JoinError::Nowhere { .. }) if before.is_some() => None,
+        Err(error) if before.is_some() => {
+            tracing::warn!(error = %chain(&error), "the join bundle is not looked at: this cluster has joined already");
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let start = join::decide(before.as_ref(), bundle.as_ref(), &flags.namespace)?;
+    let bundle = match (start, bundle) {
+        (Start::Enrol, Some(bundle)) => bundle,
+        _ => return Ok(before.map(|enrolled| (kept, enrolled))),
+    };
+    let asked = ask(flags, &bundle, &kept.identity, cluster, stop).await;
+    let enrolled = match (asked, before) {
+        (Ok(Some(enrolled)), _) => enrolled,
+        (Ok(None), _) => return Ok(None),
+        (Err(error), Some(before)) => {
+            tracing::error!(error = %chain(&error),
+                "joining anew failed; the agent goes on as it had joined before");
+            return Ok(Some((kept, before)));
+        }
+        (Err(error), None) => return Err(error.into()),
+    };
+    tracing::info!(cluster = %enrolled.cluster, not_after = %enrolled.not_after, "enrolled");
+    let identity = Identity {
+        enrolled: Some(enrolled),
+        ..kept.identity.clone()
+    };
+    let writing = patiently("the identity", stop, IdentityError::may_pass, async || {
+        store.keep(kept.clone(), identity.clone()).await
+    });
+    let Some(kept) = writing.await? else {
+        return Ok(None);
+    };
+    match kept.identity.enrolled.clone() {
+        Some(enrolled) => Ok(Some((kept, enrolled))),
+        None => bail!("another replica has begun to join at the same time; start this one again"),
+    }
+}
+
+/// Who has joined before is not kept from working by a hub that is away: it asks once.
+async fn ask(
+    flags: &Flags,
+    bundle: &JoinBundle,
+    identity: &Identity,
+    cluster: &Cluster,
+    stop: &CancellationToken,
+) -> Result<Option<Enrolled>, EnrolError> {
+    let new = identity.enrolled.is_none();
+    let may_pass = |error: &EnrolError| new && error.may_pass();
+    patiently("enrolment", stop, may_pass, async || {
+        let addresses = addresses(flags, &bundle.addresses);
+        enrolment::enrol(bundle, addresses, &identity.key, &cluster.uid).await
+    })
+    .await
+}
+
+/// What a person says goes before what the hub has said.
+fn addresses(flags: &Flags, known: &[String]) -> Vec<String> {
+    if flags.hub.is_empty() {
+        known.to_vec()
+    } else {
+        flags.hub.clone()
+    }
+}
+
+/// Readable by us alone: it holds credentials.
+fn write_kubeconfig(scratch: &Path, config: &Config) -> anyhow::Result<PathBuf> {
+    let yaml = kubeconfig_yaml(config)?;
+    let path = scratch.join("kubeconfig");
+    let write = || {
+        let mut file = tempfile::NamedTempFile::new_in(scratch)?;
+        file.write_all(yaml.as_bytes())?;
+        file.persist(&path).map_err(|error| error.error)
+    };
+    write().with_context(|| {
+        format!(
+            "writing the kubeconfig of helm to {} failed",
+            path.display()
+        )
+    })?;
+    Ok(path)
+}
