@@ -22,6 +22,7 @@ use crate::chart::ChartCache;
 use crate::cluster::{self, Cluster, ClusterError};
 use crate::dial::Dialer;
 use crate::enrolment::{self, EnrolError};
+use crate::fence::LeaseWish;
 use crate::flags::Flags;
 use crate::helm::{Helm, HelmConfig};
 use crate::hub_chart::HubChart;
@@ -149,6 +150,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         kubeconfig,
         // One process, one name: a restarted agent must not take itself for the one before.
         holder: format!("agent/{replica}/{:08x}", rand::random::<u32>()),
+        lease: LeaseWish::Hold,
         instance: replica,
         status: StatusMode::Write,
         namespaces: None,
