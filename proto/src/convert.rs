@@ -307,6 +307,29 @@ mod tests {
     }
 
     #[test]
+    fn both_sides_of_a_long_message_have_the_same_digest() {
+        let key = TenantKey {
+            namespace: "n".to_owned(),
+            name: "t".to_owned(),
+        };
+        let long = State::new(Truth::False, "InstallFailed", "ä".repeat(2000));
+        let state = ClusterState {
+            ready: long.clone(),
+            progress: None,
+            error: Some(long),
+        };
+        let said = TenantReport {
+            observed_generation: 1,
+            applied_chart: String::new(),
+            state,
+        }
+        .trimmed();
+        let (_, heard) = v1::Tenant::new(&key, Some(&said)).read().unwrap();
+        let part = |report| krypton_common::account::part(&key, report);
+        assert_eq!(part(&said), part(&heard.unwrap()));
+    }
+
+    #[test]
     fn texts_that_are_too_long_are_cut_between_characters() {
         assert_eq!(text("äää".to_owned(), 3), "ä");
     }
