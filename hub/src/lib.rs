@@ -1,8 +1,9 @@
 //! The hub: discovery, fleet, desired state, proxies and status of the home cluster, and the port that
 //! agents join and connect by.
 //!
-//! Modules depend one way: `hub` → `fleet`, `aggregate` → `proxy`, `identity`, `facts` → `discovery`,
-//! `home`, `settings`; `hub` → `enrolment` → `listener`, `join_token` → `authority`.
+//! Modules depend one way: `hub` → `fleet`, `gateway`, `aggregate` → `proxy`, `fleet_service` → `session`
+//! → `members`, `voices` → `identity`, `facts` → `discovery`, `home`, `settings`; `gateway` → `listener`,
+//! `enrolment` → `authority`, `join_token`.
 
 pub mod aggregate;
 pub mod authority;

@@ -1,5 +1,10 @@
 //! Who acts when one of the two is away: the hub for a lost agent, the agent without its hub.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "this file is tests only, its helping functions included"
+)]
+
 use std::net::SocketAddr;
 
 use anyhow::bail;
@@ -18,23 +23,53 @@ use tokio::sync::watch;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 
+/// A hub whose patience with lost agents is short, and a cluster that is to be a member.
+struct Stage {
+    home: Cluster,
+    edge: Cluster,
+    desk: Desk,
+    at_edge: Desk,
+    hub: Hub,
+    _chart: (ChartRepository, ValuesFile),
+}
+
+impl Stage {
+    async fn set(name: &str) -> Self {
+        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+            .await
+            .unwrap();
+        let names = ["home", "edge"].map(|side| format!("{name}-{side}"));
+        let (home, edge) = tokio::try_join!(
+            Cluster::start(&names[0], Parts::ControlPlane),
+            Cluster::start(&names[1], Parts::WithControllers),
+        )
+        .unwrap();
+        let values = ValuesFile::new("replicaCount: 0").unwrap();
+        let options = HubOptions::new(home.kubeconfig())
+            .args(chart_flags(&repository, "small", "1.0.0"))
+            .args([values_flag(&values)])
+            .args(["--self-cluster=false", "--proxy-grace=5s"]);
+        Self {
+            hub: Hub::start(&options).unwrap(),
+            desk: Desk::at(&home),
+            at_edge: Desk::at(&edge),
+            home,
+            edge,
+            _chart: (repository, values),
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_hub_takes_over_from_a_lost_agent_and_gives_way_when_it_is_back() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("handover-home", Parts::ControlPlane),
-        Cluster::start("handover-edge", Parts::WithControllers),
-    )
-    .unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false", "--proxy-grace=5s"]);
-    let mut hub = Hub::start(&options).unwrap();
+    let Stage {
+        home,
+        edge,
+        desk,
+        at_edge,
+        mut hub,
+        _chart,
+    } = Stage::set("handover").await;
     let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1")
         .await
         .unwrap();
@@ -182,21 +217,14 @@ metadata: {name: agent, namespace: default}
 
 #[tokio::test]
 async fn an_agent_that_cannot_see_its_cluster_keeps_nobody_from_acting() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("blind-home", Parts::ControlPlane),
-        Cluster::start("blind-edge", Parts::WithControllers),
-    )
-    .unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false", "--proxy-grace=5s"]);
-    let mut hub = Hub::start(&options).unwrap();
+    let Stage {
+        home,
+        edge,
+        desk,
+        at_edge,
+        mut hub,
+        _chart,
+    } = Stage::set("blind").await;
     let _member = Membership::join(Mode::Proxy, &mut hub, &home, &edge, "edge-1")
         .await
         .unwrap();
@@ -267,21 +295,14 @@ impl Way {
 
 #[tokio::test]
 async fn an_agent_that_is_cut_off_goes_on_and_the_hub_only_watches() {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-        .await
-        .unwrap();
-    let (home, edge) = tokio::try_join!(
-        Cluster::start("cut-home", Parts::ControlPlane),
-        Cluster::start("cut-edge", Parts::WithControllers),
-    )
-    .unwrap();
-    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
-        .args([values_flag(&values)])
-        .args(["--self-cluster=false", "--proxy-grace=5s"]);
-    let mut hub = Hub::start(&options).unwrap();
+    let Stage {
+        home,
+        edge,
+        desk,
+        at_edge,
+        mut hub,
+        _chart,
+    } = Stage::set("cut").await;
     hub.ready(PATIENCE).await.unwrap();
     let way = Way::to(hub.agents_address()).await;
     let folder = TempDir::with_prefix("krypton-cut-").unwrap();
