@@ -529,7 +529,9 @@ fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster
 }
 
 /// Puts in a newer object; says whether anything but its reported state is another.
-fn put(known: &mut Known, name: String, object: EdgeCluster) -> bool {
+fn put(known: &mut Known, name: String, mut object: EdgeCluster) -> bool {
+    // Larger than all the rest, and read by nobody here.
+    object.metadata.managed_fields = None;
     let matters = |object: &EdgeCluster| {
         let uid = object
             .status
