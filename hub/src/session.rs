@@ -170,6 +170,7 @@ impl Sessions {
                 kubernetes_version: hello.kubernetes_version,
                 agent_version: hello.agent_version,
                 certificate_expiry: certificate.not_after,
+                applied: hello.applied.and_then(v1::Applied::read),
             },
         );
         let asks = self.voices.open(name, live.id, Boot::now());

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::report::Changes;
 use krypton_common::conditions::{State, Truth};
+use krypton_common::desired::Version;
 use krypton_common::member::MemberReport;
 use krypton_crds::edge_cluster::Mode;
 use tokio::sync::{Notify, watch};
@@ -111,6 +112,8 @@ pub struct AgentFacts {
     pub kubernetes_version: String,
     pub agent_version: String,
     pub certificate_expiry: Timestamp,
+    /// What is on record on the member.
+    pub applied: Option<(Version, String)>,
 }
 
 impl Voices {
@@ -190,6 +193,9 @@ impl Voices {
             facts.kubernetes_version = Some(agent.kubernetes_version.clone());
             facts.agent_version = Some(agent.agent_version.clone());
             facts.certificate_expiry = Some(agent.certificate_expiry);
+            if agent.applied.is_some() {
+                facts.applied.clone_from(&agent.applied);
+            }
         });
     }
 
@@ -438,7 +444,7 @@ struct Standing {
     connected: Option<State>,
     healthy: Option<State>,
     holder: Option<Option<String>>,
-    applied: Option<(krypton_common::desired::Version, String)>,
+    applied: Option<(Version, String)>,
     ahead: Option<u64>,
     hearing: Option<Hearing>,
 }

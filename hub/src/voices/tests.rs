@@ -42,7 +42,7 @@ fn observing(holder: &str) -> MemberReport {
 fn writing(holder: &str) -> MemberReport {
     MemberReport {
         writing: true,
-        applied: Some((krypton_common::desired::Version::default(), "d".to_owned())),
+        applied: Some((Version::default(), "d".to_owned())),
         ..observing(holder)
     }
 }
@@ -265,7 +265,7 @@ fn an_epoch_that_no_hub_of_ours_can_have_given_is_not_followed() {
     let agent = VoiceId::Session(1);
     let _asks = voices.open(MEMBER, agent, at(0));
     let knows = |epoch| {
-        let ahead = Some(krypton_common::desired::Version {
+        let ahead = Some(Version {
             epoch,
             generation: 0,
         });
@@ -290,6 +290,7 @@ fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
         kubernetes_version: "v1".to_owned(),
         agent_version: "0.1.0".to_owned(),
         certificate_expiry: Timestamp::UNIX_EPOCH,
+        applied: None,
     };
     fleet.voices.agent(MEMBER, &agent);
     fleet.voices.forget_agent(MEMBER, at(101));
