@@ -9,8 +9,8 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::bail;
-use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Mode, Parts, bundle, eventually,
     fleet::{Desk, PATIENCE},
@@ -49,13 +49,17 @@ async fn gives_up(options: &AgentOptions<'_>) -> String {
 /// What an agent says that goes on trying, once it has said these words.
 async fn says(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
     let agent = Agent::start(options).unwrap();
-    eventually(&format!("an agent to say {words:?}"), PATIENCE, async || {
-        let log = agent.log()?;
-        if words.iter().all(|word| log.contains(word)) {
-            return Ok(Some(()));
-        }
-        bail!("{log}")
-    })
+    eventually(
+        &format!("an agent to say {words:?}"),
+        PATIENCE,
+        async || {
+            let log = agent.log()?;
+            if words.iter().all(|word| log.contains(word)) {
+                return Ok(Some(()));
+            }
+            bail!("{log}")
+        },
+    )
     .await
     .unwrap();
     agent
@@ -87,7 +91,11 @@ async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
 
     // Refused before anything is asked of anybody.
     let cut = good.get(..good.len() / 2).unwrap();
-    for (name, content) in [("cut.yaml", cut), ("prose.yaml", "not: [yaml"), ("empty.yaml", "")] {
+    for (name, content) in [
+        ("cut.yaml", cut),
+        ("prose.yaml", "not: [yaml"),
+        ("empty.yaml", ""),
+    ] {
         let file = desktop.file(name, content);
         let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&file)).await;
         all_there(&log, &[name, "kubectl krypton join"]);
@@ -96,7 +104,14 @@ async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
     let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&missing)).await;
     all_there(&log, &["missing.yaml"]);
     let secrets: Api<Secret> = Api::namespaced(edge.client(), "krypton-system");
-    assert!(secrets.list(&ListParams::default()).await.unwrap().items.is_empty());
+    assert!(
+        secrets
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
 
     // Nobody there, and somebody else there. The agent goes on trying: both may pass.
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -115,30 +130,43 @@ async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
     };
     let file = desktop.file("nowhere.yaml", &address(&nowhere));
     let (file, namespace) = with(&file, "nowhere");
-    let options = AgentOptions::new(edge.kubeconfig()).join_file(&file).args([namespace]);
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args([namespace]);
     drop(says(&options, &[&nowhere]).await);
     let file = desktop.file("http.yaml", &address(&http));
     let (file, namespace) = with(&file, "http");
-    let options = AgentOptions::new(edge.kubeconfig()).join_file(&file).args([namespace]);
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args([namespace]);
     drop(says(&options, &[&http, "TLS"]).await);
     serving.abort();
 
     // Another hub's address: the one of this bundle is not believed to be there.
-    let other_namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
+    let other_namespace =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
     home.apply(&other_namespace.to_string()).await.unwrap();
     let other = Hub::start(
-        &HubOptions::new(home.kubeconfig()).args(flags).args(["--namespace=other"]),
+        &HubOptions::new(home.kubeconfig())
+            .args(flags)
+            .args(["--namespace=other"]),
     )
     .unwrap();
     let other_address = other.agents_address().to_string();
     let file = desktop.file("other.yaml", &address(&other_address));
-    let options = AgentOptions::new(edge.kubeconfig()).join_file(&file).args(["--namespace=other"]);
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args(["--namespace=other"]);
     let log = eventually("the other hub to be told from ours", PATIENCE, async || {
         let mut agent = Agent::start(&options)?;
         let log = match tokio::time::timeout(PATIENCE / 10, agent.wait(PATIENCE)).await {
             Ok(_) | Err(_) => agent.log()?,
         };
-        if log.contains("CA") { Ok(Some(log)) } else { bail!("{log}") }
+        if log.contains("CA") {
+            Ok(Some(log))
+        } else {
+            bail!("{log}")
+        }
     })
     .await
     .unwrap();
@@ -146,9 +174,14 @@ async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
     drop(other);
 
     // For another name than its token is for.
-    let another = bundle(&home, "edge-2").await.unwrap().replace("edge-2", "edge-3");
+    let another = bundle(&home, "edge-2")
+        .await
+        .unwrap()
+        .replace("edge-2", "edge-3");
     let file = desktop.file("another.yaml", &another);
-    let options = AgentOptions::new(edge.kubeconfig()).join_file(&file).args(["--namespace=another"]);
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args(["--namespace=another"]);
     let log = gives_up(&options).await;
     all_there(&log, &["edge-2", "edge-3"]);
 
@@ -164,11 +197,16 @@ async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
         if of_edge_4 {
             let past = json!({"stringData": {"expires": "2020-01-01T00:00:00Z"}});
             let merge = Patch::Merge(past);
-            tokens.patch(&name, &PatchParams::default(), &merge).await.unwrap();
+            tokens
+                .patch(&name, &PatchParams::default(), &merge)
+                .await
+                .unwrap();
         }
     }
     let file = desktop.file("expired.yaml", &expired);
-    let options = AgentOptions::new(edge.kubeconfig()).join_file(&file).args(["--namespace=expired"]);
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args(["--namespace=expired"]);
     let log = gives_up(&options).await;
     all_there(&log, &["expired", "kubectl krypton join edge-4"]);
 
@@ -177,14 +215,24 @@ async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
     let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).join_file(&file)).unwrap();
     agent.ready(PATIENCE).await.unwrap();
     desk.member_is("edge-1", Mode::Agent).await.unwrap();
-    let options = AgentOptions::new(edge.kubeconfig()).join_file(&file).args(["--namespace=second"]);
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args(["--namespace=second"]);
     let log = gives_up(&options).await;
     all_there(&log, &["used", "kubectl krypton join edge-1"]);
     agent.stop().await.unwrap();
 
     // Nothing of all this is in any log.
-    let token = good.lines().find_map(|line| line.strip_prefix("token: ")).unwrap();
-    let secret = token.trim_matches('"').split_once('.').unwrap().1.to_owned();
+    let token = good
+        .lines()
+        .find_map(|line| line.strip_prefix("token: "))
+        .unwrap();
+    let secret = token
+        .trim_matches('"')
+        .split_once('.')
+        .unwrap()
+        .1
+        .to_owned();
     assert!(!hub.log().unwrap().contains(&secret) && !agent.log().unwrap().contains(&secret));
 }
 
@@ -202,7 +250,10 @@ async fn an_agent_without_rights_says_which_it_lacks() {
     let file = desktop.file("bundle.yaml", &bundle(&home, "edge-1").await.unwrap());
     let accounts: Api<ServiceAccount> = Api::namespaced(edge.client(), "default");
     let nobody = serde_json::from_value(json!({"metadata": {"name": "nobody"}})).unwrap();
-    accounts.create(&PostParams::default(), &nobody).await.unwrap();
+    accounts
+        .create(&PostParams::default(), &nobody)
+        .await
+        .unwrap();
     let request = TokenRequest {
         spec: TokenRequestSpec::default(),
         ..TokenRequest::default()

@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, time::Duration};
 use crate::{
     floor::Floor,
     krypton::{Idle, Krypton, Work},
+    table::{MIB, at_most, fixed, table, verdict},
     traffic::Counts,
 };
 
-const MIB: f64 = 1024.0 * 1024.0;
 /// Others' work beyond this makes times of little worth.
 const QUIET_CORES: f64 = 0.15;
 /// The number of Tenants that the target for requests was set for.
@@ -65,7 +65,7 @@ pub(crate) fn render(measured: &Measured) -> String {
         "\n== {size} Tenants at once on one edge ==\n{}{NOTES}{}\
          \nrequests to the edge for {size} Tenants, everybody's\n{}\
          \nrequests to the edge for one more Tenant, alone and with warm caches, everybody's\n{}",
-        table(&rows),
+        table(HEADS, &rows),
         noise(measured),
         breakdown(&heads, &many, *size),
         breakdown(&heads, &single, 1),
@@ -297,45 +297,9 @@ fn ours(label: &str, is: f64, digits: usize, target: String) -> Row {
     ]
 }
 
-fn fixed(value: f64, digits: usize) -> String {
-    format!("{value:.digits$}")
-}
-
-fn verdict(target: f64, is: f64) -> &'static str {
-    if is <= target { "met" } else { "missed" }
-}
-
-fn at_most(target: f64, is: f64) -> String {
-    format!("<= {target}: {}", verdict(target, is))
-}
-
 fn ratios_at_most(target: f64, [is, plain, flags]: [f64; 3]) -> String {
     let [plain, flags] = [plain, flags].map(|floor| verdict(target, is / floor));
     format!("ratio <= {target}: {plain}, {flags}")
-}
-
-fn table(rows: &[Row]) -> String {
-    let heads = HEADS.map(str::to_owned);
-    let all: Vec<&Row> = std::iter::once(&heads).chain(rows).collect();
-    let width = |column: usize| {
-        all.iter()
-            .filter_map(|row| row.get(column))
-            .map(String::len)
-            .max()
-            .unwrap_or_default()
-    };
-    let mut out = String::new();
-    for row in &all {
-        let [label, figures @ .., target] = row;
-        let mut line = format!("{label:<0$}", width(0));
-        for (column, figure) in figures.iter().enumerate() {
-            line += &format!("  {figure:>0$}", width(column + 1));
-        }
-        line += &format!("  {target}");
-        out += line.trim_end();
-        out.push('\n');
-    }
-    out
 }
 
 /// By verb and resource, the most costly first; last what the first column has more than the last,
@@ -418,16 +382,6 @@ mod tests {
     fn without_a_floor_there_is_no_ratio() {
         let row = row("nothing", [1.0, 0.0, 2.0], 0, String::new());
         assert_eq!(row, ["nothing", "1", "0", "", "2", "0.50", ""]);
-    }
-
-    #[test]
-    fn columns_are_as_wide_as_their_widest_cell_and_lines_end_where_text_does() {
-        let rendered = table(&[row("a", [123_456_789.0, 1.0, 2.0], 0, String::new())]);
-        let expected = "\
-figure    krypton  helm alone         ratio  hub's flags        ratio  target
-a       123456789           1  123456789.00            2  61728394.50
-";
-        assert_eq!(rendered, expected);
     }
 
     #[test]
