@@ -1,6 +1,6 @@
 //! Reaching the hub: from its addresses to a channel over mutual TLS, and what stands in the way.
 
-mod bridge;
+mod channel;
 mod error;
 
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::Channel;
 
-use bridge::Refusal;
+use channel::Refusal;
 
 pub use error::DialError;
 
@@ -110,7 +110,7 @@ impl Connection {
 
 async fn connect(address: &str, tls: Arc<ClientConfig>) -> Result<Connection, DialError> {
     let stream = secure(address, tls).await?;
-    let (channel, refusal) = bridge::channel(stream)
+    let (channel, refusal) = channel::channel(stream)
         .await
         .map_err(|error| DialError::Channel(address.to_owned(), error))?;
     Ok(Connection {

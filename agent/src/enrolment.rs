@@ -316,10 +316,11 @@ fn ders(parts: Vec<impl AsRef<[u8]>>) -> Vec<CertificateDer<'static>> {
 
 #[cfg(test)]
 mod tests {
-    use krypton_proto::v1::EnrollResponse;
+    use krypton_proto::v1::{EnrollResponse, RenewResponse};
 
     use super::*;
     use crate::fake_hub::{Answers, FakeAuthority, FakeHub, Valid};
+    use crate::identity::tests::store_with;
 
     fn bundle(authority: &FakeAuthority, hub: &FakeHub) -> JoinBundle {
         JoinBundle {
@@ -418,6 +419,67 @@ mod tests {
             .await
             .unwrap_err();
         assert!(error.may_pass(), "{error:?}");
+    }
+
+    fn identity(authority: &FakeAuthority) -> Identity {
+        let key = new_key().unwrap();
+        let enrolled = crate::identity::tests::enrolled(authority, &key, "edge-1");
+        Identity {
+            key,
+            enrolled: Some(enrolled),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_renewal_brings_a_new_key_which_is_kept_and_used_from_then_on() {
+        let authority = Arc::new(FakeAuthority::new());
+        let signing = Arc::clone(&authority);
+        let answers = Answers {
+            renew: Box::new(move |request| {
+                let own = signing.sign(&request.certificate_request, "edge-1");
+                let roots = signing.roots();
+                Ok(RenewResponse {
+                    certificates: vec![own.into()],
+                    roots: roots.iter().map(|root| root.to_vec().into()).collect(),
+                })
+            }),
+            ..Answers::default()
+        };
+        let own = authority.hub(Valid::Now);
+        let hub = FakeHub::start_as(&authority, own, answers, "127.0.0.1:0").await;
+        let before = identity(&authority);
+        let store = store_with(&before).await;
+        let ours = store.read().await.unwrap().unwrap();
+        let config = before.enrolled.as_ref().unwrap().client_config(&before.key);
+        let tls = Arc::new(ArcSwap::from_pointee(config.unwrap()));
+        let dialer = Dialer::new(hub.addresses(), Arc::clone(&tls));
+        let connection = dialer.connect().await.unwrap();
+        let (_link, mut link) = watch::channel(Link::Up(connection));
+
+        let renewed = renew(&store, &ours, &mut link).await.unwrap();
+        let key = renewed.identity.key.serialize_der();
+        assert_ne!(key, before.key.serialize_der());
+        let stored = store.read().await.unwrap().unwrap();
+        assert_eq!(stored.identity.key.serialize_der(), key);
+        assert_eq!(stored.identity.enrolled, renewed.identity.enrolled);
+        adopt(&renewed, &tls).unwrap();
+        assert!(dialer.connect().await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_another_replica_has_renewed_is_used_without_asking_the_hub() {
+        let authority = FakeAuthority::new();
+        let theirs = identity(&authority);
+        let store = store_with(&theirs).await;
+        let mut ours = store.read().await.unwrap().unwrap();
+        let mut older = identity(&authority);
+        if let Some(enrolled) = &mut older.enrolled {
+            enrolled.not_after = enrolled.not_before;
+        }
+        ours.identity = older;
+        let (_link, mut link) = watch::channel(Link::default());
+        let adopted = renew(&store, &ours, &mut link).await.unwrap();
+        assert_eq!(adopted.identity.enrolled, theirs.enrolled);
     }
 
     #[test]

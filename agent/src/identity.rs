@@ -347,4 +347,4 @@ fn is_code(error: &kube::Error, code: u16) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -37,14 +37,14 @@ pub enum JoinError {
     FileContent {
         path: PathBuf,
         #[source]
-        source: Box<BundleError>,
+        source: BundleError,
     },
     #[error("the join bundle in Secret {namespace}/{name} cannot be used")]
     SecretContent {
         namespace: String,
         name: String,
         #[source]
-        source: Box<BundleError>,
+        source: BundleError,
     },
     #[error(
         "Secret {namespace}/{name} has no key {KEY}; put there what 'kubectl krypton join NAME' prints"
@@ -150,9 +150,9 @@ fn in_file(path: &Path) -> Result<JoinBundle, JoinError> {
     })
 }
 
-fn parse(bytes: &[u8]) -> Result<JoinBundle, Box<BundleError>> {
+fn parse(bytes: &[u8]) -> Result<JoinBundle, BundleError> {
     // What is not text is not YAML either, and is refused as such.
-    JoinBundle::parse(&String::from_utf8_lossy(bytes)).map_err(Box::new)
+    JoinBundle::parse(&String::from_utf8_lossy(bytes))
 }
 
 /// The part of a token that names it, and is no secret.

@@ -227,14 +227,16 @@ async fn joined(
     cluster: &Cluster,
     stop: &CancellationToken,
 ) -> anyhow::Result<Option<(Kept, Enrolled)>> {
-    let loaded = patiently("the identity", stop, IdentityError::may_pass, async || {
-        store.load().await
+    let read = patiently("the identity", stop, IdentityError::may_pass, async || {
+        store.read().await
     });
-    let Some(kept) = loaded.await? else {
+    let Some(kept) = read.await? else {
         return Ok(None);
     };
     let places = flags.join_places();
-    let before = kept.identity.enrolled.clone();
+    let before = kept
+        .as_ref()
+        .and_then(|kept| kept.identity.enrolled.clone());
     let bundle = if before.is_some() {
         // It would only be looked at to join anew.
         places.find(client).await
@@ -260,7 +262,20 @@ async fn joined(
     let start = join::decide(before.as_ref(), bundle.as_ref(), &flags.namespace)?;
     let bundle = match (start, bundle) {
         (Start::Enrol, Some(bundle)) => bundle,
-        _ => return Ok(before.map(|enrolled| (kept, enrolled))),
+        _ => return Ok(kept.zip(before)),
+    };
+    // A key is made only for a bundle that can be used, and kept before anybody hears of it.
+    let kept = match kept {
+        Some(kept) => kept,
+        None => {
+            let made = patiently("the identity", stop, IdentityError::may_pass, async || {
+                store.load().await
+            });
+            let Some(kept) = made.await? else {
+                return Ok(None);
+            };
+            kept
+        }
     };
     let asked = ask(flags, &bundle, &kept.identity, cluster, stop).await;
     let enrolled = match (asked, before) {

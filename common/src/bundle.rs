@@ -46,9 +46,9 @@ pub enum BundleError {
     )]
     TooLarge,
     #[error(
-        "it is not a join bundle, or it was cut off; write the output of 'kubectl krypton join NAME' to it again"
+        "it is not a join bundle, or it was cut off (line {line}); write the output of 'kubectl krypton join NAME' to it again"
     )]
-    Yaml(#[source] serde_saphyr::Error),
+    Yaml { line: u64 },
     #[error("its cluster {0:?} is no name of a cluster")]
     Cluster(String),
     #[error(
@@ -73,7 +73,10 @@ impl JoinBundle {
         if text.len() > BUNDLE_MAX_BYTES {
             return Err(BundleError::TooLarge);
         }
-        let bundle: Self = serde_saphyr::from_str(text).map_err(BundleError::Yaml)?;
+        // The parser's own text quotes the lines around: one of them is the token.
+        let bundle: Self = serde_saphyr::from_str(text).map_err(|error| BundleError::Yaml {
+            line: error.location().map_or(0, |location| location.line()),
+        })?;
         if !is_member_name(&bundle.cluster) {
             let shown = bundle.cluster.chars().take(80).collect();
             return Err(BundleError::Cluster(shown));
@@ -209,6 +212,11 @@ mod tests {
 
     #[test]
     fn a_token_is_not_shown() {
+        let broken = format!("{}unknown: x\n", bundle().to_yaml().unwrap());
+        let error = JoinBundle::parse(&broken).unwrap_err();
+        assert!(matches!(error, BundleError::Yaml { .. }));
+        let said = format!("{error:?} {}", crate::error_chain::chain(&error));
+        assert!(!said.contains(&"0".repeat(64)), "{said}");
         assert!(!format!("{:?}", bundle()).contains(&"0".repeat(64)));
     }
 }

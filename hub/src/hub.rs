@@ -194,6 +194,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         lead.clone(),
         home_stop.clone(),
     ));
+    tasks.spawn({
+        let (voices, stop) = (Arc::clone(&voices), stop.clone());
+        async move { voices.keep(stop).await }
+    });
     let agents = agents_listener.map(|listener| {
         let sessions = Sessions {
             members: Arc::clone(&members),

@@ -27,7 +27,7 @@ use crate::facts::{FactsBoard, reason};
 use crate::found::Found;
 use crate::home;
 use crate::members::Slot;
-use crate::voices::{Presence, VoiceId, Voices};
+use crate::voices::{Presence, SILENCE, VoiceId, Voices};
 use krypton_common::error_chain::chain;
 
 /// How a member is reached.
@@ -78,9 +78,9 @@ pub struct Inputs {
 /// What the proxy does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// An agent reconciles, or is about to.
+    /// An agent reconciles, or is about to, or has been until a moment ago.
     Rest,
-    /// The agent is away: it may live and be cut off from us only.
+    /// The agent has been away for a while: it may live and be cut off from us only.
     Observe,
     Act,
 }
@@ -90,8 +90,15 @@ fn role(presence: Presence, grace: Duration, now: Boot) -> (Role, Option<Boot>) 
     match presence {
         Presence::Never => (Role::Act, None),
         Presence::Ready => (Role::Rest, None),
-        Presence::Away(since) if now.since(since) >= grace => (Role::Act, None),
-        Presence::Away(since) => (Role::Observe, Some(Boot(since.0 + grace))),
+        Presence::Away(since) => {
+            let after = |pause| Some(Boot(since.0 + pause));
+            // A session that is made anew within seconds is none of our business.
+            match now.since(since) {
+                away if away >= grace => (Role::Act, None),
+                away if away >= SILENCE => (Role::Observe, after(grace)),
+                _ => (Role::Rest, after(grace.min(SILENCE))),
+            }
+        }
     }
 }
 
@@ -267,6 +274,7 @@ async fn act(
             changed = inputs.may_act.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.slot.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.presence.changed() => if changed.is_err() { return Break(()) },
+            () = clock::sleep_until(look_again, now) => {}
         }
     }
 }
@@ -384,10 +392,17 @@ mod tests {
         let cases = [
             (Presence::Never, (Role::Act, None)),
             (Presence::Ready, (Role::Rest, None)),
-            (Presence::Away(at(100)), (Role::Observe, Some(at(160)))),
+            (Presence::Away(at(100)), (Role::Rest, Some(at(130)))),
+            (Presence::Away(at(71)), (Role::Rest, Some(at(101)))),
+            (Presence::Away(at(70)), (Role::Observe, Some(at(130)))),
             (Presence::Away(at(41)), (Role::Observe, Some(at(101)))),
             (Presence::Away(at(40)), (Role::Act, None)),
         ];
+        let short = Duration::from_secs(5);
+        assert_eq!(
+            role(Presence::Away(at(96)), short, at(100)),
+            (Role::Rest, Some(at(101)))
+        );
         for (presence, expected) in cases {
             assert_eq!(role(presence, grace, at(100)), expected, "{presence:?}");
         }

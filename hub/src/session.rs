@@ -26,14 +26,12 @@ use crate::found::Found;
 use crate::members::{Admission, Member, Members, NotFound, Slot};
 use crate::metrics::SessionMetrics;
 use crate::notices::{Notice, Notices};
-use crate::voices::{AgentFacts, VoiceId, Voices};
+use crate::voices::{AgentFacts, SILENCE, VoiceId, Voices};
 
 /// The first message must come within this time.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two heartbeats of an agent.
 pub const HEARTBEAT: Duration = Duration::from_secs(10);
-/// An agent that has not been heard for this long is gone (design §4).
-pub const SILENCE: Duration = Duration::from_secs(30);
 /// Clocks that differ by more are told of.
 const CLOCKS_APART: i64 = 60;
 /// Messages on their way to one agent: the newest desired state and a question, no more.

@@ -4,22 +4,27 @@
 //! Whoever holds the Lease is heard before who only observes, an agent before the proxy. When the
 //! speaker changes, the new one is asked for its whole account.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use jiff::Timestamp;
-use krypton_agent::clock::Boot;
+use krypton_agent::clock::{self, Boot};
 use krypton_agent::report::Changes;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::member::MemberReport;
 use krypton_crds::edge_cluster::Mode;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{Hearing, Reports};
 use crate::facts::{Facts, FactsBoard, reason};
 
 /// Prefix of an agent's name in the Lease; a hub's is `hub/`.
 pub const AGENT_HOLDER: &str = "agent/";
+
+/// A member whose agent has not been heard for this long is Unknown (design §4).
+pub const SILENCE: Duration = Duration::from_secs(30);
 
 /// One that speaks for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +60,8 @@ struct Member {
     voices: BTreeMap<VoiceId, Voice>,
     speaker: Option<VoiceId>,
     presence: watch::Sender<Presence>,
+    /// When an agent was last heard, or the hub began to wait for one.
+    heard: Boot,
     /// How the hub's own way to the cluster stands; `None` without one.
     link: Option<State>,
     /// Why nobody is to act, said in the place of all else.
@@ -67,6 +74,7 @@ impl Default for Member {
             voices: BTreeMap::new(),
             speaker: None,
             presence: watch::Sender::new(Presence::Never),
+            heard: Boot::default(),
             link: None,
             held_back: None,
         }
@@ -77,6 +85,9 @@ impl Default for Member {
 #[derive(Debug)]
 pub struct Voices {
     members: Mutex<BTreeMap<String, Member>>,
+    /// Members that are to be looked at again though nothing is said of them.
+    due: Mutex<BTreeSet<(Boot, String)>>,
+    due_changed: Notify,
     reports: Arc<Reports>,
     facts: Arc<FactsBoard>,
     /// The latest epoch that a member has seen and we have not given: home was restored.
@@ -96,6 +107,8 @@ impl Voices {
     pub fn new(reports: Arc<Reports>, facts: Arc<FactsBoard>, ahead: watch::Sender<u64>) -> Self {
         Self {
             members: Mutex::default(),
+            due: Mutex::default(),
+            due_changed: Notify::new(),
             reports,
             facts,
             ahead,
@@ -115,6 +128,7 @@ impl Voices {
                 let never = *presence == Presence::Never;
                 if never {
                     *presence = Presence::Away(now);
+                    found.heard = now;
                 }
                 never
             });
@@ -132,6 +146,9 @@ impl Voices {
                 asks,
             };
             found.voices.insert(id, voice);
+            if id != VoiceId::Proxy {
+                found.heard = now;
+            }
             this.settle(member, found, now);
             asked
         })
@@ -160,6 +177,9 @@ impl Voices {
             let Some(voice) = found.voices.get_mut(&id) else {
                 return;
             };
+            if id != VoiceId::Proxy {
+                found.heard = now;
+            }
             // A reconciler that has not begun says nothing.
             if let Some(report) = changes
                 .member
@@ -196,6 +216,7 @@ impl Voices {
             let Some(voice) = found.voices.get_mut(&id) else {
                 return;
             };
+            found.heard = now;
             if found.speaker != Some(id) || voice.awaited.is_some() {
                 return;
             }
@@ -244,6 +265,32 @@ impl Voices {
         });
     }
 
+    /// Looks again at members whose time has come, until `stop`.
+    pub async fn keep(&self, stop: CancellationToken) {
+        loop {
+            let now = Boot::now();
+            let (due, next) = {
+                let mut waiting = self.due();
+                let later =
+                    waiting.split_off(&(Boot(now.0 + Duration::from_nanos(1)), String::new()));
+                let due = std::mem::replace(&mut *waiting, later);
+                (due, waiting.first().map(|(at, _)| *at))
+            };
+            for (_, member) in due {
+                self.with(&member, |this, found| this.settle(&member, found, now));
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.due_changed.notified() => {}
+                () = clock::sleep_until(next, now) => {}
+            }
+        }
+    }
+
+    fn due(&self) -> std::sync::MutexGuard<'_, BTreeSet<(Boot, String)>> {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Chooses the speaker, and puts on the boards what follows.
     fn settle(&self, name: &str, member: &mut Member, now: Boot) {
         let speaker = speaker(&member.voices, member.speaker);
@@ -276,7 +323,13 @@ impl Voices {
             member.link.as_ref(),
             member.held_back.as_ref(),
             *member.presence.borrow(),
+            now.since(member.heard) >= SILENCE,
         );
+        if speaker.is_none() && now.since(member.heard) < SILENCE {
+            let at = Boot(member.heard.0 + SILENCE);
+            self.due().insert((at, name.to_owned()));
+            self.due_changed.notify_one();
+        }
         if let Some(ahead) = standing.ahead {
             self.ahead.send_if_modified(|known| {
                 let later = ahead > *known;
@@ -369,6 +422,7 @@ fn standing(
     link: Option<&State>,
     held_back: Option<&(&'static str, String)>,
     presence: Presence,
+    silent: bool,
 ) -> Standing {
     let mut standing = match voice {
         Some((id, Some(said), whole)) => spoken(id, said, whole),
@@ -386,7 +440,7 @@ fn standing(
             ahead: None,
             hearing: None,
         },
-        None => unspoken(link, presence),
+        None => unspoken(link, presence, silent),
     };
     if let Some((why, message)) = held_back {
         standing.mode = Mode::None;
@@ -457,7 +511,7 @@ fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
 }
 
 /// Nobody speaks: the hub's own way is all there is, or nothing.
-fn unspoken(link: Option<&State>, presence: Presence) -> Standing {
+fn unspoken(link: Option<&State>, presence: Presence, silent: bool) -> Standing {
     let away = |message: &str| Standing {
         mode: Mode::Agent,
         connected: Some(State::new(Truth::False, reason::AGENT_AWAY, message)),
@@ -468,6 +522,16 @@ fn unspoken(link: Option<&State>, presence: Presence) -> Standing {
         hearing: Some(Hearing::Silent(message.to_owned())),
     };
     match (link, presence) {
+        // It may be back at once: its last word stands for a while.
+        (_, Presence::Away(_) | Presence::Ready) if !silent => Standing {
+            mode: Mode::Agent,
+            connected: None,
+            healthy: None,
+            holder: None,
+            applied: None,
+            ahead: None,
+            hearing: None,
+        },
         (None, Presence::Away(_) | Presence::Ready) => away(
             "the agent is not connected; it goes on with the last desired state it has. Look at its log and at the way from there to the hub",
         ),

@@ -33,7 +33,7 @@ use krypton_hub::members::{Admission, Dealer, Members};
 use krypton_hub::metrics::SessionMetrics;
 use krypton_hub::notices::Notices;
 use krypton_hub::session::Sessions;
-use krypton_hub::voices::Voices;
+use krypton_hub::voices::{Presence, Voices};
 use krypton_proto::v1::{
     AgentMessage, Applied, Heartbeat, Hello, HubMessage, Report, Tenant,
     agent_message::Kind as Said, hub_message::Kind as Say,
@@ -674,8 +674,6 @@ async fn an_agent_comes_back_to_a_restarted_hub_and_says_all_again() {
     home.knows("edge-0", |facts| facts.holder.is_some()).await;
     port.close().await;
     agent.is_up(false).await;
-    home.knows("edge-0", |facts| facts.healthy.reason == "AgentAway")
-        .await;
     let _port = home.listen(Some(address)).await;
     agent.is_up(true).await;
     home.knows("edge-0", |facts| facts.holder.is_some()).await;
@@ -757,10 +755,9 @@ async fn a_half_open_connection_is_found_dead_by_both_sides() {
     agent.has("1.0.0").await;
     relay.swallow.cancel();
     agent.is_up(false).await;
-    home.knows("edge-0", |facts| {
-        facts.healthy.reason == "AgentAway" || facts.mode == krypton_crds::edge_cluster::Mode::None
-    })
-    .await;
+    let mut presence = home.voices.presence("edge-0");
+    let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
+    tokio::time::timeout(PATIENCE, away).await.unwrap().unwrap();
     assert_eq!(home.metrics.sessions.get(), 0);
     agent.stop().await;
 }

@@ -186,14 +186,15 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs(mode: 
     ];
     for (version, reason) in faults {
         pair.open(flags(version)).await.unwrap();
-        if version == "9.9.9" {
-            desk.create("default", "new", json!({})).await.unwrap();
-        }
         let refused = (error.as_str(), "True", reason);
         let still = (ready.as_str(), "True", "Installed");
+        // An agent goes on with the chart that it has until the hub tells it of the other.
         desk.shows("default", "old", &[refused, still])
             .await
             .unwrap();
+        if version == "9.9.9" {
+            desk.create("default", "new", json!({})).await.unwrap();
+        }
         let new = desk.shows("default", "new", &[refused]).await.unwrap();
         let status = new.status.unwrap();
         assert_eq!(status.phase.as_deref(), Some("Error"));

@@ -6,8 +6,6 @@ use krypton_common::error_chain::chain;
 use rustls::{AlertDescription, CertificateError};
 use thiserror::Error;
 
-use super::bridge::BridgeError;
-
 /// Each names the address and says what can be done.
 #[derive(Debug, Error)]
 pub enum DialError {
@@ -85,7 +83,7 @@ pub enum DialError {
         alert: AlertDescription,
     },
     #[error("the connection to {0} cannot be used")]
-    Channel(String, #[source] BridgeError),
+    Channel(String, #[source] tonic::transport::Error),
     #[error("no address of the hub is known; give one with --hub=HOST:PORT")]
     NoAddress,
     #[error("none of the hub's addresses works: {}", listed(.0))]

@@ -23,7 +23,7 @@ fn membership() -> Membership {
     }
 }
 
-fn enrolled(authority: &FakeAuthority, key: &KeyPair, cluster: &str) -> Enrolled {
+pub(crate) fn enrolled(authority: &FakeAuthority, key: &KeyPair, cluster: &str) -> Enrolled {
     let request = CertificateParams::default().serialize_request(key).unwrap();
     let certificates = vec![authority.sign(request.der(), cluster).into()];
     let membership = Membership {
@@ -161,6 +161,17 @@ async fn store(cluster: Cluster) -> (Store, World) {
     tokio::spawn(axum::serve(listener, router).into_future());
     let client = client_named(Config::new(url.parse().unwrap()), "test/1").unwrap();
     (Store::new(client, "krypton-system".to_owned()), world)
+}
+
+/// A store that holds `identity`.
+pub(crate) async fn store_with(identity: &Identity) -> Store {
+    let (store, _world) = store(Cluster {
+        namespace: true,
+        secret: Some(secret::written(empty(), identity)),
+        ..Cluster::default()
+    })
+    .await;
+    store
 }
 
 #[tokio::test]

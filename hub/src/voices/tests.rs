@@ -152,6 +152,9 @@ fn an_observing_proxy_is_heard_when_the_agent_is_cut_off_and_says_who_holds_the_
         *fleet.voices.presence(MEMBER).borrow(),
         Presence::Away(at(2))
     );
+    // Its last word stands for half a minute after it was said.
+    assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
+    fleet.voices.link(MEMBER, None, at(31));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::AGENT_AWAY.to_owned()));
     let _asks = fleet.voices.open(MEMBER, VoiceId::Proxy, at(3));
     let seen = changes(Some(observing("agent/a")), &[("t", "Seen")]);

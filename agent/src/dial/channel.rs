@@ -1,0 +1,94 @@
+//! From a TLS stream to tonic's channel, with an eye on how TLS ends.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::AlertDescription;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tonic::transport::{Channel, Endpoint, Error};
+use tower::service_fn;
+
+/// HTTP/2 PING, answered within as long: a peer that has vanished is noticed within 20 s.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Requests that wait for the connection: a session has a stream, a renewal and a few charts.
+const REQUESTS: usize = 16;
+/// Of tonic's own making; where it leads was decided before.
+const ANY: &str = "http://hub";
+
+/// The alert that ended the connection, once there was one.
+pub(super) type Refusal = Arc<OnceLock<AlertDescription>>;
+
+/// A channel over this stream alone: it is not mended.
+pub(super) async fn channel(stream: TlsStream<TcpStream>) -> Result<(Channel, Refusal), Error> {
+    let refusal = Refusal::default();
+    let watched = Watched {
+        stream,
+        refusal: Arc::clone(&refusal),
+    };
+    let once = Mutex::new(Some(TokioIo::new(watched)));
+    let connector = service_fn(move |_| {
+        let stream = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+        async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+    });
+    let channel = Endpoint::from_static(ANY)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true)
+        .buffer_size(REQUESTS)
+        .connect_with_connector(connector)
+        .await?;
+    Ok((channel, refusal))
+}
+
+/// Notes the alert that reading ends with: tonic tells only that it ended.
+struct Watched {
+    stream: TlsStream<TcpStream>,
+    refusal: Refusal,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if let Poll::Ready(Err(error)) = &read
+            && let Some(alert) = alert(error)
+        {
+            self.refusal.get_or_init(|| alert);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+fn alert(error: &io::Error) -> Option<AlertDescription> {
+    match error.get_ref()?.downcast_ref::<rustls::Error>()? {
+        rustls::Error::AlertReceived(alert) => Some(*alert),
+        _ => None,
+    }
+}
