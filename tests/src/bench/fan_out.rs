@@ -44,8 +44,6 @@ const DEADLINE: Duration = Duration::from_secs(180);
 const SAMPLE: Duration = Duration::from_secs(5);
 /// Of the chart's values, which each member is sent.
 const VALUES_BYTES: usize = 2048;
-/// Sockets of one simulated agent: its connection, and the two ends between it and HTTP/2.
-const SOCKETS_EACH: u64 = 3;
 /// Files of everything else.
 const FILES: u64 = 256;
 /// A link that is up has its account on the way within this.
@@ -58,7 +56,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=5000))]
     pub(crate) agents: u32,
     /// Seconds of idling
-    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+    #[arg(long, value_name = "SECONDS", default_value_t = 120,
         value_parser = clap::value_parser!(u64).range(5..=3600))]
     pub(crate) idle: u64,
     /// Changes of the chart's values, one after the other
@@ -130,6 +128,8 @@ pub(crate) struct Rounds {
     pub(crate) by_agents: Vec<[Duration; 3]>,
     /// Until all EdgeClusters show it, since the first agent had it.
     pub(crate) shown: Vec<Duration>,
+    /// The hub's, of one change on average, until home shows it.
+    pub(crate) hub: Times,
     pub(crate) neighbours: f64,
 }
 
@@ -330,6 +330,10 @@ impl Stage {
         let agents = milli_cores(load::known_seconds(&[])? - own, took);
         let neighbours = neighbours.cores(self.known()?)?;
         samples.sort_by(f64::total_cmp);
+        say(&format!(
+            "fan-out: idle, the hub takes {:.1} milli-cores",
+            milli_cores(hub.total(), took)
+        ));
         Ok(Idle {
             hub: milli_cores(hub.total(), took),
             kernel: milli_cores(hub.kernel, took),
@@ -343,6 +347,7 @@ impl Stage {
     async fn rounds(&self, agents: &Agents, rounds: u32) -> Result<Rounds> {
         let neighbours = Neighbours::watch(self.known()?)?;
         let begin = self.propagation().await?;
+        let times = Times::of(self.hub.pid())?;
         let (mut by_agents, mut shown) = (Vec::new(), Vec::new());
         for round in 1..=rounds {
             let mut watch = self.watch().await?;
@@ -375,10 +380,15 @@ impl Stage {
         }
         let expected = begin.count() + u64::from(rounds) * agents.count() as u64;
         let by_hub = self.answered(expected).await?.since(&begin);
+        let hub = Times::of(self.hub.pid())?.since(&times);
         Ok(Rounds {
             by_hub,
             by_agents,
             shown,
+            hub: Times {
+                user: hub.user / f64::from(rounds),
+                kernel: hub.kernel / f64::from(rounds),
+            },
             neighbours: neighbours.cores(self.known()?)?,
         })
     }
@@ -524,9 +534,10 @@ fn most_within(moments: &[Instant], span: Duration) -> usize {
         .unwrap_or_default()
 }
 
-/// The agents' sockets are this process's; the hub, which has one of each, inherits the limit.
+/// The agents' ends of all connections are this process's; the hub, which has the other ends, inherits the
+/// limit.
 fn allow_files(agents: u32) -> Result<()> {
-    let needed = u64::from(agents) * SOCKETS_EACH + FILES;
+    let needed = u64::from(agents) + FILES;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {
         return Ok(());

@@ -168,6 +168,7 @@ fn round_rows(rounds: &Rounds) -> Vec<Row> {
         figure("    p99, ms (the worst of the changes)", worst(1), 0),
         figure("    the last, ms", worst(2), 0),
         seconds("  shown on home, s", shown, None),
+        figure("  CPU of the hub until then, s", rounds.hub.total(), 2),
     ]
 }
 

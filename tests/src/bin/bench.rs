@@ -32,7 +32,7 @@ use std::{future::Future, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
-use krypton_tests::{ChartRepository, ChartSource};
+use krypton_tests::{ChartRepository, ChartSource, Mode};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// helm runs at once, of the hub and of the floor.
@@ -64,7 +64,7 @@ struct EdgeOptions {
     /// Tenants to create at once; by default 30, then 300
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     tenants: Option<u32>,
-    /// Seconds of idling, once with the hub and once without; 0 leaves both out
+    /// Seconds of idling: of the hub, of the agent, and without them; 0 leaves all out
     #[arg(long, value_name = "SECONDS", default_value_t = 120,
         value_parser = clap::value_parser!(u64).range(0..=3600))]
     idle: u64,
@@ -111,7 +111,7 @@ async fn measure_edge(options: &EdgeOptions) -> Result<()> {
         .tenants
         .map_or_else(|| SIZES.to_vec(), |size| vec![size]);
     for size in sizes {
-        let limit = OVERHEAD + Duration::from_secs(2 * options.idle) + 3 * patience(size);
+        let limit = OVERHEAD + Duration::from_secs(3 * options.idle) + 4 * patience(size);
         let measured = tokio::time::timeout(limit, measure(options, size, &repository)).await;
         let measured =
             measured.with_context(|| format!("{size} Tenants: not done in {limit:?}"))??;
@@ -136,13 +136,15 @@ async fn measure(
     repository: &ChartRepository,
 ) -> Result<report::Measured> {
     let idle = Duration::from_secs(args.idle);
-    let krypton = Box::pin(krypton::measure(size, idle, repository)).await?;
+    let hub = Box::pin(krypton::measure(size, Mode::Proxy, idle, repository)).await?;
+    let agent = Box::pin(krypton::measure(size, Mode::Agent, idle, repository)).await?;
     let plain = Box::pin(floor::measure(size, floor::Flags::Plain, repository)).await?;
     let same_flags = Box::pin(floor::measure(size, floor::Flags::Hubs, repository)).await?;
     Ok(report::Measured {
         size,
         idle,
-        krypton,
+        hub,
+        agent,
         plain,
         same_flags,
     })
