@@ -18,6 +18,7 @@ use krypton_proto::{AGENT_MESSAGE_MAX, HUB_MESSAGE_MAX};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::Channel;
@@ -41,6 +42,7 @@ pub struct Dialer {
     tls: Arc<ArcSwap<ClientConfig>>,
     /// Index of the address that worked last.
     first: AtomicUsize,
+    renewed: Notify,
 }
 
 /// A way to the hub. It is not mended: when it breaks, every call fails.
@@ -58,7 +60,20 @@ impl Dialer {
             addresses,
             tls,
             first: AtomicUsize::new(0),
+            renewed: Notify::new(),
         }
+    }
+
+    /// From here on connections are made with `tls`; the one there is should be made anew, since it
+    /// ends with the certificate that it was made with.
+    pub fn renew(&self, tls: ClientConfig) {
+        self.tls.store(Arc::new(tls));
+        self.renewed.notify_one();
+    }
+
+    /// Waits until there is a newer certificate than the last time.
+    pub async fn renewed(&self) {
+        self.renewed.notified().await;
     }
 
     /// Tries each address once, beginning with the one that worked last.

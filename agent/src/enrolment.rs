@@ -10,7 +10,6 @@ use krypton_common::error_chain::chain;
 use krypton_common::tls::{self, TlsError};
 use krypton_proto::v1::{EnrollRequest, RenewRequest};
 use rcgen::{CertificateParams, KeyPair};
-use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::sync::watch;
@@ -166,7 +165,7 @@ pub fn renewal_time(not_before: Timestamp, not_after: Timestamp, part: f64) -> T
 pub async fn keep_renewed(
     store: Store,
     mut kept: Kept,
-    tls: Arc<ArcSwap<ClientConfig>>,
+    dialer: Arc<Dialer>,
     mut link: watch::Receiver<Link>,
     expiry: watch::Sender<Timestamp>,
     stop: CancellationToken,
@@ -195,7 +194,8 @@ pub async fn keep_renewed(
             () = stop.cancelled() => return,
             renewed = renew(&store, &kept, &mut link) => renewed,
         };
-        let next = renewed.and_then(|next| adopt(&next, &tls).map(|not_after| (next, not_after)));
+        let next =
+            renewed.and_then(|next| adopt(&next, &dialer).map(|not_after| (next, not_after)));
         match next {
             Ok((next, not_after)) => {
                 tracing::info!(%not_after, "the certificate was renewed");
@@ -214,14 +214,14 @@ pub async fn keep_renewed(
 }
 
 /// From here on connections are made with it.
-fn adopt(kept: &Kept, tls: &ArcSwap<ClientConfig>) -> Result<Timestamp, EnrolError> {
+fn adopt(kept: &Kept, dialer: &Dialer) -> Result<Timestamp, EnrolError> {
     let Some(enrolled) = &kept.identity.enrolled else {
         return Err(EnrolError::Gone);
     };
     let config = enrolled
         .client_config(&kept.identity.key)
         .map_err(EnrolError::Tls)?;
-    tls.store(Arc::new(config));
+    dialer.renew(config);
     Ok(enrolled.not_after)
 }
 
@@ -452,7 +452,7 @@ mod tests {
         let ours = store.read().await.unwrap().unwrap();
         let config = before.enrolled.as_ref().unwrap().client_config(&before.key);
         let tls = Arc::new(ArcSwap::from_pointee(config.unwrap()));
-        let dialer = Dialer::new(hub.addresses(), Arc::clone(&tls));
+        let dialer = Dialer::new(hub.addresses(), tls);
         let connection = dialer.connect().await.unwrap();
         let (_link, mut link) = watch::channel(Link::Up(connection));
 
@@ -462,7 +462,7 @@ mod tests {
         let stored = store.read().await.unwrap().unwrap();
         assert_eq!(stored.identity.key.serialize_der(), key);
         assert_eq!(stored.identity.enrolled, renewed.identity.enrolled);
-        adopt(&renewed, &tls).unwrap();
+        adopt(&renewed, &dialer).unwrap();
         assert!(dialer.connect().await.is_ok());
     }
 

@@ -122,15 +122,15 @@ fn step(seen: Option<&Sighting>, me: &str, now: Boot) -> Step {
     }
 }
 
-/// Keeps the Lease for `me` until `stop`, then gives it up; or only looks at it. Every change goes to
-/// `holds`.
+/// Keeps the Lease for `me` until `stop`, then gives it up; or only looks at it. A wish to hold it is not
+/// taken back. Every change goes to `holds`.
 ///
 /// `idle` must become true before the Lease is given up: it says that no helm run of ours lives.
 pub async fn hold(
     client: Client,
     lease: LeaseName,
     me: String,
-    wish: LeaseWish,
+    mut wishes: watch::Receiver<LeaseWish>,
     holds: watch::Sender<Hold>,
     stop: CancellationToken,
     idle: CancellationToken,
@@ -140,6 +140,7 @@ pub async fn hold(
     let mut seen: Option<Sighting> = None;
     loop {
         let now = Boot::now();
+        let wish = *wishes.borrow_and_update();
         let result = tokio::time::timeout(CALL_DEADLINE, async {
             match wish {
                 LeaseWish::Hold => {
@@ -181,6 +182,7 @@ pub async fn hold(
         });
         tokio::select! {
             () = stop.cancelled() => break,
+            Ok(()) = wishes.changed() => {}
             () = tokio::time::sleep(pause) => {}
         }
     }

@@ -110,7 +110,10 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
 
     expiry_tx.send_replace(enrolled.not_after);
     let config = enrolled.client_config(&kept.identity.key)?;
-    let tls = Arc::new(ArcSwap::from_pointee(config));
+    let dialer = Arc::new(Dialer::new(
+        addresses(&flags, &enrolled.addresses),
+        Arc::new(ArcSwap::from_pointee(config)),
+    ));
     let recorded = record
         .as_ref()
         .map(|record| (record.version, record.digest()));
@@ -118,10 +121,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let session_stop = CancellationToken::new();
     let session = tokio::spawn(session::run(
         Session {
-            dialer: Arc::new(Dialer::new(
-                addresses(&flags, &enrolled.addresses),
-                Arc::clone(&tls),
-            )),
+            dialer: Arc::clone(&dialer),
             replica: replica.clone(),
             cluster_uid: cluster.uid,
             kubernetes_version: cluster.kubernetes_version,
@@ -135,7 +135,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let renewal = enrolment::keep_renewed(
         store,
         kept,
-        tls,
+        dialer,
         link.clone(),
         expiry_tx,
         session_stop.clone(),

@@ -105,12 +105,13 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let (holds, hold) = watch::channel(Hold::default());
+    let (wish, wishes) = watch::channel(LeaseWish::Observe);
     let idle = CancellationToken::new();
     let lease = tokio::spawn(fence::hold(
         member.client.clone(),
         LeaseName::of_member(),
         member.holder.clone(),
-        member.lease,
+        wishes,
         holds,
         stop.clone(),
         idle.clone(),
@@ -134,6 +135,7 @@ pub async fn run(
         board,
         desired,
         hold,
+        wish,
         recorded: None,
         ahead: None,
         recording: JoinSet::new(),
@@ -205,6 +207,8 @@ struct Reconciler {
     index: Index,
     desired: watch::Receiver<Arc<DesiredState>>,
     hold: watch::Receiver<Hold>,
+    /// What is wanted of the Lease now.
+    wish: watch::Sender<LeaseWish>,
     /// The desired state that is on record on the member, and so may be acted on.
     recorded: Option<Arc<DesiredState>>,
     ahead: Option<Version>,

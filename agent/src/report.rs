@@ -43,6 +43,8 @@ pub struct ReportBoard {
 impl ReportBoard {
     /// Puts `report` into the Tenant's slot; `None` when it is gone or names another member.
     pub fn tenant(&self, key: &TenantKey, report: Option<TenantReport>) {
+        // What is compared with what the hub holds must be what reaches it.
+        let report = report.map(TenantReport::trimmed);
         let mut slots = self.lock();
         let same = slots.tenants.get(key) == report.as_ref();
         if same {

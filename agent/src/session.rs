@@ -126,7 +126,7 @@ pub async fn run(session: Session, stop: CancellationToken) {
         };
         let pause = match &ending {
             Ending::Drain { reason, pause } => {
-                tracing::info!(%reason, "the hub ends the session; it is made anew");
+                tracing::info!(%reason, "the session ends; it is made anew");
                 pace.drained(*pause, rand::random())
             }
             Ending::Error(error) => {
@@ -251,6 +251,10 @@ impl Session {
                     }
                     Ok(None) => return Ending::Error(SessionError::Ended(address)),
                     Err(status) => return Ending::Error(meaning(&connection, &status)),
+                },
+                () = self.dialer.renewed() => return Ending::Drain {
+                    reason: "our certificate was renewed".to_owned(),
+                    pause: Duration::ZERO,
                 },
                 () = self.board.changed(), if !outbox.has_changes() => outbox.changed(),
                 () = &mut beat => {

@@ -18,9 +18,13 @@ pub struct AccountDigest {
 impl AccountDigest {
     /// Puts `report` in the place of what was said before; `None` for a Tenant that is gone.
     pub fn set(&mut self, key: &TenantKey, report: Option<&TenantReport>) {
-        let before = match report {
-            Some(report) => {
-                let part = part(key, report);
+        self.set_part(key, report.map(|report| part(key, report)));
+    }
+
+    /// As `set`, with what [`part`] has given.
+    pub fn set_part(&mut self, key: &TenantKey, part: Option<u128>) {
+        let before = match part {
+            Some(part) => {
                 self.sum = self.sum.wrapping_add(part);
                 self.parts.insert(key.clone(), part)
             }
@@ -47,7 +51,8 @@ impl AccountDigest {
     }
 }
 
-fn part(key: &TenantKey, report: &TenantReport) -> u128 {
+/// What one report adds to the digest. Both sides must have it trimmed.
+pub fn part(key: &TenantKey, report: &TenantReport) -> u128 {
     let content = serde_json::json!([key, report]).to_string();
     let digest: [u8; 32] = Sha256::digest(content.as_bytes()).into();
     digest

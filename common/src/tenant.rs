@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::conditions::ClusterState;
+use crate::conditions::{ClusterState, MESSAGE_MAX, State};
 
 /// A Tenant's namespace and name, the same on every member.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -27,4 +27,30 @@ pub struct TenantReport {
     /// `status.lastAppliedChart`; empty until something was applied.
     pub applied_chart: String,
     pub state: ClusterState,
+}
+
+impl TenantReport {
+    /// With every text cut to [`MESSAGE_MAX`] bytes: as it is sent, compared and kept.
+    #[must_use]
+    pub fn trimmed(mut self) -> Self {
+        trim(&mut self.applied_chart);
+        let state = &mut self.state;
+        let states = [
+            Some(&mut state.ready),
+            state.progress.as_mut(),
+            state.error.as_mut(),
+        ];
+        for State {
+            reason, message, ..
+        } in states.into_iter().flatten()
+        {
+            trim(reason);
+            trim(message);
+        }
+        self
+    }
+}
+
+fn trim(text: &mut String) {
+    text.truncate(text.floor_char_boundary(MESSAGE_MAX));
 }

@@ -11,7 +11,7 @@ use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
 use krypton_agent::watch_backoff::WatchBackoff;
-use krypton_common::account::AccountDigest;
+use krypton_common::account::{self, AccountDigest};
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::names;
 use krypton_common::tenant::{TenantKey, TenantReport};
@@ -34,6 +34,9 @@ const PACE: Duration = Duration::from_secs(1);
 const WRITERS: usize = 8;
 /// A member that has not been heard for this long after its beginning is unheard.
 const START_GRACE: Duration = Duration::from_secs(45);
+
+/// Tenants that are kept of one member: ten times what one cluster is meant for.
+pub const TENANTS_MAX: usize = 10_000;
 
 /// How a member stands, as far as its reports go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,6 +70,27 @@ struct Board {
     all_dirty: bool,
 }
 
+/// Changes, with what each adds to the digest: made before any lock is taken.
+#[derive(Debug)]
+pub struct Changed(BTreeMap<TenantKey, Option<(TenantReport, u128)>>);
+
+impl Changed {
+    pub fn new(changes: BTreeMap<TenantKey, Option<TenantReport>>) -> Self {
+        let with_part = |(key, report): (TenantKey, Option<TenantReport>)| {
+            let change = report.map(|report| {
+                let part = account::part(&key, &report);
+                (report, part)
+            });
+            (key, change)
+        };
+        Self(changes.into_iter().map(with_part).collect())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// The newest reports of all members, a slot for each Tenant of each.
 #[derive(Debug, Default)]
 pub struct Reports {
@@ -75,28 +99,32 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Takes in one member's changes.
-    pub fn report(&self, member: &str, changes: BTreeMap<TenantKey, Option<TenantReport>>) {
+    /// Takes in one member's changes. False when there are more Tenants than are kept of one.
+    pub fn report(&self, member: &str, changes: Changed) -> bool {
         let mut state = self.lock();
-        for (key, report) in changes {
-            let reports = state.members.entry(member.to_owned()).or_default();
-            match report {
-                Some(report) => {
-                    reports.digest.set(&key, Some(&report));
+        let board = &mut *state;
+        let reports = board.members.entry(member.to_owned()).or_default();
+        for (key, change) in changes.0 {
+            reports
+                .digest
+                .set_part(&key, change.as_ref().map(|(_, part)| *part));
+            match change {
+                Some((report, _)) => {
                     if !reports.whole {
                         reports.fresh.insert(key.clone());
                     }
-                    reports.tenants.insert(key.clone(), report)
+                    reports.tenants.insert(key.clone(), report);
                 }
                 None => {
-                    reports.digest.set(&key, None);
-                    reports.tenants.remove(&key)
+                    reports.tenants.remove(&key);
                 }
-            };
-            state.dirty.insert(key);
+            }
+            board.dirty.insert(key);
         }
+        let kept = reports.tenants.len() <= TENANTS_MAX;
         drop(state);
         self.changed.notify_one();
+        kept
     }
 
     pub fn hearing(&self, member: &str, hearing: Hearing) {
@@ -131,12 +159,12 @@ impl Reports {
         self.changed.notify_one();
     }
 
-    /// How many Tenants the member has reported, and the digest of all that it has said of them.
-    pub fn digest(&self, member: &str) -> (u64, u128) {
-        self.lock()
-            .members
-            .get(member)
-            .map_or((0, 0), |reports| reports.digest.value())
+    /// How many Tenants the member has reported, and the digest of all that it has said of them; `None`
+    /// until it has said all.
+    pub fn digest(&self, member: &str) -> Option<(u64, u128)> {
+        let state = self.lock();
+        let reports = state.members.get(member)?;
+        reports.whole.then(|| reports.digest.value())
     }
 
     /// Tenants of a member by phase: all, ready, pending, error.
@@ -254,6 +282,10 @@ fn aggregated(
             continue;
         }
         let state = match (&hearing, report, before.get(name)) {
+            (Hearing::NotYet, Some(report), _) if !patient => Some(unheard(
+                &report.state,
+                "it has begun anew and not said all again",
+            )),
             (Hearing::Full | Hearing::NotYet, Some(report), _) => {
                 charts.insert(report.applied_chart.clone());
                 Some(report.state.clone())
@@ -610,10 +642,11 @@ mod tests {
         };
         let said = || Some(report(Truth::True, "Installed"));
         reports.begin("edge-1", Boot::default());
-        reports.report("edge-1", [(key("a"), said()), (key("b"), said())].into());
+        let both = [(key("a"), said()), (key("b"), said())].into();
+        assert!(reports.report("edge-1", Changed::new(both)));
         reports.hearing("edge-1", Hearing::Full);
         reports.begin("edge-1", Boot::default());
-        reports.report("edge-1", [(key("a"), said())].into());
+        assert!(reports.report("edge-1", Changed::new([(key("a"), said())].into())));
         assert!(
             reports.of(&key("b"), Boot::default())["edge-1"]
                 .report

@@ -53,7 +53,7 @@ async fn next_epoch_now(
         .get_opt(EPOCH_NAME)
         .await
         .map_err(|error| EpochError::Read(namespace.to_owned(), error))?;
-    let next = recorded(found.as_ref()).max(at_least) + 1;
+    let next = recorded(found.as_ref()).max(at_least).saturating_add(1);
     let data = Some([(KEY.to_owned(), next.to_string())].into());
     let params = PostParams::default();
     let written = match found {

@@ -20,8 +20,8 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
 use crate::authority::{
-    AGENT_CERTIFICATE_LIFE, AgentCertificate, Authority, AuthorityError, REQUEST_MAX_BYTES,
-    RequestError, public_key_digest,
+    AGENT_CERTIFICATE_LIFE, Authority, AuthorityError, REQUEST_MAX_BYTES, RequestError,
+    public_key_digest,
 };
 use crate::join_token::{self, Refusal, TokenError, Verdict};
 use crate::listener::Peer;
@@ -136,33 +136,6 @@ impl Enrolment {
         EnrollmentServer::from_arc(Arc::clone(self)).max_decoding_message_size(MESSAGE_MAX)
     }
 
-    /// A certificate for a key that may be new, of the member whose certificate asks. The caller has
-    /// checked that this member is still to be let in.
-    pub fn renew(
-        &self,
-        peer: &AgentCertificate,
-        certificate_request: &[u8],
-    ) -> Result<v1::RenewResponse, Status> {
-        let now = clock::wall();
-        match self.sign(certificate_request, &peer.cluster, &peer.uid, now) {
-            Ok(certificates) => {
-                tracing::info!(member = peer.cluster, "renewed an agent's certificate");
-                Ok(v1::RenewResponse {
-                    certificates: on_the_wire(certificates),
-                    roots: on_the_wire(self.authority.roots()),
-                })
-            }
-            Err(error) => {
-                tracing::warn!(
-                    member = peer.cluster,
-                    error = %chain(&error),
-                    "renewing an agent's certificate was refused"
-                );
-                Err(error.status())
-            }
-        }
-    }
-
     async fn admit(
         &self,
         request: &v1::EnrollRequest,
@@ -181,18 +154,28 @@ impl Enrolment {
             Verdict::Again => true,
             Verdict::Refuse(refusal) => return Err(refusal.into()),
         };
-        let cluster = shown.record().map(|record| record.cluster.clone());
-        let cluster = cluster.ok_or(Refusal::Unknown)?;
+        let record = shown.record().cloned().ok_or(Refusal::Unknown)?;
+        let cluster = record.cluster;
         if !is_member_name(&cluster) || cluster == SELF_CLUSTER {
             return Err(EnrolmentError::Name { cluster });
         }
-        let object = get_or_make(client(), &cluster).await?;
+        let object = if again {
+            // Deleting an EdgeCluster revokes: what is left of a token does not make it anew.
+            get(client(), &cluster)
+                .await?
+                .filter(|object| object.metadata.uid == record.edge_cluster)
+                .ok_or_else(|| Refusal::Gone {
+                    cluster: cluster.clone(),
+                })?
+        } else {
+            get_or_make(client(), &cluster).await?
+        };
+        let uid = object.metadata.uid.clone().unwrap_or_default();
         check(&cluster, &object, &request.cluster_uid)?;
         // Before the certificate leaves: whoever comes second with this token is refused.
-        join_token::redeem(client(), &self.namespace, shown, &key, now)
+        join_token::redeem(client(), &self.namespace, shown, &key, &uid, now)
             .await
             .map_err(EnrolmentError::Token)??;
-        let uid = object.metadata.uid.unwrap_or_default();
         let certificates = self.sign(&request.certificate_request, &cluster, &uid, now)?;
         Ok(Admitted {
             cluster,
@@ -288,6 +271,16 @@ fn check(cluster: &str, object: &EdgeCluster, cluster_uid: &str) -> Result<(), E
         }),
         _ => Ok(()),
     }
+}
+
+async fn get(client: Client, cluster: &str) -> Result<Option<EdgeCluster>, EnrolmentError> {
+    let api: Api<EdgeCluster> = Api::all(client);
+    api.get_opt(cluster)
+        .await
+        .map_err(|source| EnrolmentError::EdgeCluster {
+            cluster: cluster.to_owned(),
+            source,
+        })
 }
 
 async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, EnrolmentError> {

@@ -28,7 +28,7 @@ use crate::facts::{self, reason};
 use crate::found::Found;
 use crate::identity::{self, Claim};
 use crate::members::{Admission, Dealer, Member, Members};
-use crate::proxy::{self, Access, Inputs, Shared};
+use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ pub struct Given {
 /// A member's proxy.
 struct Running {
     access: watch::Sender<Access>,
-    may_act: watch::Sender<bool>,
+    permit: watch::Sender<Option<Permit>>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -84,6 +84,8 @@ struct Known {
     edge_clusters: BTreeMap<String, EdgeCluster>,
     listed: Option<BTreeSet<String>>,
     synced: bool,
+    /// Members whose EdgeCluster has gone or was made anew: what was known of them is of another.
+    anew: BTreeSet<String>,
 }
 
 /// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
@@ -110,6 +112,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         let wanted = if look { wanted(&fleet) } else { None };
         if let Some(wanted) = wanted.as_ref().filter(|_| known.synced) {
             look = false;
+            for name in std::mem::take(&mut known.anew) {
+                fleet.shared.voices.forget_agent(&name, now);
+                fleet.found.forget_agent(&name);
+            }
             for (name, object) in &known.edge_clusters {
                 if object.metadata.uid.is_some() && enrolled(object) {
                     fleet.shared.voices.agent_known(name, now);
@@ -186,12 +192,13 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         .as_ref()
                         .and_then(|status| status.cluster_uid.clone()),
                 };
-                send(&entry.admission, admission);
+                send(&entry.admission, admission.clone());
                 if let Some(proxy) = running.get(name) {
-                    send(
-                        &proxy.may_act,
-                        held_back.is_none() && verdicts.contains_key(name),
-                    );
+                    let may_act = held_back.is_none() && verdicts.contains_key(name);
+                    let permit = Permit {
+                        cluster_uid: admission.cluster_uid.clone(),
+                    };
+                    send(&proxy.permit, may_act.then_some(permit));
                 }
                 fleet.shared.voices.hold_back(name, held_back, now);
             }
@@ -202,16 +209,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         // A member that is still to be made waits for its turn.
         let mut wake = look.then(|| Boot(now.0 + PACE));
         for name in dirty.clone() {
-            if !leading {
+            if !leading || writes.len() >= WRITERS {
                 break;
             }
-            let (Some(object), Some(facts)) = (
-                known.edge_clusters.get(&name),
-                fleet.shared.facts.get(&name),
-            ) else {
-                continue;
-            };
-            if writing.contains(&name) || writes.len() >= WRITERS {
+            if writing.contains(&name) {
                 continue;
             }
             if let Some(at) = next_write.get(&name).filter(|at| **at > now) {
@@ -219,6 +220,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 continue;
             }
             dirty.remove(&name);
+            let (Some(object), Some(facts)) = (
+                known.edge_clusters.get(&name),
+                fleet.shared.facts.get(&name),
+            ) else {
+                continue;
+            };
             let counts = fleet.reports.counts(&name);
             let generation = object.metadata.generation.unwrap_or_default();
             let status = facts::status(
@@ -267,9 +274,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 if let Ok(name) = left {
                     look = true;
                     fleet.shared.voices.link(&name, None, Boot::now());
-                    if known.edge_clusters.get(&name).is_none_or(|object| !enrolled(object)) {
-                        fleet.found.forget(&name);
-                    }
+                    fleet.found.forget(&name);
                     gone.remove(&name);
                 }
             }
@@ -357,7 +362,8 @@ fn claims(
                 created: object
                     .and_then(|object| object.metadata.creation_timestamp.as_ref())
                     .map(|time| time.0),
-                attempted: uid.is_some(),
+                // Whom the hub has no way to is not waited for.
+                attempted: uid.is_some() || !wanted.contains_key(name),
                 // An agent that is yet to come back goes on meanwhile as what it was.
                 found: uid.flatten().or_else(|| recorded.clone().filter(|_| agent)),
                 recorded,
@@ -410,11 +416,11 @@ fn wishes(object: &EdgeCluster) -> Wishes {
 
 fn start(fleet: &Fleet, name: &str, access: Access, member: &Member) -> Running {
     let (access, access_rx) = watch::channel(access);
-    let (may_act, may_act_rx) = watch::channel(false);
+    let (permit, permit_rx) = watch::channel(None);
     let stop = CancellationToken::new();
     let inputs = Inputs {
         access: access_rx,
-        may_act: may_act_rx,
+        permit: permit_rx,
         slot: member.slot.subscribe(),
         presence: fleet.shared.voices.presence(name),
     };
@@ -426,7 +432,7 @@ fn start(fleet: &Fleet, name: &str, access: Access, member: &Member) -> Running 
     ));
     Running {
         access,
-        may_act,
+        permit,
         stop,
         task,
     }
@@ -465,6 +471,7 @@ fn say_source_gone(shared: &Shared, name: &str, object: &EdgeCluster, now: Boot)
         shared.facts.set(name, |facts| {
             facts.resolved = State::new(Truth::True, reason::BY_AGENT, message);
         });
+        shared.voices.link(name, None, now);
         return;
     }
     let message =
@@ -485,13 +492,21 @@ fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster
             false
         }
         Event::InitApply(object) => {
-            known.listed.get_or_insert_default().insert(name(&object));
-            known.edge_clusters.insert(name(&object), object);
+            let name = name(&object);
+            known.listed.get_or_insert_default().insert(name.clone());
+            put(known, name, object);
             false
         }
         Event::InitDone => {
             let listed = known.listed.take().unwrap_or_default();
-            known.edge_clusters.retain(|name, _| listed.contains(name));
+            let anew = &mut known.anew;
+            known.edge_clusters.retain(|name, _| {
+                let stays = listed.contains(name);
+                if !stays {
+                    anew.insert(name.clone());
+                }
+                stays
+            });
             known.synced = true;
             dirty.extend(known.edge_clusters.keys().cloned());
             true
@@ -507,6 +522,7 @@ fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster
         }
         Event::Delete(object) => {
             known.edge_clusters.remove(&name(&object));
+            known.anew.insert(name(&object));
             true
         }
     }
@@ -529,7 +545,11 @@ fn put(known: &mut Known, name: String, object: EdgeCluster) -> bool {
         )
     };
     let before = known.edge_clusters.get(&name).map(matters);
-    let changed = before != Some(matters(&object));
+    let after = matters(&object);
+    if before.as_ref().is_some_and(|before| before.1 != after.1) {
+        known.anew.insert(name.clone());
+    }
+    let changed = before != Some(after);
     known.edge_clusters.insert(name, object);
     changed
 }

@@ -24,8 +24,8 @@ use crate::session::{Sessions, admit};
 const CHART_STREAMS: usize = 32;
 /// Chunks of one chart on their way.
 const CHUNKS_AHEAD: usize = 2;
-/// An agent that does not take a chunk in this time is given up.
-const CHUNK_DEADLINE: Duration = Duration::from_secs(30);
+/// As long as an agent waits for a chart.
+const CHART_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The service, for `FleetServer`.
 #[derive(Debug)]
@@ -131,11 +131,12 @@ impl Fleet for FleetService {
             .map(|slot| Arc::clone(&slot.desired))
             .filter(|desired| desired.digest() == asked.digest)
             .ok_or_else(|| Status::not_found("the member's desired state is another by now"))?;
-        let permit = Arc::clone(&self.chart_streams)
-            .try_acquire_owned()
-            .map_err(|_| {
+        let [of_all, of_member] = [&self.chart_streams, &member.charts].map(|places| {
+            Arc::clone(places).try_acquire_owned().map_err(|_| {
                 Status::resource_exhausted("too many charts are being fetched; try again")
-            })?;
+            })
+        });
+        let permits = [of_all?, of_member?];
         let chart = ChartRef {
             repo: desired.chart.repo.clone(),
             name: desired.chart.name.clone(),
@@ -145,15 +146,20 @@ impl Fleet for FleetService {
             Status::unavailable(format!("the hub has no chart either: {}", chain(&*error)))
         })?;
         let (parts, stream) = mpsc::channel(CHUNKS_AHEAD);
-        tokio::spawn(send_chart(fetched, asked.have_sha256, parts, permit));
+        tokio::spawn(send_chart(fetched, asked.have_sha256, parts, permits));
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 }
 
 type Parts = mpsc::Sender<Result<v1::ChartPart, Status>>;
 
-async fn send_chart(fetched: Fetched, have: String, parts: Parts, _permit: OwnedSemaphorePermit) {
-    let sent: Result<(), Status> = async {
+async fn send_chart(
+    fetched: Fetched,
+    have: String,
+    parts: Parts,
+    _permits: [OwnedSemaphorePermit; 2],
+) {
+    let sending = async {
         let read = |error: std::io::Error| {
             Status::unavailable(format!("reading the chart failed: {error}"))
         };
@@ -176,8 +182,10 @@ async fn send_chart(fetched: Fetched, have: String, parts: Parts, _permit: Owned
             };
             send_part(&parts, chart_part::Kind::Chunk(chunk.to_vec().into())).await?;
         }
-    }
-    .await;
+    };
+    let sent: Result<(), Status> = tokio::time::timeout(CHART_DEADLINE, sending)
+        .await
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("the agent reads too slowly")));
     if let Err(status) = sent {
         tracing::debug!(reason = status.message(), "a chart was not sent to its end");
         if parts.try_send(Err(status)).is_err() {
@@ -188,8 +196,8 @@ async fn send_chart(fetched: Fetched, have: String, parts: Parts, _permit: Owned
 
 async fn send_part(parts: &Parts, kind: chart_part::Kind) -> Result<(), Status> {
     let part = v1::ChartPart { kind: Some(kind) };
-    match tokio::time::timeout(CHUNK_DEADLINE, parts.send(Ok(part))).await {
-        Ok(Ok(())) => Ok(()),
-        _ => Err(Status::cancelled("the agent does not read")),
-    }
+    parts
+        .send(Ok(part))
+        .await
+        .map_err(|_| Status::cancelled("the agent has gone"))
 }

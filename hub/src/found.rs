@@ -1,14 +1,24 @@
-//! Which clusters the members have turned out to be, by UID: filled by the proxies, read by the fleet.
+//! Which clusters the members have turned out to be, by UID: filled by proxies and sessions, read by the
+//! fleet.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
+/// What each way to a member has found.
+#[derive(Debug, Default)]
+struct Ways {
+    /// The hub's own; the outer `None` before its first attempt.
+    hub: Option<Option<String>>,
+    /// What the agent has said.
+    agent: Option<String>,
+}
+
 /// Which clusters the members have turned out to be.
 #[derive(Debug, Default)]
 pub struct Found {
-    uids: Mutex<BTreeMap<String, Option<String>>>,
+    members: Mutex<BTreeMap<String, Ways>>,
     /// Told of every change.
     pub changed: Notify,
 }
@@ -16,29 +26,44 @@ pub struct Found {
 impl Found {
     /// `None` when the member was tried and did not say.
     pub fn set(&self, member: &str, uid: Option<String>) {
-        let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = uids.entry(member.to_owned()).or_insert(None);
-        // A cluster that does not answer any more is still the one it was.
-        if uid.is_some() {
-            *slot = uid;
-        }
-        drop(uids);
-        self.changed.notify_one();
+        self.change(member, |ways| {
+            let slot = ways.hub.get_or_insert(None);
+            // A cluster that does not answer any more is still the one it was.
+            if uid.is_some() {
+                *slot = uid;
+            }
+        });
     }
 
+    /// What the member's agent says.
+    pub fn set_by_agent(&self, member: &str, uid: String) {
+        self.change(member, |ways| ways.agent = Some(uid));
+    }
+
+    /// The hub has no way of its own any more.
     pub fn forget(&self, member: &str) {
-        self.uids
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(member);
+        self.change(member, |ways| ways.hub = None);
     }
 
-    /// `None` before the first attempt.
+    /// What an agent said is of another EdgeCluster.
+    pub fn forget_agent(&self, member: &str) {
+        self.change(member, |ways| ways.agent = None);
+    }
+
+    /// `None` before the first attempt. The agent is on the cluster, so its word goes first.
     pub fn get(&self, member: &str) -> Option<Option<String>> {
-        self.uids
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(member)
-            .cloned()
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let ways = members.get(member)?;
+        match &ways.agent {
+            Some(uid) => Some(Some(uid.clone())),
+            None => ways.hub.clone(),
+        }
+    }
+
+    fn change(&self, member: &str, change: impl FnOnce(&mut Ways)) {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        change(members.entry(member.to_owned()).or_default());
+        drop(members);
+        self.changed.notify_one();
     }
 }

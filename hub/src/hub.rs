@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::chart::ChartCache;
+use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish};
 use krypton_agent::helm::{Helm, HelmConfig};
 use krypton_agent::plan::Policy;
@@ -41,6 +42,10 @@ use krypton_common::error_chain::chain;
 /// The Lease in the hub's namespace on home: whoever holds it writes EdgeClusters and the status of
 /// home's Tenants.
 const HUB_LEASE: &str = "krypton-hub";
+
+/// A new epoch is a new desired state for every member: not more often than this, and not at once after
+/// the start, when several members may know of one.
+const EPOCH_EVERY: Duration = Duration::from_secs(10);
 
 type Values = serde_json::Map<String, serde_json::Value>;
 
@@ -129,6 +134,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let reports = Arc::new(Reports::default());
     let members = Arc::new(Members::default());
     let voices = Arc::new(Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead));
+    voices.set_epoch(epoch);
     let charts = Arc::new(charts);
     let shared = Arc::new(Shared {
         tools: Tools {
@@ -182,7 +188,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             name: HUB_LEASE.to_owned(),
         },
         shared.holder.clone(),
-        LeaseWish::Hold,
+        watch::channel(LeaseWish::Hold).1,
         lead_tx,
         home_stop.clone(),
         home_stop.clone(),
@@ -201,7 +207,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let agents = agents_listener.map(|listener| {
         let sessions = Sessions {
             members: Arc::clone(&members),
-            voices,
+            voices: Arc::clone(&voices),
             found: Arc::clone(&found),
             metrics: session_metrics,
             notices: Notices::start(client.clone(), shared.instance.clone()),
@@ -234,6 +240,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
 
+    let mut epoch_taken = Boot::now();
+    let mut epoch_due = None;
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
@@ -245,16 +253,21 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             }
             changed = ahead_rx.changed() => {
                 if changed.is_err() { break }
-                let at_least = *ahead_rx.borrow_and_update();
+                ahead_rx.borrow_and_update();
+                epoch_due = Some(Boot(epoch_taken.0 + EPOCH_EVERY).max(Boot::now()));
+            }
+            () = clock::sleep_until(epoch_due, Boot::now()) => {
+                let at_least = *ahead_rx.borrow();
                 match desired::next_epoch(&client, &settings.namespace, at_least).await {
                     Ok(epoch) => {
                         tracing::warn!(epoch, "a member knew a later epoch: home was restored, or another hub was here");
+                        (epoch_taken, epoch_due) = (Boot::now(), None);
+                        voices.set_epoch(epoch);
                         given.send_modify(|given| given.epoch = epoch);
                     }
                     Err(error) => {
                         tracing::warn!(error = %chain(&error), "taking a new epoch failed; it is tried again");
-                        tokio::time::sleep(Duration::from_secs(5)).await;
-                        ahead_rx.mark_changed();
+                        epoch_due = Some(Boot(Boot::now().0 + Duration::from_secs(5)));
                     }
                 }
             }

@@ -145,12 +145,17 @@ pub fn held_back(verdict: &Verdict, banned: bool) -> Option<(&'static str, Strin
     }
 }
 
-/// `self-cluster` goes first, then the one with an agent, then the older EdgeCluster, then the name.
+/// `self-cluster` goes first, then one that is on record for the cluster, whatever a newcomer says of
+/// itself, then the one with an agent, then the older EdgeCluster, then the name.
 fn goes_first(a_name: &str, a: &Claim, b_name: &str, b: &Claim) -> bool {
-    fn rank<'a>(name: &'a str, claim: &Claim) -> (bool, bool, bool, Option<Timestamp>, &'a str) {
+    fn rank<'a>(
+        name: &'a str,
+        claim: &Claim,
+    ) -> (bool, bool, bool, bool, Option<Timestamp>, &'a str) {
         // One that has no EdgeCluster yet is the youngest.
         (
             name != names::SELF_CLUSTER,
+            claim.recorded.is_none(),
             !claim.agent,
             claim.created.is_none(),
             claim.created,
@@ -211,9 +216,13 @@ mod tests {
     fn a_member_with_an_agent_goes_before_an_older_one_without() {
         let mut agent = claim(9, None, Some("u"));
         agent.agent = true;
-        let found = of(vec![("a", claim(1, Some("u"), Some("u"))), ("b", agent)]);
+        let found = of(vec![("a", claim(1, None, Some("u"))), ("b", agent.clone())]);
         assert_eq!(found["a"], Verdict::Duplicate("b".to_owned()));
         assert_eq!(found["b"], Verdict::Act);
+        // An agent may say what it likes: who is on record for the cluster stays.
+        let found = of(vec![("a", claim(1, Some("u"), Some("u"))), ("b", agent)]);
+        assert_eq!(found["a"], Verdict::Act);
+        assert_eq!(found["b"], Verdict::Duplicate("a".to_owned()));
     }
 
     #[test]

@@ -28,6 +28,7 @@ const CLUSTER_KEY: &str = "cluster";
 const DIGEST_KEY: &str = "secret-sha256";
 const EXPIRES_KEY: &str = "expires";
 const USED_BY_KEY: &str = "used-by";
+const EDGE_CLUSTER_KEY: &str = "edge-cluster-uid";
 const USED_AT_KEY: &str = "used-at";
 
 /// As long as a digest, and none of any secret that anybody could find.
@@ -97,6 +98,8 @@ pub struct Record {
     pub expires: Timestamp,
     /// Digest of the public key that has used it.
     pub used_by: Option<String>,
+    /// UID of the EdgeCluster that it was used for.
+    pub edge_cluster: Option<String>,
 }
 
 /// What is to be done with who shows a token.
@@ -124,6 +127,10 @@ pub enum Refusal {
         "the join token of cluster {cluster} was used already by another key; run 'kubectl krypton join {cluster}' again, and find out who has used it if that was not you"
     )]
     Used { cluster: String },
+    #[error(
+        "EdgeCluster {cluster} has been deleted since the join token was used for it; run 'kubectl krypton join {cluster}' again"
+    )]
+    Gone { cluster: String },
 }
 
 /// Judges `secret`, shown by who has the key of `public_key_digest`. Takes as long whichever part of a
@@ -255,12 +262,13 @@ pub async fn look_up(client: Client, namespace: &str, token: &str) -> Result<Sho
     Ok(shown)
 }
 
-/// Marks a token as used by a key. Of two keys that race, one wins and the other is refused.
+/// Marks a token as used by a key for an EdgeCluster. Of two keys that race, one wins and the other is refused.
 pub async fn redeem(
     client: Client,
     namespace: &str,
     shown: Shown,
     public_key_digest: &str,
+    edge_cluster_uid: &str,
     now: Timestamp,
 ) -> Result<Result<Record, Refusal>, TokenError> {
     let api: Api<Secret> = Api::namespaced(client, namespace);
@@ -280,6 +288,7 @@ pub async fn redeem(
         used.data.get_or_insert_default().extend([
             entry(USED_BY_KEY, public_key_digest),
             entry(USED_AT_KEY, &now.to_string()),
+            entry(EDGE_CLUSTER_KEY, edge_cluster_uid),
         ]);
         let name = used.metadata.name.clone().unwrap_or_default();
         // The object that was read carries its resourceVersion.
@@ -287,6 +296,7 @@ pub async fn redeem(
         match in_time(namespace, api.replace(&name, &params, &used)).await? {
             Ok(_) => {
                 record.used_by = Some(public_key_digest.to_owned());
+                record.edge_cluster = Some(edge_cluster_uid.to_owned());
                 return Ok(Ok(record));
             }
             Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {
@@ -393,6 +403,7 @@ fn read(object: &Secret) -> Option<Record> {
         used_by: data
             .get(USED_BY_KEY)
             .map(|value| String::from_utf8_lossy(&value.0).into_owned()),
+        edge_cluster: text(EDGE_CLUSTER_KEY),
     })
 }
 
@@ -446,6 +457,7 @@ mod tests {
             secret_sha256: sha256_hex(SECRET.as_bytes()),
             expires: at(1000),
             used_by: used_by.map(str::to_owned),
+            edge_cluster: None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use krypton_agent::clock::Boot;
 use krypton_common::desired::{ChartState, DesiredState, Version};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 /// The newest desired state of a member, and since when it is that.
@@ -27,6 +27,9 @@ pub struct Admission {
     pub cluster_uid: Option<String>,
 }
 
+/// Charts of one member on their way at once: an agent fetches one, a second replica another.
+const CHARTS: usize = 2;
+
 /// One member.
 #[derive(Debug)]
 pub struct Member {
@@ -35,6 +38,8 @@ pub struct Member {
     pub admission: watch::Sender<Admission>,
     /// Stays the same when the EdgeCluster is made anew.
     pub slot: Arc<watch::Sender<Option<Slot>>>,
+    /// Charts on their way to agents of this member.
+    pub charts: Arc<Semaphore>,
     /// Live sessions by replica: number, and what cuts them.
     sessions: Mutex<BTreeMap<String, (u64, CancellationToken)>>,
 }
@@ -45,6 +50,7 @@ impl Member {
             uid,
             admission: watch::Sender::new(Admission::default()),
             slot,
+            charts: Arc::new(Semaphore::new(CHARTS)),
             sessions: Mutex::default(),
         }
     }

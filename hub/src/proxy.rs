@@ -69,10 +69,17 @@ impl std::fmt::Debug for Shared {
 #[derive(Clone, Debug)]
 pub struct Inputs {
     pub access: watch::Receiver<Access>,
-    /// Whether anybody may act on the member.
-    pub may_act: watch::Receiver<bool>,
+    /// `None` while nobody may act on the member.
+    pub permit: watch::Receiver<Option<Permit>>,
     pub slot: watch::Receiver<Option<Slot>>,
     pub presence: watch::Receiver<Presence>,
+}
+
+/// The member may be acted on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permit {
+    /// The cluster that it is on record for; any when nothing is.
+    pub cluster_uid: Option<String>,
 }
 
 /// What the proxy does.
@@ -119,6 +126,8 @@ enum ReachError {
 struct Reached {
     client: Client,
     kubeconfig: PathBuf,
+    /// Of the cluster that has answered; empty before.
+    uid: String,
 }
 
 const IDENTIFY_DEADLINE: Duration = Duration::from_secs(10);
@@ -160,7 +169,8 @@ pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: Ca
         tokio::select! {
             () = stop.cancelled() => return,
             changed = inputs.access.changed() => if changed.is_err() { return },
-            () = identify(&name, &shared, &current.client) => {
+            uid = identify(&name, &shared, &current.client) => {
+                let current = Reached { uid, ..current };
                 if act(&name, &shared, &mut inputs, current, &stop).await.is_break() {
                     return;
                 }
@@ -189,8 +199,11 @@ async fn reach(
         Err(error) => Err(error),
         Ok((config, yaml)) => match home::client(config) {
             Err(error) => Err(ReachError::Client(error)),
-            Ok(client) => write_kubeconfig(scratch, name, &yaml)
-                .map(|kubeconfig| Reached { client, kubeconfig }),
+            Ok(client) => write_kubeconfig(scratch, name, &yaml).map(|kubeconfig| Reached {
+                client,
+                kubeconfig,
+                uid: String::new(),
+            }),
         },
     };
     reached.map_err(|error| (reason::CLIENT_FAILED, chain(&error)))
@@ -208,19 +221,18 @@ fn write_kubeconfig(scratch: &Path, name: &str, yaml: &str) -> Result<PathBuf, R
 }
 
 /// Asks the cluster who it is until it answers.
-async fn identify(name: &str, shared: &Shared, client: &Client) {
+async fn identify(name: &str, shared: &Shared, client: &Client) -> String {
     let mut attempts = 0;
     loop {
         let problem = match tokio::time::timeout(IDENTIFY_DEADLINE, ask(client)).await {
             Ok(Ok((uid, version))) => {
-                shared.facts.set(name, |facts| {
-                    facts.uid = Some(uid.clone());
-                    facts.kubernetes_version = Some(version);
-                });
+                shared
+                    .facts
+                    .set(name, |facts| facts.kubernetes_version = Some(version));
                 let link = State::new(Truth::True, reason::CONNECTED, "");
                 shared.voices.link(name, Some(link), Boot::now());
-                shared.found.set(name, Some(uid));
-                return;
+                shared.found.set(name, Some(uid.clone()));
+                return uid;
             }
             Ok(Err(error)) => chain(&error),
             Err(_) => format!("no answer within {} s", IDENTIFY_DEADLINE.as_secs()),
@@ -252,7 +264,8 @@ async fn act(
 ) -> ControlFlow<()> {
     loop {
         let now = Boot::now();
-        let may_act = *inputs.may_act.borrow_and_update();
+        let permit = inputs.permit.borrow_and_update().clone();
+        let may_act = permit.is_some_and(|permit| is_of(name, shared, &reached, &permit));
         let (role, look_again) = role(*inputs.presence.borrow_and_update(), shared.grace, now);
         let slot = inputs.slot.borrow_and_update().clone();
         if let (true, Some(slot), Role::Act | Role::Observe) = (may_act, slot, role) {
@@ -271,12 +284,34 @@ async fn act(
             changed = inputs.access.changed() => {
                 return if changed.is_err() { Break(()) } else { Continue(()) };
             }
-            changed = inputs.may_act.changed() => if changed.is_err() { return Break(()) },
+            changed = inputs.permit.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.slot.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.presence.changed() => if changed.is_err() { return Break(()) },
             () = clock::sleep_until(look_again, now) => {}
         }
     }
+}
+
+/// Whether the cluster that we reach is the one on record. An agent of the member may be on the right
+/// one while our kubeconfig leads elsewhere.
+fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> bool {
+    let ours = match &permit.cluster_uid {
+        None => true,
+        Some(recorded) => *recorded == reached.uid,
+    };
+    if ours {
+        shared
+            .facts
+            .set(name, |facts| facts.uid = Some(reached.uid.clone()));
+    } else {
+        let message = format!(
+            "the kubeconfig leads to another cluster (UID {}) than the one on record; correct the Secret",
+            reached.uid
+        );
+        let state = State::new(Truth::False, reason::IDENTITY_CHANGED, message);
+        shared.facts.set(name, |facts| facts.resolved = state);
+    }
+    ours
 }
 
 /// One life of the reconciler.
@@ -308,7 +343,8 @@ async fn reconcile(
         source_namespace: (!home).then(|| shared.namespace.clone()),
         client: reached.client.clone(),
         kubeconfig: reached.kubeconfig.clone(),
-        holder: shared.holder.clone(),
+        // Two members that lead to one cluster must not take each other for themselves.
+        holder: format!("{}/{name}", shared.holder),
         lease: match run.role {
             Role::Act => LeaseWish::Hold,
             Role::Observe | Role::Rest => LeaseWish::Observe,
@@ -348,9 +384,10 @@ async fn reconcile(
                     desired.send_replace(Arc::clone(&slot.desired));
                 }
             }
-            changed = inputs.may_act.changed() => {
+            changed = inputs.permit.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                if !*inputs.may_act.borrow_and_update() { break None }
+                let permit = inputs.permit.borrow_and_update().clone();
+                if !permit.is_some_and(|permit| is_of(name, shared, reached, &permit)) { break None }
             }
             changed = inputs.presence.changed() => {
                 if changed.is_err() { break Some(Break(())) }

@@ -16,11 +16,12 @@ use krypton_common::member::MemberReport;
 use krypton_proto::v1::{
     self, AgentMessage, HubMessage, agent_message::Kind as Said, hub_message::Kind as Say,
 };
-use krypton_proto::{WireError, skew};
+use krypton_proto::{REPORTS_PER_MESSAGE, WireError, skew};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
+use crate::aggregate::TENANTS_MAX;
 use crate::authority::AgentCertificate;
 use crate::found::Found;
 use crate::members::{Admission, Member, Members, NotFound, Slot};
@@ -161,7 +162,7 @@ impl Sessions {
         };
         tracing::info!(member = %name, replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
         self.metrics.sessions.inc();
-        self.found.set(name, Some(hello.cluster_uid.clone()));
+        self.found.set_by_agent(name, hello.cluster_uid.clone());
         self.voices.agent(
             name,
             &AgentFacts {
@@ -206,6 +207,8 @@ impl Live<'_> {
     ) -> Result<(), Status> {
         let mut slot = self.member.slot.subscribe();
         let mut admission = self.member.admission.subscribe();
+        // What has changed since it was let in counts too.
+        admission.mark_changed();
         let mut desired_due = true;
         let mut ask_due = false;
         let lifetime = not_after.duration_since(clock::wall());
@@ -216,71 +219,81 @@ impl Live<'_> {
         loop {
             desired_due &= slot.borrow().is_some();
             tokio::select! {
-                biased;
-                () = self.cut.cancelled() => {
-                    return Err(Status::aborted("another session of this replica has begun; are two agents running with one name?"));
-                }
-                () = self.sessions.stop.cancelled() => {
-                    let drain = v1::Drain {
-                        reason: "the hub stops".to_owned(),
-                        reconnect_after_millis: u32::try_from(RECONNECT_AFTER.as_millis()).unwrap_or(u32::MAX),
-                    };
-                    return send(outgoing, Say::Drain(drain)).await;
-                }
-                changed = admission.changed() => {
-                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                    if let Some(why) = &admission.borrow_and_update().refused {
-                        return Err(Status::permission_denied(why.clone()));
+                        biased;
+                        () = self.cut.cancelled() => {
+                            return Err(Status::aborted("another session of this replica has begun; are two agents running with one name?"));
+                        }
+                        () = self.sessions.stop.cancelled() => {
+                            let drain = v1::Drain {
+                                reason: "the hub stops".to_owned(),
+                                reconnect_after_millis: u32::try_from(RECONNECT_AFTER.as_millis()).unwrap_or(u32::MAX),
+                            };
+                            return send(outgoing, Say::Drain(drain)).await;
+                        }
+                        changed = admission.changed() => {
+                            if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                            if let Some(why) = &admission.borrow_and_update().refused {
+                                return Err(Status::permission_denied(why.clone()));
+                            }
+                        }
+                        () = &mut expiry => return Err(expired()),
+                        () = &mut silence => {
+                            return Err(Status::deadline_exceeded(format!("nothing heard for {} s", SILENCE.as_secs())));
+                        }
+                        changed = slot.changed() => {
+                            if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                            desired_due = true;
+                        }
+                        changed = asks.changed() => {
+                            if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                            ask_due = true;
+                        }
+                        permit = outgoing.reserve(), if desired_due || ask_due => {
+                            let Ok(permit) = permit else { return Ok(()) };
+                            let kind = if desired_due {
+                                desired_due = false;
+                                slot.borrow_and_update().as_ref().map(|slot| Say::Desired((*slot.message).clone()))
+                            } else {
+                                ask_due = false;
+                                Some(Say::Resync(v1::Resync { number: *asks.borrow_and_update() }))
+                            };
+                            if let Some(kind) = kind {
+                                permit.send(Ok(HubMessage { kind: Some(kind) }));
+                            }
+                        }
+                        message = incoming.message() => {
+                            let Some(message) = message? else { return Ok(()) };
+                            silence.as_mut().reset(tokio::time::Instant::now() + SILENCE);
+            self.take(message, slot.borrow().as_ref())?;
+                        }
                     }
-                }
-                () = &mut expiry => return Err(expired()),
-                () = &mut silence => {
-                    return Err(Status::deadline_exceeded(format!("nothing heard for {} s", SILENCE.as_secs())));
-                }
-                changed = slot.changed() => {
-                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                    desired_due = true;
-                }
-                changed = asks.changed() => {
-                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                    ask_due = true;
-                }
-                permit = outgoing.reserve(), if desired_due || ask_due => {
-                    let Ok(permit) = permit else { return Ok(()) };
-                    let kind = if desired_due {
-                        desired_due = false;
-                        slot.borrow_and_update().as_ref().map(|slot| Say::Desired((*slot.message).clone()))
-                    } else {
-                        ask_due = false;
-                        Some(Say::Resync(v1::Resync { number: *asks.borrow_and_update() }))
-                    };
-                    if let Some(kind) = kind {
-                        permit.send(Ok(HubMessage { kind: Some(kind) }));
-                    }
-                }
-                message = incoming.message() => {
-                    let Some(message) = message? else { return Ok(()) };
-                    silence.as_mut().reset(tokio::time::Instant::now() + SILENCE);
-                    self.take(message, slot.borrow().as_ref())
-                        .map_err(|problem| Status::invalid_argument(chain(&problem)))?;
-                }
-            }
         }
     }
 
     /// Takes in one message.
-    fn take(&self, message: AgentMessage, slot: Option<&Slot>) -> Result<(), WireError> {
+    fn take(&self, message: AgentMessage, slot: Option<&Slot>) -> Result<(), Status> {
+        let broken = |problem: WireError| Status::invalid_argument(chain(&problem));
         let voices = &self.sessions.voices;
         match message.kind {
             Some(Said::Report(report)) => {
+                if report.tenants.len() > REPORTS_PER_MESSAGE {
+                    return Err(broken(WireError::Unexpected(
+                        "so many Tenants in one report",
+                    )));
+                }
                 let mut tenants = BTreeMap::new();
                 for tenant in report.tenants {
-                    let (key, said) = tenant.read()?;
+                    let (key, said) = tenant.read().map_err(broken)?;
                     tenants.insert(key, said);
                 }
                 let member = report.member.map(MemberReport::from);
                 let changes = Changes { member, tenants };
-                voices.say(self.name, self.id, changes, report.complete, Boot::now());
+                let kept = voices.say(self.name, self.id, changes, report.complete, Boot::now());
+                if !kept {
+                    return Err(Status::resource_exhausted(format!(
+                        "more than {TENANTS_MAX} Tenants on one member"
+                    )));
+                }
             }
             Some(Said::Heartbeat(heartbeat)) => {
                 let digest =
@@ -299,7 +312,7 @@ impl Live<'_> {
                         .observe(took.as_secs_f64());
                 }
             }
-            Some(Said::Hello(_)) => return Err(WireError::Unexpected("a second Hello")),
+            Some(Said::Hello(_)) => return Err(broken(WireError::Unexpected("a second Hello"))),
             // Of a later revision than we know.
             None => {}
         }
@@ -312,14 +325,19 @@ async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Stat
         .await
         .map_err(|_| Status::deadline_exceeded("no Hello came in time"))??;
     match first.and_then(|message| message.kind) {
-        Some(Said::Hello(mut hello)) => {
+        Some(Said::Hello(hello)) => {
             for text in [
-                &mut hello.replica,
-                &mut hello.cluster_uid,
-                &mut hello.kubernetes_version,
-                &mut hello.agent_version,
+                &hello.replica,
+                &hello.cluster_uid,
+                &hello.kubernetes_version,
+                &hello.agent_version,
             ] {
-                text.truncate(text.floor_char_boundary(TEXT_MAX));
+                // They go into logs, conditions and events.
+                if text.len() > TEXT_MAX || !text.chars().all(|c| c.is_ascii_graphic()) {
+                    return Err(Status::invalid_argument(
+                        "Hello holds a text that is too long or not printable",
+                    ));
+                }
             }
             if hello.cluster_uid.is_empty() || hello.replica.is_empty() {
                 return Err(Status::invalid_argument(

@@ -5,6 +5,7 @@
 //! speaker changes, the new one is asked for its whole account.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use krypton_crds::edge_cluster::Mode;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::aggregate::{Hearing, Reports};
+use crate::aggregate::{Changed, Hearing, Reports};
 use crate::facts::{Facts, FactsBoard, reason};
 
 /// Prefix of an agent's name in the Lease; a hub's is `hub/`.
@@ -25,6 +26,11 @@ pub const AGENT_HOLDER: &str = "agent/";
 
 /// A member whose agent has not been heard for this long is Unknown (design §4).
 pub const SILENCE: Duration = Duration::from_secs(30);
+
+/// A voice is not asked for its whole account more often over a digest.
+const ASK_EVERY: Duration = Duration::from_secs(10);
+/// Epochs that a restored home may lie behind: its hub was started so often since the backup.
+const EPOCHS_BEHIND: u64 = 10_000;
 
 /// One that speaks for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +58,8 @@ struct Voice {
     missed: bool,
     /// The account that is waited for, until it is whole.
     awaited: Option<u64>,
+    /// When it was last asked for one.
+    asked: Option<Boot>,
     asks: watch::Sender<u64>,
 }
 
@@ -92,6 +100,8 @@ pub struct Voices {
     facts: Arc<FactsBoard>,
     /// The latest epoch that a member has seen and we have not given: home was restored.
     ahead: watch::Sender<u64>,
+    /// The epoch that we give.
+    epoch: AtomicU64,
 }
 
 /// What is known of an agent when its session begins.
@@ -112,7 +122,13 @@ impl Voices {
             reports,
             facts,
             ahead,
+            epoch: AtomicU64::new(0),
         }
+    }
+
+    /// The epoch that is given from here on.
+    pub fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Relaxed);
     }
 
     /// Whether the member has an agent, to follow.
@@ -123,15 +139,27 @@ impl Voices {
     /// An agent was enrolled for the member at some time. Until it is heard, it counts as away since
     /// `now`.
     pub fn agent_known(&self, member: &str, now: Boot) {
-        self.with(member, |_, found| {
-            found.presence.send_if_modified(|presence| {
-                let never = *presence == Presence::Never;
-                if never {
-                    *presence = Presence::Away(now);
-                    found.heard = now;
-                }
-                never
+        self.with(member, |this, found| {
+            let session = found.voices.keys().any(|id| *id != VoiceId::Proxy);
+            if session || *found.presence.borrow() != Presence::Never {
+                return;
+            }
+            found.presence.send_replace(Presence::Away(now));
+            found.heard = now;
+            this.settle(member, found, now);
+        });
+    }
+
+    /// What is known of the member's agent is of an EdgeCluster that is no more.
+    pub fn forget_agent(&self, member: &str, now: Boot) {
+        self.with(member, |this, found| {
+            found.presence.send_replace(Presence::Never);
+            this.facts.set(member, |facts| {
+                facts.uid = None;
+                facts.agent_version = None;
+                facts.certificate_expiry = None;
             });
+            this.settle(member, found, now);
         });
     }
 
@@ -143,6 +171,7 @@ impl Voices {
                 said: None,
                 missed: false,
                 awaited: Some(0),
+                asked: None,
                 asks,
             };
             found.voices.insert(id, voice);
@@ -164,7 +193,8 @@ impl Voices {
         });
     }
 
-    /// What a voice says. `complete` is the number of the account that ends with this.
+    /// What a voice says. `complete` is the number of the account that ends with this. False when it is
+    /// more than is kept of one member.
     pub fn say(
         &self,
         member: &str,
@@ -172,10 +202,11 @@ impl Voices {
         changes: Changes,
         complete: Option<u64>,
         now: Boot,
-    ) {
+    ) -> bool {
+        let tenants = Changed::new(changes.tenants);
         self.with(member, |this, found| {
             let Some(voice) = found.voices.get_mut(&id) else {
-                return;
+                return true;
             };
             if id != VoiceId::Proxy {
                 found.heard = now;
@@ -188,25 +219,29 @@ impl Voices {
                 voice.said = Some(report);
             }
             if found.speaker != Some(id) {
-                voice.missed |= !changes.tenants.is_empty();
+                // What makes it the speaker is heard; what came before is asked for.
                 this.settle(member, found, now);
-                // What made it the speaker is heard; what came before is asked for.
                 if found.speaker != Some(id) {
-                    return;
+                    if let Some(voice) = found.voices.get_mut(&id) {
+                        voice.missed |= !tenants.is_empty() || complete.is_some();
+                    }
+                    return true;
                 }
             }
             let Some(voice) = found.voices.get_mut(&id) else {
-                return;
+                return true;
             };
             if complete.is_some() && complete == voice.awaited {
                 voice.awaited = None;
             }
-            if !changes.tenants.is_empty() {
-                this.reports.report(member, changes.tenants);
+            let mut kept = true;
+            if !tenants.is_empty() {
+                kept = this.reports.report(member, tenants);
                 this.facts.touch(member);
             }
             this.settle(member, found, now);
-        });
+            kept
+        })
     }
 
     /// The agent has reported so many Tenants, and this is the digest. Asks for all of it again when
@@ -220,12 +255,15 @@ impl Voices {
             if found.speaker != Some(id) || voice.awaited.is_some() {
                 return;
             }
-            let ours = this.reports.digest(member);
-            if ours != theirs {
+            let Some(ours) = this.reports.digest(member) else {
+                return;
+            };
+            let patient = voice.asked.is_some_and(|at| now.since(at) < ASK_EVERY);
+            if ours != theirs && !patient {
                 tracing::warn!(member, tenants = theirs.0, held = ours.0,
                     "what is held of the member is not what its agent has said; asking for all of it");
                 this.reports.begin(member, now);
-                ask(voice);
+                ask(voice, now);
             }
         });
     }
@@ -300,7 +338,7 @@ impl Voices {
                 tracing::debug!(member = name, ?speaker, "speaks for the member");
                 self.reports.begin(name, now);
                 if voice.missed {
-                    ask(voice);
+                    ask(voice, now);
                 }
             }
         }
@@ -330,7 +368,12 @@ impl Voices {
             self.due().insert((at, name.to_owned()));
             self.due_changed.notify_one();
         }
-        if let Some(ahead) = standing.ahead {
+        // One that no hub of ours can have given is said by a member that lies; it concerns itself alone.
+        let given = self.epoch.load(Ordering::Relaxed);
+        let ahead = standing
+            .ahead
+            .filter(|ahead| ahead.saturating_sub(given) <= EPOCHS_BEHIND);
+        if let Some(ahead) = ahead {
             self.ahead.send_if_modified(|known| {
                 let later = ahead > *known;
                 *known = (*known).max(ahead);
@@ -358,7 +401,8 @@ impl Voices {
 }
 
 /// Asks a voice for its whole account.
-fn ask(voice: &mut Voice) {
+fn ask(voice: &mut Voice, now: Boot) {
+    voice.asked = Some(now);
     let mut number = 0;
     voice.asks.send_modify(|asks| {
         *asks += 1;

@@ -24,7 +24,7 @@ use krypton_common::error_chain::chain;
 use krypton_common::member::MemberReport;
 use krypton_common::tls::{self, Credential};
 use krypton_hub::aggregate::Reports;
-use krypton_hub::authority::Authority;
+use krypton_hub::authority::{Authority, read_agent_certificate};
 use krypton_hub::facts::{Facts, FactsBoard};
 use krypton_hub::fleet_service::FleetService;
 use krypton_hub::found::Found;
@@ -35,7 +35,7 @@ use krypton_hub::notices::Notices;
 use krypton_hub::session::Sessions;
 use krypton_hub::voices::{Presence, Voices};
 use krypton_proto::v1::{
-    AgentMessage, Applied, Heartbeat, Hello, HubMessage, Report, Tenant,
+    AgentMessage, Applied, Heartbeat, Hello, HubMessage, RenewRequest, Report, Tenant,
     agent_message::Kind as Said, hub_message::Kind as Say,
 };
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
@@ -640,6 +640,49 @@ async fn the_newer_of_two_sessions_of_a_replica_wins_and_other_replicas_stay() {
         assert!(heard.version.is_some());
     }
     assert_eq!(home.metrics.sessions.get(), 2);
+}
+
+#[tokio::test]
+async fn a_certificate_is_renewed_for_the_member_that_asks_and_for_no_one_that_is_gone() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let connection = home.dialer(port.address, "edge-0").connect().await.unwrap();
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    // What the request says of itself is not listened to.
+    let named = rcgen::CertificateParams::new(vec!["edge-1".to_owned()]).unwrap();
+    let request = RenewRequest {
+        certificate_request: named.serialize_request(&key).unwrap().der().to_vec().into(),
+    };
+    let renewed = connection
+        .fleet()
+        .renew(request.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let certificate = read_agent_certificate(TRUST_DOMAIN, &renewed.certificates[0]).unwrap();
+    assert_eq!(certificate.cluster, "edge-0");
+    assert_eq!(certificate.uid, uid("edge-0"));
+    home.members.keep(|_| false, |_| false);
+    let status = connection.fleet().renew(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn an_agent_connects_anew_with_a_newer_certificate() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let dialer = home.dialer(port.address, "edge-0");
+    let mut agent = Agent::start(Arc::clone(&dialer), "a", "c");
+    agent.has("1.0.0").await;
+    let longer = DAY * 2;
+    let credential = home.credential("edge-0", &uid("edge-0"), clock::wall(), longer);
+    let not_after = clock::wall() + longer - DAY / 2;
+    dialer.renew(tls::client_config(&home.authority.roots(), Some(credential)).unwrap());
+    home.knows("edge-0", |facts| {
+        facts.certificate_expiry.is_some_and(|end| end > not_after)
+    })
+    .await;
+    agent.stop().await;
 }
 
 #[tokio::test]

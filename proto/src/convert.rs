@@ -1,6 +1,6 @@
 //! Between messages and the domain's words. What comes from the other side is checked here.
 
-use krypton_common::conditions::{ClusterState, MESSAGE_MAX, State, Truth};
+use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::member::MemberReport;
 use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
@@ -204,7 +204,7 @@ impl v1::Tenant {
         };
         let report = TenantReport {
             observed_generation: state.observed_generation,
-            applied_chart: text(state.applied_chart, TEXT_MAX),
+            applied_chart: state.applied_chart,
             state: ClusterState {
                 ready: state
                     .ready
@@ -214,7 +214,7 @@ impl v1::Tenant {
                 error: state.error.map(Into::into),
             },
         };
-        Ok((key, Some(report)))
+        Ok((key, Some(report.trimmed())))
     }
 }
 
@@ -228,7 +228,7 @@ impl From<&State> for v1::Condition {
         Self {
             truth: truth.into(),
             reason: state.reason.clone(),
-            message: text(state.message.clone(), MESSAGE_MAX),
+            message: state.message.clone(),
         }
     }
 }
@@ -241,11 +241,7 @@ impl From<v1::Condition> for State {
             // What a later revision adds is not known to us.
             v1::Truth::Unknown | v1::Truth::Unspecified => Truth::Unknown,
         };
-        Self::new(
-            truth,
-            text(condition.reason, TEXT_MAX),
-            text(condition.message, MESSAGE_MAX),
-        )
+        Self::new(truth, condition.reason, condition.message)
     }
 }
 
@@ -308,6 +304,29 @@ mod tests {
             DesiredState::try_from(sent),
             Err(WireError::Values(_))
         ));
+    }
+
+    #[test]
+    fn both_sides_of_a_long_message_have_the_same_digest() {
+        let key = TenantKey {
+            namespace: "n".to_owned(),
+            name: "t".to_owned(),
+        };
+        let long = State::new(Truth::False, "InstallFailed", "ä".repeat(2000));
+        let state = ClusterState {
+            ready: long.clone(),
+            progress: None,
+            error: Some(long),
+        };
+        let said = TenantReport {
+            observed_generation: 1,
+            applied_chart: String::new(),
+            state,
+        }
+        .trimmed();
+        let (_, heard) = v1::Tenant::new(&key, Some(&said)).read().unwrap();
+        let part = |report| krypton_common::account::part(&key, report);
+        assert_eq!(part(&said), part(&heard.unwrap()));
     }
 
     #[test]

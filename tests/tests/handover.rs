@@ -1,12 +1,19 @@
 //! Who acts when one of the two is away: the hub for a lost agent, the agent without its hub.
 
+use std::net::SocketAddr;
+
 use anyhow::bail;
+use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    eventually,
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
+    Pair, Parts, bundle, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
 };
-use serde_json::json;
+use kube::Api;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
@@ -151,4 +158,177 @@ async fn an_agent_goes_on_without_its_hub_and_over_a_restart_too() {
     .await
     .unwrap();
     assert_eq!(at_edge.releases().await.unwrap(), releases);
+}
+
+/// What an agent is given by somebody who has forgotten DaemonSets.
+const ALMOST_ALL: &str = r#"
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: almost-all}
+rules:
+- {apiGroups: ["", "coordination.k8s.io", "mesh.openkcm.io", "apiextensions.k8s.io"], resources: ["*"], verbs: ["*"]}
+- {apiGroups: ["apps"], resources: ["deployments", "statefulsets"], verbs: ["*"]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: almost-all}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: almost-all}
+subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: agent, namespace: default}
+"#;
+
+#[tokio::test]
+async fn an_agent_that_cannot_see_its_cluster_keeps_nobody_from_acting() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("blind-home", Parts::ControlPlane),
+        Cluster::start("blind-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)])
+        .args(["--self-cluster=false", "--proxy-grace=5s"]);
+    let mut hub = Hub::start(&options).unwrap();
+    let _member = Membership::join(Mode::Proxy, &mut hub, &home, &edge, "edge-1")
+        .await
+        .unwrap();
+    desk.member_is("edge-1", Mode::Proxy).await.unwrap();
+    let hubs = at_edge.holder().await.unwrap();
+
+    edge.apply(ALMOST_ALL).await.unwrap();
+    let token = edge.kubectl(["create", "token", "agent"]).await.unwrap();
+    let folder = TempDir::with_prefix("krypton-blind-").unwrap();
+    let mut kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token()).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
+    let (blind, join_file) = (
+        folder.path().join("kubeconfig.yaml"),
+        folder.path().join("bundle.yaml"),
+    );
+    std::fs::write(&blind, kubeconfig.to_string()).unwrap();
+    std::fs::write(&join_file, bundle(&home, "edge-1").await.unwrap()).unwrap();
+    let mut agent = Agent::start(&AgentOptions::new(&blind).join_file(&join_file)).unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+    let members: Api<EdgeCluster> = Api::all(home.client());
+    eventually("the agent to be known at home", PATIENCE, async || {
+        let status = members.get("edge-1").await?.status.unwrap_or_default();
+        Ok(status.agent_version.map(drop))
+    })
+    .await
+    .unwrap();
+
+    // Longer than the grace: nothing but the agent's being ready would make the hub give way.
+    at_edge.lease_renewed().await.unwrap();
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), hubs);
+    desk.member_is("edge-1", Mode::Proxy).await.unwrap();
+}
+
+/// The way from an agent to its hub, which can be cut and mended.
+struct Way {
+    address: SocketAddr,
+    open: watch::Sender<bool>,
+}
+
+impl Way {
+    async fn to(hub: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (open, opened) = watch::channel(true);
+        tokio::spawn(async move {
+            while let Ok((mut from, _)) = listener.accept().await {
+                let mut opened = opened.clone();
+                tokio::spawn(async move {
+                    let carry = async {
+                        let mut to = TcpStream::connect(hub).await?;
+                        tokio::io::copy_bidirectional(&mut from, &mut to).await
+                    };
+                    tokio::select! {
+                        _ = opened.wait_for(|open| !open) => {}
+                        _ = carry => {}
+                    }
+                });
+            }
+        });
+        Self { address, open }
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_is_cut_off_goes_on_and_the_hub_only_watches() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("cut-home", Parts::ControlPlane),
+        Cluster::start("cut-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)])
+        .args(["--self-cluster=false", "--proxy-grace=5s"]);
+    let mut hub = Hub::start(&options).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let way = Way::to(hub.agents_address()).await;
+    let folder = TempDir::with_prefix("krypton-cut-").unwrap();
+    let join_file = folder.path().join("bundle.yaml");
+    std::fs::write(&join_file, bundle(&home, "edge-1").await.unwrap()).unwrap();
+    let agent = AgentOptions::new(edge.kubeconfig())
+        .join_file(&join_file)
+        .args([format!("--hub={}", way.address)]);
+    let mut agent = Agent::start(&agent).unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+    desk.member_is("edge-1", Mode::Agent).await.unwrap();
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    let agents = at_edge.holder().await.unwrap();
+
+    way.open.send_replace(false);
+    // Far beyond the grace: the Lease lives, and the hub says whose it is.
+    let observing = ("Healthy", "True", "Observing");
+    desk.member_shows("edge-1", &[observing, CONNECTED])
+        .await
+        .unwrap();
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    eventually("home to count what the hub sees", PATIENCE, async || {
+        let member = desk.member_shows("edge-1", &[observing]).await?;
+        let status = member.status.unwrap_or_default();
+        let counted = status.tenants.map(|tenants| (tenants.total, tenants.ready));
+        match (counted, status.holder.as_ref() == Some(&agents)) {
+            (Some((1, 1)), true) => Ok(Some(())),
+            found => bail!("{found:?}"),
+        }
+    })
+    .await
+    .unwrap();
+    at_edge.lease_renewed().await.unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), agents);
+
+    way.open.send_replace(true);
+    let reconciling = ("Healthy", "True", "Reconciling");
+    desk.member_shows("edge-1", &[reconciling, CONNECTED])
+        .await
+        .unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), agents);
+    let log = hub.log().unwrap();
+    assert!(!log.contains("running helm"), "{log}");
 }

@@ -176,7 +176,7 @@ fn a_digest_that_differs_asks_once_for_the_whole_account() {
     let asks = fleet.voices.open(MEMBER, agent, at(0));
     let all = changes(Some(writing("agent/a")), &[("t", "A")]);
     fleet.voices.say(MEMBER, agent, all, Some(0), at(1));
-    let same = fleet.reports.digest(MEMBER);
+    let same = fleet.reports.digest(MEMBER).unwrap();
     fleet.voices.compare(MEMBER, agent, same, at(1));
     assert_eq!(*asks.borrow(), 0);
     fleet.voices.compare(MEMBER, agent, (2, same.1), at(1));
@@ -185,7 +185,7 @@ fn a_digest_that_differs_asks_once_for_the_whole_account() {
     let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
     fleet.voices.say(MEMBER, agent, again, Some(1), at(2));
     assert_eq!(
-        fleet.reports.digest(MEMBER).0,
+        fleet.reports.digest(MEMBER).unwrap().0,
         2,
         "what is not in it is gone"
     );
@@ -221,4 +221,79 @@ fn a_member_that_is_held_back_is_silent_whoever_speaks_for_it() {
     assert_eq!(fleet.mode(), (Mode::None, reason::BANNED.to_owned()));
     fleet.voices.hold_back(MEMBER, None, at(3));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
+}
+
+#[test]
+fn an_agent_that_is_connected_and_not_ready_makes_no_proxy_yield() {
+    let fleet = fleet();
+    let _asks = fleet.voices.open(MEMBER, VoiceId::Session(1), at(100));
+    // Its certificate is on record by now.
+    fleet.voices.agent_known(MEMBER, at(101));
+    assert_eq!(
+        *fleet.voices.presence(MEMBER).borrow(),
+        Presence::Never,
+        "who is not ready is waited for by nobody"
+    );
+}
+
+#[test]
+fn an_agent_without_tenants_is_heard_in_full_after_the_proxy_has_gone() {
+    let fleet = fleet();
+    let (proxy, agent) = (VoiceId::Proxy, VoiceId::Session(1));
+    let _asks = fleet.voices.open(MEMBER, proxy, at(0));
+    let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
+    fleet.voices.say(MEMBER, proxy, first, Some(0), at(1));
+    let asks = fleet.voices.open(MEMBER, agent, at(2));
+    let empty = changes(Some(observing("hub/a")), &[]);
+    fleet.voices.say(MEMBER, agent, empty, Some(0), at(3));
+    fleet.voices.close(MEMBER, proxy, at(4));
+    assert_eq!(*asks.borrow(), 1, "what was said to nobody is asked for");
+    let empty = changes(Some(writing("agent/a")), &[]);
+    fleet.voices.say(MEMBER, agent, empty, Some(1), at(5));
+    assert_eq!(fleet.reports.digest(MEMBER), Some((0, 0)));
+}
+
+#[test]
+fn an_epoch_that_no_hub_of_ours_can_have_given_is_not_followed() {
+    let (reports, facts) = (
+        Arc::new(Reports::default()),
+        Arc::new(FactsBoard::default()),
+    );
+    let (ahead, heard) = watch::channel(0);
+    let voices = Voices::new(reports, facts, ahead);
+    voices.set_epoch(7);
+    let agent = VoiceId::Session(1);
+    let _asks = voices.open(MEMBER, agent, at(0));
+    let knows = |epoch| {
+        let ahead = Some(krypton_common::desired::Version {
+            epoch,
+            generation: 0,
+        });
+        let report = MemberReport {
+            ahead,
+            ..observing("agent/a")
+        };
+        changes(Some(report), &[])
+    };
+    voices.say(MEMBER, agent, knows(u64::MAX), None, at(1));
+    assert_eq!(*heard.borrow(), 0);
+    voices.say(MEMBER, agent, knows(9), None, at(2));
+    assert_eq!(*heard.borrow(), 9);
+}
+
+#[test]
+fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
+    let fleet = fleet();
+    fleet.voices.agent_known(MEMBER, at(100));
+    let agent = AgentFacts {
+        cluster_uid: "old".to_owned(),
+        kubernetes_version: "v1".to_owned(),
+        agent_version: "0.1.0".to_owned(),
+        certificate_expiry: Timestamp::UNIX_EPOCH,
+    };
+    fleet.voices.agent(MEMBER, &agent);
+    fleet.voices.forget_agent(MEMBER, at(101));
+    assert_eq!(*fleet.voices.presence(MEMBER).borrow(), Presence::Never);
+    let facts = fleet.facts.get(MEMBER).unwrap();
+    assert_eq!((facts.uid, facts.certificate_expiry), (None, None));
 }
