@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use crate::{
     AT_ONCE, CHART, CHART_VERSION,
     arrivals::{Arrivals, Span},
-    load,
+    load::{self, Memory},
     machine::Neighbours,
     name, patience, say, together,
     traffic::{Traffic, single_out},
@@ -54,8 +54,7 @@ pub(crate) struct Krypton {
     pub(crate) many: Work,
     /// What the many cost the home cluster.
     pub(crate) home: Traffic,
-    pub(crate) rss_bytes: u64,
-    pub(crate) peak_rss_bytes: u64,
+    pub(crate) memory: Memory,
     /// One more Tenant, alone, with all caches warm.
     pub(crate) single: Work,
     pub(crate) idle: Option<Idle>,
@@ -65,7 +64,7 @@ pub(crate) struct Krypton {
 #[derive(Debug, Clone)]
 pub(crate) struct Idle {
     pub(crate) cpu_seconds: f64,
-    pub(crate) rss_bytes: u64,
+    pub(crate) memory: Memory,
     pub(crate) with: Rest,
     /// Measured beside the hub only.
     pub(crate) without: Option<Rest>,
@@ -170,8 +169,7 @@ impl Setup {
         let home = Traffic::read(&self.home).await?;
         let many = self.install(0..size).await?;
         let home = Traffic::read(&self.home).await?.since(&home);
-        let rss_bytes = self.actor().rss_bytes()?;
-        let peak_rss_bytes = load::peak_rss_bytes(self.actor().pid())?;
+        let memory = Memory::of(self.actor().pid())?;
         say(&format!(
             "all Ready after {:.1} s",
             many.arrivals.last.as_secs_f64()
@@ -183,10 +181,9 @@ impl Setup {
             let before = self.actor().cpu_seconds()?;
             let with = self.rest(idle).await?;
             let cpu_seconds = self.actor().cpu_seconds()? - before;
-            let rss_bytes = self.actor().rss_bytes()?;
             idled = Some(Idle {
                 cpu_seconds,
-                rss_bytes,
+                memory: Memory::of(self.actor().pid())?,
                 with,
                 without: None,
             });
@@ -201,8 +198,7 @@ impl Setup {
         Ok(Krypton {
             many,
             home,
-            rss_bytes,
-            peak_rss_bytes,
+            memory,
             single,
             idle: idled,
         })

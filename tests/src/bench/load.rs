@@ -35,17 +35,13 @@ pub(crate) fn busy_seconds() -> Result<f64> {
     busy(&read("/proc/stat")?)
 }
 
-/// The most memory that was resident at a time, in bytes.
-pub(crate) fn peak_rss_bytes(pid: u32) -> Result<u64> {
-    Ok(Memory::of(pid)?.peak)
-}
-
 /// Memory of a process, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Memory {
     pub(crate) resident: u64,
     /// Without its program and other files, which the kernel can drop.
     pub(crate) anonymous: u64,
+    /// The most that was resident at a time.
     pub(crate) peak: u64,
 }
 

@@ -185,13 +185,13 @@ fn work(measured: &Measured) -> Vec<Row> {
         ),
         ours(
             "RSS, MiB",
-            krypton(&|krypton| krypton.rss_bytes as f64 / MIB),
+            krypton(&|krypton| krypton.memory.resident as f64 / MIB),
             1,
             none(),
         ),
         ours(
             "  its peak",
-            krypton(&|krypton| krypton.peak_rss_bytes as f64 / MIB),
+            krypton(&|krypton| krypton.memory.peak as f64 / MIB),
             1,
             none(),
         ),
@@ -217,7 +217,7 @@ fn idle_rows(idle: [&Idle; 2], span: Duration) -> Vec<Row> {
     let a_minute =
         |count: &dyn Fn(&Rest) -> u64| idle.map(|idle| count(&idle.with) as f64 / minutes);
     let to_edge = a_minute(&|rest| rest.edge.of_subject);
-    let rss = idle.map(|idle| idle.rss_bytes as f64 / MIB);
+    let rss = idle.map(|idle| idle.memory.resident as f64 / MIB);
     let none = String::new;
     let mut rows = vec![
         ours("idle: CPU, % of a core", cpu, 3, at_most_each(0.05, cpu)),
@@ -250,6 +250,12 @@ fn idle_rows(idle: [&Idle; 2], span: Duration) -> Vec<Row> {
             rss,
             1,
             format!("agent <= 15: {}", verdict(15.0, rss[1])),
+        ),
+        ours(
+            "  of it its own, not of files",
+            idle.map(|idle| idle.memory.anonymous as f64 / MIB),
+            1,
+            none(),
         ),
     ];
     if let Some(without) = &idle[0].without {
