@@ -50,7 +50,7 @@ fmt: rust ## Format the code
 tools: ## Build the local Kubernetes into a cache outside the checkout: once, some 11 minutes
 	@hack/tools/tools.sh >/dev/null
 
-bench: rust tools ## Figures of 30 and 300 Tenants beside plain helm (BENCH_ARGS='--tenants 30')
+bench: rust tools ## Figures beside plain helm, and of 1,000 agents on one hub (BENCH_ARGS='edge --tenants 30', 'fan-out')
 	$(binaries) --profile fast
 	$(target)/fast/bench $(BENCH_ARGS)
 

@@ -136,7 +136,7 @@ impl Setup {
             arrivals,
             helm_ended: Some(helm_ended),
             cpu_seconds,
-            hub_cpu_seconds: 0.0,
+            own_cpu_seconds: 0.0,
             edge,
             neighbours,
         })

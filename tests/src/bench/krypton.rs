@@ -1,4 +1,5 @@
-//! The hub's part: Tenants created at once on an edge, one more alone, and the time after them.
+//! Krypton's part: Tenants created at once on an edge, one more alone, and the time after them. By the hub
+//! with a kubeconfig, or by an agent beside the edge.
 
 use std::{
     fs,
@@ -10,8 +11,8 @@ use anyhow::{Context, Result, anyhow};
 use futures::{StreamExt, TryStreamExt, stream};
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_tests::{
-    ChartRepository, Cluster, Hub, HubOptions, Parts,
-    fleet::{Desk, condition},
+    Agent, AgentOptions, ChartRepository, Cluster, Daemon, Hub, HubOptions, Mode, Parts, bundle,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
     process::log_end,
 };
 use kube::{Api, api::PostParams};
@@ -20,7 +21,7 @@ use tempfile::TempDir;
 use crate::{
     AT_ONCE, CHART, CHART_VERSION,
     arrivals::{Arrivals, Span},
-    load,
+    load::{self, Memory},
     machine::Neighbours,
     name, patience, say, together,
     traffic::{Traffic, single_out},
@@ -41,8 +42,8 @@ pub(crate) struct Work {
     pub(crate) helm_ended: Option<Duration>,
     /// With the children's, helm's among them.
     pub(crate) cpu_seconds: f64,
-    /// Of that the hub itself; nothing where there is none.
-    pub(crate) hub_cpu_seconds: f64,
+    /// Of that the hub or agent itself; nothing where there is none.
+    pub(crate) own_cpu_seconds: f64,
     pub(crate) edge: Traffic,
     /// Cores that others kept busy meanwhile.
     pub(crate) neighbours: f64,
@@ -53,20 +54,20 @@ pub(crate) struct Krypton {
     pub(crate) many: Work,
     /// What the many cost the home cluster.
     pub(crate) home: Traffic,
-    pub(crate) rss_bytes: u64,
-    pub(crate) peak_rss_bytes: u64,
+    pub(crate) memory: Memory,
     /// One more Tenant, alone, with all caches warm.
     pub(crate) single: Work,
     pub(crate) idle: Option<Idle>,
 }
 
-/// The same span of time twice, with and without the hub.
+/// The same span of time twice, with and without Krypton.
 #[derive(Debug, Clone)]
 pub(crate) struct Idle {
     pub(crate) cpu_seconds: f64,
-    pub(crate) rss_bytes: u64,
-    pub(crate) with_hub: Rest,
-    pub(crate) without_hub: Rest,
+    pub(crate) memory: Memory,
+    pub(crate) with: Rest,
+    /// Measured beside the hub only.
+    pub(crate) without: Option<Rest>,
 }
 
 /// What reached the apiservers while nothing was to be done.
@@ -78,38 +79,45 @@ pub(crate) struct Rest {
 }
 
 struct Setup {
+    hub: Hub,
+    /// None where the hub does the work.
+    agent: Option<Agent>,
     home: Cluster,
     edge: Cluster,
-    hub: Hub,
     _folder: TempDir,
 }
 
 pub(crate) async fn measure(
     size: u32,
+    mode: Mode,
     idle: Duration,
     repository: &ChartRepository,
 ) -> Result<Krypton> {
-    say(&format!("{size} Tenants: starting home, edge and hub"));
-    let mut setup = Setup::start(repository).await?;
+    let by = match mode {
+        Mode::Agent => "hub and agent",
+        Mode::Proxy | Mode::SelfCluster => "hub",
+    };
+    say(&format!("{size} Tenants: starting home, edge, {by}"));
+    let mut setup = Setup::start(mode, repository).await?;
     let outcome = setup.measure(size, idle).await;
-    outcome.map_err(|error| with_log(error, &setup.hub))
+    outcome.map_err(|error| with_log(error, setup.actor()))
 }
 
 impl Setup {
-    async fn start(repository: &ChartRepository) -> Result<Self> {
+    async fn start(mode: Mode, repository: &ChartRepository) -> Result<Self> {
         let (home, edge) = tokio::try_join!(
             Cluster::start("home", Parts::ControlPlane),
             Cluster::start(EDGE, Parts::WithPods),
         )?;
         let folder = TempDir::with_prefix("krypton-bench-").context("making a folder")?;
-        let at_home = folder.path().join("home.kubeconfig");
-        let kubeconfig = single_out(&home).await?;
-        fs::write(&at_home, kubeconfig).context("writing the hub's kubeconfig")?;
-        let desk = Desk::at(&home);
-        desk.add_member(EDGE, &single_out(&edge).await?).await?;
-
+        let kubeconfig = async |cluster: &Cluster| {
+            let file = folder.path().join(cluster.name());
+            fs::write(&file, single_out(cluster).await?).context("writing a kubeconfig")?;
+            Ok::<_, anyhow::Error>(file)
+        };
+        let (at_home, at_edge) = (kubeconfig(&home).await?, kubeconfig(&edge).await?);
         let flags = [
-            format!("--namespace={NAMESPACE}"),
+            format!("--namespace={HUB_NAMESPACE}"),
             format!("--chart-repo={}", repository.url()),
             format!("--chart-name={CHART}"),
             format!("--chart-version={CHART_VERSION}"),
@@ -117,19 +125,43 @@ impl Setup {
             "--self-cluster=false".to_owned(),
             format!("--max-concurrent-helm={AT_ONCE}"),
         ];
-        let hub = Hub::start(&HubOptions::new(&at_home).args(flags))?;
+        let mut hub = Hub::start(&HubOptions::new(&at_home).args(flags))?;
+        let desk = Desk::at(&home);
+        let agent = if mode == Mode::Agent {
+            hub.ready(PATIENCE).await?;
+            let join_file = folder.path().join("bundle.yaml");
+            // Readable to us alone, as the folder is.
+            fs::write(&join_file, bundle(&home, EDGE).await?).context("writing a join bundle")?;
+            let options = AgentOptions::new(&at_edge).join_file(&join_file);
+            let flag = format!("--max-concurrent-helm={AT_ONCE}");
+            Some(Agent::start(&options.args([flag]))?)
+        } else {
+            let kubeconfig = fs::read_to_string(&at_edge).context("reading a kubeconfig")?;
+            desk.add_member(EDGE, &kubeconfig).await?;
+            None
+        };
+        let setup = Self {
+            hub,
+            agent,
+            home,
+            edge,
+            _folder: folder,
+        };
         let healthy = [
             ("Connected", "True", "Connected"),
             ("Healthy", "True", "Reconciling"),
         ];
         let shown = desk.member_shows(EDGE, &healthy).await;
-        shown.map_err(|error| with_log(error, &hub))?;
-        Ok(Self {
-            home,
-            edge,
-            hub,
-            _folder: folder,
-        })
+        shown.map_err(|error| with_log(error, setup.actor()))?;
+        Ok(setup)
+    }
+
+    /// Who does the work on the edge.
+    fn actor(&self) -> &Daemon {
+        match &self.agent {
+            Some(agent) => agent,
+            None => &self.hub,
+        }
     }
 
     async fn measure(&mut self, size: u32, idle: Duration) -> Result<Krypton> {
@@ -137,47 +169,38 @@ impl Setup {
         let home = Traffic::read(&self.home).await?;
         let many = self.install(0..size).await?;
         let home = Traffic::read(&self.home).await?.since(&home);
-        let rss_bytes = self.hub.rss_bytes()?;
-        let peak_rss_bytes = load::peak_rss_bytes(self.hub.pid())?;
+        let memory = Memory::of(self.actor().pid())?;
         say(&format!(
             "all Ready after {:.1} s",
             many.arrivals.last.as_secs_f64()
         ));
 
-        let mut with_hub = None;
+        let mut idled = None;
         if !idle.is_zero() {
-            say(&format!("idling for {} s with the hub", idle.as_secs()));
-            let before = self.hub.cpu_seconds()?;
-            let rest = self.rest(idle, &[self.hub.pid()]).await?;
-            with_hub = Some((
-                rest,
-                self.hub.cpu_seconds()? - before,
-                self.hub.rss_bytes()?,
-            ));
+            say(&format!("idling for {} s", idle.as_secs()));
+            let before = self.actor().cpu_seconds()?;
+            let with = self.rest(idle).await?;
+            let cpu_seconds = self.actor().cpu_seconds()? - before;
+            idled = Some(Idle {
+                cpu_seconds,
+                memory: Memory::of(self.actor().pid())?,
+                with,
+                without: None,
+            });
         }
         let single = self.install(size..size + 1).await?;
-        let idle = match with_hub {
-            None => None,
-            Some((with_hub, cpu_seconds, rss_bytes)) => {
-                self.hub.stop().await?;
-                tokio::time::sleep(SETTLE).await;
-                say(&format!("idling for {} s without it", idle.as_secs()));
-                let without_hub = self.rest(idle, &[]).await?;
-                Some(Idle {
-                    cpu_seconds,
-                    rss_bytes,
-                    with_hub,
-                    without_hub,
-                })
-            }
-        };
+        if let Some(idled) = idled.as_mut().filter(|_| self.agent.is_none()) {
+            self.hub.stop().await?;
+            tokio::time::sleep(SETTLE).await;
+            say(&format!("idling for {} s without the hub", idle.as_secs()));
+            idled.without = Some(self.rest(idle).await?);
+        }
         Ok(Krypton {
             many,
             home,
-            rss_bytes,
-            peak_rss_bytes,
+            memory,
             single,
-            idle,
+            idle: idled,
         })
     }
 
@@ -187,10 +210,12 @@ impl Setup {
         let client = self.edge.client();
         let tenants: Api<Tenant> = Api::namespaced(client.clone(), NAMESPACE);
         let mut arrivals = Arrivals::watch(tenants.clone()).await?;
-        let hub = [self.hub.pid()];
-        let (edge, cpu) = (Traffic::read(&self.edge).await?, self.hub.cpu_seconds()?);
-        let own = load::own_seconds(self.hub.pid())?;
-        let neighbours = Neighbours::watch(self.known(&hub)?)?;
+        let (edge, cpu) = (
+            Traffic::read(&self.edge).await?,
+            self.actor().cpu_seconds()?,
+        );
+        let own = load::own_seconds(self.actor().pid())?;
+        let neighbours = Neighbours::watch(self.known()?)?;
 
         let clock = Instant::now();
         let creating = create(&tenants, numbers.clone());
@@ -198,26 +223,26 @@ impl Setup {
             ready(tenant, &numbers)
         });
         let (_, arrivals) = together(creating, arriving).await?;
-        let neighbours = neighbours.cores(self.known(&hub)?)?;
+        let neighbours = neighbours.cores(self.known()?)?;
         tokio::time::sleep(SETTLE).await;
         let edge = Traffic::read(&self.edge).await?.since(&edge);
-        let cpu_seconds = self.hub.cpu_seconds()? - cpu;
-        let hub_cpu_seconds = load::own_seconds(self.hub.pid())? - own;
+        let cpu_seconds = self.actor().cpu_seconds()? - cpu;
+        let own_cpu_seconds = load::own_seconds(self.actor().pid())? - own;
         Ok(Work {
             arrivals,
             helm_ended: None,
             cpu_seconds,
-            hub_cpu_seconds,
+            own_cpu_seconds,
             edge,
             neighbours,
         })
     }
 
-    async fn rest(&self, idle: Duration, hub: &[u32]) -> Result<Rest> {
+    async fn rest(&self, idle: Duration) -> Result<Rest> {
         let (edge, home) = self.traffic().await?;
-        let neighbours = Neighbours::watch(self.known(hub)?)?;
+        let neighbours = Neighbours::watch(self.known()?)?;
         tokio::time::sleep(idle).await;
-        let neighbours = neighbours.cores(self.known(hub)?)?;
+        let neighbours = neighbours.cores(self.known()?)?;
         let (edge_now, home_now) = self.traffic().await?;
         Ok(Rest {
             edge: edge_now.since(&edge),
@@ -233,18 +258,19 @@ impl Setup {
         ))
     }
 
-    /// CPU time of all that runs for us.
-    fn known(&self, hub: &[u32]) -> Result<f64> {
-        load::known_seconds(&[&self.home.pids(), &self.edge.pids(), hub].concat())
+    /// CPU time of all that runs for us; a hub that has ended has none.
+    fn known(&self) -> Result<f64> {
+        let daemons = [Some(&*self.hub), self.agent.as_deref()];
+        let running = daemons.into_iter().flatten().map(Daemon::pid);
+        let running = running.filter(|pid| load::own_seconds(*pid).is_ok());
+        let clusters = [self.home.pids(), self.edge.pids()].concat();
+        load::known_seconds(&running.chain(clusters).collect::<Vec<_>>())
     }
 }
 
-/// A hub's folder goes with it, and so its log.
-fn with_log(error: anyhow::Error, hub: &Hub) -> anyhow::Error {
-    anyhow!(
-        "{error:#}\nthe hub's log ends:\n{}",
-        log_end(hub.log_path())
-    )
+/// A daemon's folder goes with it, and so its log.
+fn with_log(error: anyhow::Error, daemon: &Daemon) -> anyhow::Error {
+    anyhow!("{error:#}\nits log ends:\n{}", log_end(daemon.log_path()))
 }
 
 async fn create(tenants: &Api<Tenant>, numbers: Range<u32>) -> Result<()> {

@@ -35,30 +35,79 @@ pub(crate) fn busy_seconds() -> Result<f64> {
     busy(&read("/proc/stat")?)
 }
 
-/// The most memory that was resident at a time, in bytes.
-pub(crate) fn peak_rss_bytes(pid: u32) -> Result<u64> {
-    let status = read(format!("/proc/{pid}/status"))?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = peak.and_then(|line| line.trim().strip_suffix(" kB"));
-    let kib: u64 = kib.context("no VmHWM in /proc/<pid>/status")?.parse()?;
-    Ok(kib * 1024)
+/// Memory of a process, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Memory {
+    pub(crate) resident: u64,
+    /// Without its program and other files, which the kernel can drop.
+    pub(crate) anonymous: u64,
+    /// The most that was resident at a time.
+    pub(crate) peak: u64,
 }
 
-/// Of a process and of its children, out of proc(5)'s stat, in seconds.
+impl Memory {
+    pub(crate) fn of(pid: u32) -> Result<Self> {
+        Self::read(&read(format!("/proc/{pid}/status"))?)
+    }
+
+    fn read(status: &str) -> Result<Self> {
+        let bytes = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name));
+            let kib = value.and_then(|line| line.trim().strip_suffix(" kB"));
+            let kib = kib.with_context(|| format!("no {name} in /proc/<pid>/status"))?;
+            Ok::<_, anyhow::Error>(kib.parse::<u64>()? * 1024)
+        };
+        Ok(Self {
+            resident: bytes("VmRSS:")?,
+            anonymous: bytes("RssAnon:")?,
+            peak: bytes("VmHWM:")?,
+        })
+    }
+}
+
+/// CPU time of a process without its children, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Times {
+    pub(crate) user: f64,
+    pub(crate) kernel: f64,
+}
+
+impl Times {
+    pub(crate) fn of(pid: u32) -> Result<Self> {
+        let [user, kernel, ..] = ticks(&read(format!("/proc/{pid}/stat"))?)?;
+        Ok(Self { user, kernel })
+    }
+
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        Self {
+            user: self.user - earlier.user,
+            kernel: self.kernel - earlier.kernel,
+        }
+    }
+
+    pub(crate) fn total(&self) -> f64 {
+        self.user + self.kernel
+    }
+}
+
+/// Of a process and of its children, in seconds.
 fn times(stat: &str) -> Result<[f64; 2]> {
+    let [user, kernel, children_user, children_kernel] = ticks(stat)?;
+    Ok([user + kernel, children_user + children_kernel])
+}
+
+/// User and kernel time of a process, then of its children, out of proc(5)'s stat, in seconds.
+fn ticks(stat: &str) -> Result<[f64; 4]> {
     // The second field is the name in parentheses, which may hold anything; the rest are numbers.
     let (_, fields) = stat
         .rsplit_once(')')
         .context("no name in /proc/<pid>/stat")?;
     let fields = fields.split_whitespace().skip(11).take(4);
     let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>()?;
-    let [user, system, children_user, children_system] = ticks.as_slice() else {
-        anyhow::bail!("/proc/<pid>/stat ends early");
-    };
-    Ok([
-        (user + system) / TICKS_PER_SECOND,
-        (children_user + children_system) / TICKS_PER_SECOND,
-    ])
+    let ticks: [f64; 4] = ticks
+        .try_into()
+        .map_err(|_| anyhow::anyhow!("/proc/<pid>/stat ends early"))?;
+    Ok(ticks.map(|ticks| ticks / TICKS_PER_SECOND))
 }
 
 /// user, nice, system, irq, softirq and steal of proc(5)'s stat; not idle, iowait or the guests',
@@ -87,7 +136,20 @@ mod tests {
     fn own_time_and_that_of_children_are_told_apart() {
         let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 200 0 0 150 50 1000 300 20 0 9 0 7 8 9";
         assert_eq!(times(stat).unwrap(), [2.0, 13.0]);
+        assert_eq!(ticks(stat).unwrap(), [1.5, 0.5, 10.0, 3.0]);
         assert!(times("42 (bench) S 1 2").is_err());
+    }
+
+    #[test]
+    fn memory_is_read_in_bytes() {
+        let status = "VmHWM:\t  9 kB\nVmRSS:\t 7 kB\nRssAnon:\t   5 kB\n";
+        let expected = Memory {
+            resident: 7 * 1024,
+            anonymous: 5 * 1024,
+            peak: 9 * 1024,
+        };
+        assert_eq!(Memory::read(status).unwrap(), expected);
+        assert!(Memory::read("Name: zombie\n").is_err());
     }
 
     #[test]

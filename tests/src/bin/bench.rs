@@ -1,11 +1,18 @@
-//! `make bench`: Tenants created at once on one edge, and beside it helm alone doing the same work.
+//! `make bench`: Tenants created at once on one edge, beside helm alone doing the same work; then a
+//! thousand agents on one hub.
 //!
 //! Prints figures and fails on none of them; it fails when something does not become ready.
 
 #[path = "../bench/arrivals.rs"]
 mod arrivals;
+#[path = "../bench/fan_out.rs"]
+mod fan_out;
+#[path = "../bench/fan_out_report.rs"]
+mod fan_out_report;
 #[path = "../bench/floor.rs"]
 mod floor;
+#[path = "../bench/histogram.rs"]
+mod histogram;
 #[path = "../bench/krypton.rs"]
 mod krypton;
 #[path = "../bench/load.rs"]
@@ -14,14 +21,18 @@ mod load;
 mod machine;
 #[path = "../bench/report.rs"]
 mod report;
+#[path = "../bench/simulated.rs"]
+mod simulated;
+#[path = "../bench/table.rs"]
+mod table;
 #[path = "../bench/traffic.rs"]
 mod traffic;
 
 use std::{future::Future, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
-use krypton_tests::{ChartRepository, ChartSource};
+use clap::{Parser, Subcommand};
+use krypton_tests::{ChartRepository, ChartSource, Mode};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// helm runs at once, of the hub and of the floor.
@@ -32,14 +43,28 @@ const SIZES: [u32; 2] = [30, 300];
 /// Starting and stopping control planes and waiting for quiet, for one size.
 const OVERHEAD: Duration = Duration::from_secs(600);
 
-/// Measures how fast and at what cost Tenants become ready, and what the hub costs afterwards.
+/// Measures what Krypton costs and how fast it is; without a command, all of it.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
 struct Args {
+    #[command(subcommand)]
+    only: Option<Only>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Only {
+    /// Many Tenants at once on one edge, and beside it plain helm
+    Edge(EdgeOptions),
+    /// Many simulated agents on one hub
+    FanOut(fan_out::Options),
+}
+
+#[derive(Debug, clap::Args)]
+struct EdgeOptions {
     /// Tenants to create at once; by default 30, then 300
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     tenants: Option<u32>,
-    /// Seconds of idling, once with the hub and once without; 0 leaves both out
+    /// Seconds of idling: of the hub, of the agent, and without them; 0 leaves all out
     #[arg(long, value_name = "SECONDS", default_value_t = 120,
         value_parser = clap::value_parser!(u64).range(0..=3600))]
     idle: u64,
@@ -48,11 +73,8 @@ struct Args {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    let sizes = args
-        .tenants
-        .map_or_else(|| SIZES.to_vec(), |size| vec![size]);
     let outcome = tokio::select! {
-        outcome = measure_all(&args, &sizes) => outcome,
+        outcome = measure_all(args) => outcome,
         outcome = told_to_stop() => outcome,
     };
     // By now everything that was started is gone: its owners are dropped.
@@ -65,12 +87,32 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn measure_all(args: &Args, sizes: &[u32]) -> Result<()> {
-    let repository = ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await?;
+async fn measure_all(args: Args) -> Result<()> {
     println!("{}", machine::describe().await?);
+    match args.only {
+        Some(Only::Edge(options)) => measure_edge(&options).await,
+        Some(Only::FanOut(options)) => measure_fan_out(&options).await,
+        None => {
+            measure_edge(&by_default()?).await?;
+            measure_fan_out(&by_default()?).await
+        }
+    }
+}
+
+/// As when no flag is given.
+fn by_default<O: clap::Args>() -> Result<O> {
+    let matches = O::augment_args(clap::Command::new("bench")).try_get_matches_from(["bench"])?;
+    Ok(O::from_arg_matches(&matches)?)
+}
+
+async fn measure_edge(options: &EdgeOptions) -> Result<()> {
+    let repository = ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await?;
+    let sizes = options
+        .tenants
+        .map_or_else(|| SIZES.to_vec(), |size| vec![size]);
     for size in sizes {
-        let limit = OVERHEAD + Duration::from_secs(2 * args.idle) + 3 * patience(*size);
-        let measured = tokio::time::timeout(limit, measure(args, *size, &repository)).await;
+        let limit = OVERHEAD + Duration::from_secs(3 * options.idle) + 4 * patience(size);
+        let measured = tokio::time::timeout(limit, measure(options, size, &repository)).await;
         let measured =
             measured.with_context(|| format!("{size} Tenants: not done in {limit:?}"))??;
         println!("{}", report::render(&measured));
@@ -78,16 +120,31 @@ async fn measure_all(args: &Args, sizes: &[u32]) -> Result<()> {
     Ok(())
 }
 
+async fn measure_fan_out(options: &fan_out::Options) -> Result<()> {
+    let limit = OVERHEAD + Duration::from_secs(options.idle + 60 * u64::from(options.rounds));
+    let measuring = Box::pin(fan_out::measure(options));
+    let measured = tokio::time::timeout(limit, measuring).await;
+    let measured = measured.with_context(|| format!("fan-out: not done in {limit:?}"))??;
+    println!("{}", fan_out_report::render(&measured));
+    Ok(())
+}
+
 /// One after the other, each with control planes of its own that are gone before the next.
-async fn measure(args: &Args, size: u32, repository: &ChartRepository) -> Result<report::Measured> {
+async fn measure(
+    args: &EdgeOptions,
+    size: u32,
+    repository: &ChartRepository,
+) -> Result<report::Measured> {
     let idle = Duration::from_secs(args.idle);
-    let krypton = Box::pin(krypton::measure(size, idle, repository)).await?;
+    let hub = Box::pin(krypton::measure(size, Mode::Proxy, idle, repository)).await?;
+    let agent = Box::pin(krypton::measure(size, Mode::Agent, idle, repository)).await?;
     let plain = Box::pin(floor::measure(size, floor::Flags::Plain, repository)).await?;
     let same_flags = Box::pin(floor::measure(size, floor::Flags::Hubs, repository)).await?;
     Ok(report::Measured {
         size,
         idle,
-        krypton,
+        hub,
+        agent,
         plain,
         same_flags,
     })

@@ -1,0 +1,194 @@
+//! The table of the fan-out: figures beside their targets.
+
+use std::time::Duration;
+
+use crate::{
+    fan_out::{FanOut, Gathering, Idle, Rounds},
+    load::Memory,
+    table::{MIB, at_most, fixed, table},
+};
+
+/// Others' work beyond this makes times of little worth.
+const QUIET_CORES: f64 = 0.15;
+const HEADS: [&str; 3] = ["figure", "is", "target"];
+const NOTES: &str = "\
+Simulated agents are the agent's own dialler, session and board of reports, each with a certificate of
+the hub's CA, over mutual TLS on loopback, all in this process; what is simulated is the cluster behind
+them. Hub, agents, home's apiserver and etcd share the machine. Quantiles of the hub's clock are within
+buckets that grow by half. Home is written by whoever holds the hub's Lease, which after a kill is free
+after 60 s: so long home shows what it was.
+";
+
+/// Label, figure, target.
+type Row = [String; 3];
+
+pub(crate) fn render(measured: &FanOut) -> String {
+    let FanOut {
+        options,
+        alone,
+        connecting,
+        connected,
+        idle,
+        rounds,
+        filling,
+        restart,
+        resyncs,
+    } = measured;
+    let agents = f64::from(options.agents);
+    let mut rows = gathering("all connect at once", connecting, None);
+    rows.extend(memory(
+        "RSS of the hub, all idle, MiB",
+        connected,
+        Some(100.0),
+    ));
+    rows.extend([
+        figure("  before the first agent", mib(alone.resident), 1),
+        figure(
+            "  for each agent, KiB",
+            1024.0 * (mib(connected.resident) - mib(alone.resident)) / agents,
+            1,
+        ),
+    ]);
+    rows.extend(idle_rows(idle, options.idle));
+    rows.extend(round_rows(rounds));
+    let each = options.tenants_each;
+    rows.push(seconds(
+        &format!("{each} Tenants each are reported: shown on home, s"),
+        filling.shown,
+        None,
+    ));
+    rows.extend(memory("  RSS of the hub, MiB", &filling.memory, None));
+    rows.extend(gathering(
+        "hub killed and started",
+        &restart.gathering,
+        Some(30.0),
+    ));
+    rows.extend([
+        seconds("  all heard again, s", restart.heard, Some(60.0)),
+        figure("  RSS of the hub, MiB", mib(restart.memory.resident), 1),
+        figure(
+            "accounts that had to be asked for again",
+            *resyncs as f64,
+            0,
+        ),
+    ]);
+    let noise = [
+        ("idle", idle.neighbours),
+        ("changes", rounds.neighbours),
+        ("restart", restart.neighbours),
+    ];
+    let told = noise.map(|(what, cores)| format!("{what} {cores:.2}"));
+    let mut out = format!(
+        "\n== {} simulated agents on one hub ==\n{}{NOTES}Cores kept busy by others meanwhile: {}.\n",
+        options.agents,
+        table(HEADS, &rows),
+        told.join(", "),
+    );
+    if noise.iter().any(|(_, cores)| *cores > QUIET_CORES) {
+        out += "NOT A QUIET MACHINE: times are disturbed; counts and memory are not.\n";
+    }
+    out
+}
+
+fn gathering(what: &str, gathering: &Gathering, target: Option<f64>) -> Vec<Row> {
+    vec![
+        seconds(&format!("{what}: first session, s"), gathering.first, None),
+        seconds("  all sessions, s", gathering.last, target),
+        figure(
+            "  most of them within a second",
+            gathering.most_a_second as f64,
+            0,
+        ),
+        figure("  CPU of the hub until then, s", gathering.hub.total(), 2),
+        seconds("  all shown on home, s", gathering.shown, None),
+    ]
+}
+
+fn memory(label: &str, memory: &Memory, target: Option<f64>) -> Vec<Row> {
+    vec![
+        row(label, mib(memory.resident), 1, target),
+        figure("    of it its own, not of files", mib(memory.anonymous), 1),
+        figure("    its peak", mib(memory.peak), 1),
+    ]
+}
+
+fn idle_rows(idle: &Idle, span: u64) -> Vec<Row> {
+    let minutes = span as f64 / 60.0;
+    vec![
+        row(
+            "CPU of the hub, all idle, milli-cores",
+            idle.hub,
+            1,
+            Some(60.0),
+        ),
+        figure("  of it in the kernel", idle.kernel, 1),
+        figure("  the middle one of parts of 5 s", idle.middle, 1),
+        figure(
+            "  requests to home a minute",
+            idle.home.of_subject as f64 / minutes,
+            1,
+        ),
+        figure(
+            "  of them writes of EdgeClusters",
+            idle.status_writes() as f64 / minutes,
+            1,
+        ),
+        figure("  CPU of all agents, milli-cores", idle.agents, 1),
+    ]
+}
+
+fn round_rows(rounds: &Rounds) -> Vec<Row> {
+    let millis = |seconds: f64| 1000.0 * seconds;
+    let worst = |index: usize| {
+        let of_round = rounds.by_agents.iter().filter_map(|times| times.get(index));
+        millis(of_round.max().copied().unwrap_or_default().as_secs_f64())
+    };
+    let shown = rounds.shown.iter().max().copied().unwrap_or_default();
+    vec![
+        row(
+            &format!(
+                "a change is in all slots, p50 of {}, ms",
+                rounds.by_hub.count()
+            ),
+            millis(rounds.by_hub.quantile(0.5)),
+            0,
+            None,
+        ),
+        row(
+            "  p99, ms",
+            millis(rounds.by_hub.quantile(0.99)),
+            0,
+            Some(300.0),
+        ),
+        figure(
+            "  by the agents, after the first of them: p50, ms",
+            worst(0),
+            0,
+        ),
+        figure("    p99, ms (the worst of the changes)", worst(1), 0),
+        figure("    the last, ms", worst(2), 0),
+        seconds("  shown on home, s", shown, None),
+        figure("  CPU of the hub until then, s", rounds.hub.total(), 2),
+    ]
+}
+
+fn row(label: &str, is: f64, digits: usize, target: Option<f64>) -> Row {
+    let target = target.map(|target| at_most(target, is));
+    [
+        label.to_owned(),
+        fixed(is, digits),
+        target.unwrap_or_default(),
+    ]
+}
+
+fn figure(label: &str, is: f64, digits: usize) -> Row {
+    row(label, is, digits, None)
+}
+
+fn seconds(label: &str, is: Duration, target: Option<f64>) -> Row {
+    row(label, is.as_secs_f64(), 2, target)
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / MIB
+}

@@ -1,0 +1,242 @@
+//! Agents without clusters: the agent's own dialler, session and board of reports over mutual TLS. What
+//! is simulated is the cluster behind them, so of the reconciler only what an idle one says.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use arc_swap::ArcSwap;
+use krypton_agent::{
+    clock,
+    dial::Dialer,
+    report::ReportBoard,
+    session::{self, Link, Session},
+};
+use krypton_common::{
+    conditions::{ClusterState, State, Truth, reason},
+    desired::{DesiredState, Version},
+    member::MemberReport,
+    tenant::{TenantKey, TenantReport},
+    tls::{self, Credential},
+};
+use krypton_hub::authority::{AGENT_CERTIFICATE_LIFE, Authority};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use tokio::{sync::watch, task::JoinSet};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{CHART, CHART_VERSION};
+
+const REPLICA: &str = "one";
+const KUBERNETES_VERSION: &str = "v1.36.0-simulated";
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// A member's name and the UID of its EdgeCluster, which its certificate is bound to.
+#[derive(Debug, Clone)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+}
+
+/// An agent that is not running yet.
+#[derive(Debug)]
+pub(crate) struct Enrolled {
+    name: String,
+    dialer: Arc<Dialer>,
+}
+
+/// Running agents; dropping them ends them.
+#[derive(Debug)]
+pub(crate) struct Agents {
+    agents: Vec<Arc<Agent>>,
+    // Each is two tasks, which end with this.
+    _tasks: JoinSet<()>,
+    _stop: DropGuard,
+}
+
+#[derive(Debug)]
+struct Agent {
+    board: Arc<ReportBoard>,
+    seen: Mutex<Seen>,
+}
+
+/// What an agent has seen of its hub.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seen {
+    /// Since when there is a session; `None` while there is none.
+    pub(crate) up: Option<Instant>,
+    /// The newest desired state, and when it came.
+    pub(crate) desired: Option<(Version, Instant)>,
+}
+
+impl Enrolled {
+    /// With a key and a certificate of its own, as if it had enrolled.
+    ///
+    /// # Errors
+    /// When the certificate cannot be made.
+    pub(crate) fn new(authority: &Authority, member: &Member, hub: &str) -> Result<Self> {
+        let Member { name, uid } = member;
+        let key = KeyPair::generate().context("making a key")?;
+        let request = CertificateParams::default().serialize_request(&key)?;
+        let life = AGENT_CERTIFICATE_LIFE;
+        let certificates = authority.sign_agent(request.der(), name, uid, clock::wall(), life)?;
+        let key = PrivateKeyDer::try_from(key.serialize_der())
+            .map_err(|problem| anyhow::anyhow!("reading a key: {problem}"))?;
+        let credential = Credential { certificates, key };
+        let tls = tls::client_config(&authority.roots(), Some(credential))?;
+        let tls = Arc::new(ArcSwap::from_pointee(tls));
+        Ok(Self {
+            name: name.clone(),
+            dialer: Arc::new(Dialer::new(vec![hub.to_owned()], tls)),
+        })
+    }
+}
+
+impl Agents {
+    /// All at once.
+    pub(crate) fn start(enrolled: Vec<Enrolled>) -> Self {
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        let agents = enrolled
+            .into_iter()
+            .map(|Enrolled { name, dialer }| {
+                let (desired, desired_seen) = watch::channel(None);
+                let (link, link_seen) = watch::channel(Link::default());
+                let agent = Arc::new(Agent {
+                    board: Arc::default(),
+                    seen: Mutex::default(),
+                });
+                let session = Session {
+                    dialer,
+                    replica: REPLICA.to_owned(),
+                    cluster_uid: format!("cluster-of-{name}"),
+                    kubernetes_version: KUBERNETES_VERSION.to_owned(),
+                    board: Arc::clone(&agent.board),
+                    desired,
+                    recorded: None,
+                    link,
+                };
+                tasks.spawn(session::run(session, stop.clone()));
+                tasks.spawn(reconcile(Arc::clone(&agent), link_seen, desired_seen));
+                agent
+            })
+            .collect();
+        Self {
+            agents,
+            _tasks: tasks,
+            _stop: stop.drop_guard(),
+        }
+    }
+
+    /// Gives each so many Tenants, all Ready.
+    pub(crate) fn report_tenants(&self, each: u32) {
+        let report = installed();
+        for agent in &self.agents {
+            for number in 0..each {
+                let key = TenantKey {
+                    namespace: "default".to_owned(),
+                    name: crate::name(number),
+                };
+                agent.board.tenant(&key, Some(report.clone()));
+            }
+        }
+    }
+
+    /// Waits until each has seen what is wanted, and returns when each did, in order.
+    ///
+    /// # Errors
+    /// When some have not by `deadline`, with how many.
+    pub(crate) async fn all(
+        &self,
+        what: &str,
+        deadline: Duration,
+        wanted: impl Fn(&Seen) -> Option<Instant>,
+    ) -> Result<Vec<Instant>> {
+        let end = Instant::now() + deadline;
+        loop {
+            let seen = self.agents.iter().filter_map(|agent| wanted(&agent.lock()));
+            let mut moments: Vec<Instant> = seen.collect();
+            if moments.len() == self.agents.len() {
+                moments.sort();
+                return Ok(moments);
+            }
+            if Instant::now() > end {
+                let (are, all) = (moments.len(), self.agents.len());
+                bail!("{are} of {all} simulated agents {what} after {deadline:?}");
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.agents.len()
+    }
+
+    /// The latest desired state that any has.
+    pub(crate) fn version(&self) -> Option<Version> {
+        let versions = self.agents.iter().map(|agent| agent.lock().desired);
+        versions.flatten().map(|(version, _)| version).max()
+    }
+}
+
+impl Agent {
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// In the place of a reconciler: it holds the Lease, and acts on what it is given as soon as it is there.
+async fn reconcile(
+    agent: Arc<Agent>,
+    mut link: watch::Receiver<Link>,
+    mut desired: watch::Receiver<Option<Arc<DesiredState>>>,
+) {
+    loop {
+        tokio::select! {
+            changed = link.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                let up = link.borrow_and_update().is_up();
+                agent.lock().up = up.then(Instant::now);
+            }
+            changed = desired.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                let Some(newest) = desired.borrow_and_update().clone() else {
+                    continue;
+                };
+                agent.lock().desired = Some((newest.version, Instant::now()));
+                agent.board.member(&idle(&newest));
+            }
+        }
+    }
+}
+
+fn idle(desired: &DesiredState) -> MemberReport {
+    MemberReport {
+        synced: true,
+        ready: true,
+        writing: true,
+        connected: true,
+        holder: Some(format!("agent/{REPLICA}")),
+        applied: Some((desired.version, desired.digest())),
+        ..MemberReport::default()
+    }
+}
+
+fn installed() -> TenantReport {
+    let state = |truth, reason: &str| State::new(truth, reason, "");
+    TenantReport {
+        observed_generation: 1,
+        applied_chart: format!("https://charts.example.org/{CHART}:{CHART_VERSION}"),
+        state: ClusterState {
+            ready: state(Truth::True, reason::INSTALLED),
+            progress: Some(state(Truth::False, reason::INSTALL_COMPLETE)),
+            error: Some(state(Truth::False, reason::NO_ERROR)),
+        },
+    }
+}

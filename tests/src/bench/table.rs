@@ -1,0 +1,74 @@
+//! Figures in columns, and what is said of them beside a target.
+
+pub(crate) const MIB: f64 = 1024.0 * 1024.0;
+
+pub(crate) fn fixed(value: f64, digits: usize) -> String {
+    format!("{value:.digits$}")
+}
+
+pub(crate) fn verdict(target: f64, is: f64) -> &'static str {
+    if is <= target { "met" } else { "missed" }
+}
+
+pub(crate) fn at_most(target: f64, is: f64) -> String {
+    format!("<= {target}: {}", verdict(target, is))
+}
+
+/// The first column is a label and the last one a target; figures between them stand to the right.
+pub(crate) fn table<const COLUMNS: usize>(
+    heads: [&str; COLUMNS],
+    rows: &[[String; COLUMNS]],
+) -> String {
+    let heads = heads.map(str::to_owned);
+    let all: Vec<_> = std::iter::once(&heads).chain(rows).collect();
+    let width = |column: usize| {
+        all.iter()
+            .filter_map(|row| row.get(column))
+            .map(String::len)
+            .max()
+            .unwrap_or_default()
+    };
+    let mut out = String::new();
+    for row in &all {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            line += &match column {
+                0 => format!("{cell:<0$}", width(column)),
+                last if last + 1 == COLUMNS => format!("  {cell}"),
+                _ => format!("  {cell:>0$}", width(column)),
+            };
+        }
+        out += line.trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell_and_lines_end_where_text_does() {
+        let row = |cells: [&str; 4]| cells.map(str::to_owned);
+        let rows = [
+            row(["a", "123456789", "1", ""]),
+            row(["bc", "2", "", "<= 3: met"]),
+        ];
+        let expected = "\
+figure       ours  theirs  target
+a       123456789       1
+bc              2          <= 3: met
+";
+        assert_eq!(
+            table(["figure", "ours", "theirs", "target"], &rows),
+            expected
+        );
+    }
+
+    #[test]
+    fn a_target_is_met_up_to_its_value() {
+        assert_eq!(at_most(0.5, 0.5), "<= 0.5: met");
+        assert_eq!(at_most(0.5, 0.51), "<= 0.5: missed");
+    }
+}
