@@ -40,6 +40,8 @@ const AFTER_FAILURE: Duration = Duration::from_secs(3);
 const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Writes of EdgeClusters in flight.
 const WRITERS: usize = 8;
+/// What is found out about clusters is looked at so often.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Events taken in before the next look.
 const BATCH: usize = 512;
 
@@ -105,13 +107,16 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut dirty: BTreeSet<String> = BTreeSet::new();
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
     // Facts change often, and the rest does not follow from them.
-    let mut look = true;
+    let (mut look, mut look_soon, mut look_next) = (true, false, Boot::default());
     loop {
         let now = Boot::now();
         let leading = fleet.lead.borrow_and_update().may_start(now);
+        // Members that come one after the other are looked at together.
+        look |= look_soon && now >= look_next;
         let wanted = if look { wanted(&fleet) } else { None };
         if let Some(wanted) = wanted.as_ref().filter(|_| known.synced) {
-            look = false;
+            (look, look_soon) = (false, false);
+            look_next = Boot(now.0 + LOOK_EVERY);
             for name in std::mem::take(&mut known.anew) {
                 fleet.shared.voices.forget_agent(&name, now);
                 fleet.found.forget_agent(&name);
@@ -205,9 +210,18 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let here = |name: &str| known.edge_clusters.contains_key(name);
             fleet.members.keep(here, |name| running.contains_key(name));
         }
-        dirty.extend(fleet.shared.facts.take_changed());
+        for name in fleet.shared.facts.take_changed() {
+            // A change of the chart changes the facts of all at once: first it goes to the members.
+            if dirty.insert(name.clone()) {
+                let at = next_write.entry(name).or_default();
+                *at = (*at).max(Boot(now.0 + PACE));
+            }
+        }
         // A member that is still to be made waits for its turn.
         let mut wake = look.then(|| Boot(now.0 + PACE));
+        if look_soon {
+            wake = Some(wake.map_or(look_next, |wake| wake.min(look_next)));
+        }
         for name in dirty.clone() {
             if !leading || writes.len() >= WRITERS {
                 break;
@@ -251,7 +265,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             changed = fleet.sources.changed() => { if changed.is_err() { break } look = true; }
             changed = fleet.given.changed() => { if changed.is_err() { break } look = true; }
             changed = fleet.lead.changed() => { if changed.is_err() { break } look = true; }
-            () = fleet.found.changed.notified() => look = true,
+            () = fleet.found.changed.notified() => look_soon = true,
             () = fleet.shared.facts.changed.notified() => {}
             _ = heartbeat.tick() => {
                 look = true;

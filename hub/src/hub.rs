@@ -17,6 +17,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use kube::Client;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -51,6 +52,7 @@ type Values = serde_json::Map<String, serde_json::Value>;
 
 /// Runs the hub until it is told to stop.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
+    allow_connections();
     let stop = signals::stop_on_signal()?;
     let readiness = admin::Readiness::new();
     let starting = readiness.guard("start");
@@ -285,6 +287,18 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tasks.abort_all();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Each agent is an open file, and the usual soft limit is 1,024.
+fn allow_connections() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, soft = ?limit.current, "the limit of open files stays as it is; a large fleet may need more");
+    }
 }
 
 /// CRDs and the epoch. An apiserver that is not up yet is waited for.

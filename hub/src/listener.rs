@@ -35,7 +35,6 @@ use crate::settings::BindAddress;
 use connection::Places;
 pub use connection::{Connection, Peer};
 
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// A session, and the few calls that an agent makes beside it.
 const STREAMS: u32 = 16;
 const HEADER_LIST: u32 = 16 * 1024;
@@ -195,9 +194,8 @@ async fn serve_within(
     // Whatever ends this future ends the connections.
     let _cut_at_the_end = cut.clone().drop_guard();
     let door = Arc::new(Door::new(tls, trust_domain, limits, cut));
+    // No pings of ours: agents ping, and whoever does not send a heartbeat is cut by its session.
     let serving = Server::builder()
-        .http2_keepalive_interval(Some(KEEP_ALIVE))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .max_concurrent_streams(STREAMS)
         .http2_max_header_list_size(HEADER_LIST)
         .initial_connection_window_size(CONNECTION_WINDOW)
