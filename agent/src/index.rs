@@ -389,7 +389,9 @@ impl Index {
     }
 
     pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<TenantKey> {
-        let changed = self.tenants.event(event, |tenant| {
+        let changed = self.tenants.event(event, |mut tenant| {
+            // Larger than all the rest, and read by nobody here.
+            tenant.metadata.managed_fields = None;
             let key = tenant_key(&tenant.metadata)?;
             Some((key, version(&tenant.metadata), Arc::new(tenant)))
         });
