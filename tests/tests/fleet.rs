@@ -6,11 +6,14 @@
 )]
 
 use anyhow::{Result, bail};
+use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
+    eventually,
     fleet::{Desk, Expected, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes,
 };
+use kube::{Api, api::DeleteParams};
 use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
@@ -21,6 +24,7 @@ const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 in_both_modes!(
     a_tenant_on_home_counts_those_of_its_name_on_all_members,
     of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes_nothing,
+    a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back,
 );
 
 /// What home says of a member that is well.
@@ -390,4 +394,54 @@ async fn of_two_hubs_one_writes_and_the_other_follows_when_it_leaves() {
     now.remove("sh.helm.release.v1.tenant-third-self-cluster.v1")
         .expect("installed");
     assert_eq!(now, releases);
+}
+
+async fn a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back(mode: Mode) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("comes-back", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let (desk, at_edge) = (Desk::at(pair.home()), pair.desk());
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    pair.open(flags).await.unwrap();
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    let before = desk
+        .member_shows(pair.name(), &[CONNECTED, HEALTHY])
+        .await
+        .unwrap();
+    let releases = at_edge.releases().await.unwrap();
+
+    let members: Api<EdgeCluster> = Api::all(pair.home().client());
+    members
+        .delete(pair.name(), &DeleteParams::default())
+        .await
+        .unwrap();
+    if mode == Mode::Agent {
+        // Its certificate was of the one that is gone: somebody has to join it again.
+        let log = pair.actor().unwrap().log_path().to_owned();
+        eventually("the agent to be refused", PATIENCE, async || {
+            let log = std::fs::read_to_string(&log)?;
+            Ok(log.contains("kubectl krypton join edge-1").then_some(()))
+        })
+        .await
+        .unwrap();
+        pair.join_again().await.unwrap();
+    }
+    eventually("another EdgeCluster of that name", PATIENCE, async || {
+        let now = desk
+            .member_shows(pair.name(), &[CONNECTED, HEALTHY])
+            .await?;
+        Ok((now.metadata.uid != before.metadata.uid).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(at_edge.releases().await.unwrap(), releases);
 }
