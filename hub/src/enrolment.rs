@@ -10,6 +10,7 @@ use krypton_common::error_chain::chain;
 use krypton_common::names::SELF_CLUSTER;
 use krypton_common::spiffe::is_member_name;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
+use krypton_proto::Bytes;
 use krypton_proto::v1;
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use kube::api::{Api, PostParams};
@@ -308,7 +309,8 @@ fn is_uid(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
 }
 
-fn on_the_wire<T: From<Vec<u8>>>(certificates: Vec<CertificateDer<'static>>) -> Vec<T> {
+/// Certificates as messages carry them.
+pub(crate) fn on_the_wire(certificates: Vec<CertificateDer<'static>>) -> Vec<Bytes> {
     let bytes = certificates.into_iter().map(|der| der.to_vec().into());
     bytes.collect()
 }

@@ -122,7 +122,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 fleet.found.forget_agent(&name);
             }
             for (name, object) in &known.edge_clusters {
-                if object.metadata.uid.is_some() && enrolled(object) {
+                if enrolled(object) {
                     fleet.shared.voices.agent_known(name, now);
                 }
             }

@@ -7,16 +7,15 @@ use futures::stream::BoxStream;
 use krypton_agent::chart::{ChartCache, ChartRef, Fetched};
 use krypton_agent::clock;
 use krypton_common::error_chain::chain;
-use krypton_proto::Bytes;
 use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
 use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
-use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncReadExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::authority::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Authority};
+use crate::enrolment::on_the_wire;
 use crate::listener::Peer;
 use crate::session::{Sessions, admit};
 
@@ -56,13 +55,6 @@ impl FleetService {
             .max_decoding_message_size(AGENT_MESSAGE_MAX)
             .max_encoding_message_size(HUB_MESSAGE_MAX)
     }
-}
-
-fn der(certificates: Vec<CertificateDer<'static>>) -> Vec<Bytes> {
-    certificates
-        .into_iter()
-        .map(|der| Bytes::copy_from_slice(&der))
-        .collect()
 }
 
 /// The certificate that the caller has shown. What it says of itself in messages counts for nothing.
@@ -111,8 +103,8 @@ impl Fleet for FleetService {
             .map_err(|error| Status::invalid_argument(chain(&error)))?;
         tracing::info!(member = %certificate.cluster, "an agent's certificate was renewed");
         Ok(Response::new(v1::RenewResponse {
-            certificates: der(certificates),
-            roots: der(self.authority.roots()),
+            certificates: on_the_wire(certificates),
+            roots: on_the_wire(self.authority.roots()),
         }))
     }
 

@@ -66,7 +66,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         None => None,
     };
     let agents_listener = match &settings.listen {
-        Some(address) => Some(listener::bind(address).await?),
+        Some(address) => Some(admin::bind(listener::LISTEN_FLAG, address).await?),
         None => None,
     };
     let values = match &settings.chart_values_file {

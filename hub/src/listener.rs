@@ -30,7 +30,6 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 
 use crate::authority::{Authority, AuthorityError, HUB_CERTIFICATE_LIFE, read_agent_certificate};
-use crate::settings::BindAddress;
 
 use connection::Places;
 pub use connection::{Connection, Peer};
@@ -47,48 +46,17 @@ const WAITING: usize = 16;
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 const CREDENTIAL_CHECK: Duration = Duration::from_secs(60);
 
+/// The flag of this port, for messages.
+pub const LISTEN_FLAG: &str = "--listen";
+
 #[derive(Debug, Error)]
 pub enum ListenerError {
-    #[error(
-        "--listen: {address} is in use by another process; choose another port, or 0 to switch it off"
-    )]
-    InUse { address: BindAddress },
-    #[error(
-        "--listen: listening on {address} failed; choose another address, or 0 to switch it off"
-    )]
-    Bind {
-        address: BindAddress,
-        #[source]
-        source: io::Error,
-    },
     #[error("making the hub's certificate failed")]
     Certificate(#[source] AuthorityError),
     #[error("the hub's certificate cannot be used")]
     Tls(#[source] tls::TlsError),
     #[error("--listen: serving failed")]
     Serve(#[source] tonic::transport::Error),
-}
-
-/// Listens on `address`: at start, so that a port in use ends the process before it touches a cluster.
-pub async fn bind(address: &BindAddress) -> Result<TcpListener, ListenerError> {
-    // Without a host as with the IPv6 wildcard, which takes IPv4 too where there are both.
-    let bound = match &address.host {
-        Some(host) => TcpListener::bind((host.as_str(), address.port)).await,
-        None => match TcpListener::bind(("::", address.port)).await {
-            Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                TcpListener::bind(("0.0.0.0", address.port)).await
-            }
-            bound => bound,
-        },
-    };
-    let address = || address.clone();
-    bound.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => ListenerError::InUse { address: address() },
-        _ => ListenerError::Bind {
-            address: address(),
-            source,
-        },
-    })
 }
 
 /// TLS with a new certificate of the hub.

@@ -395,14 +395,7 @@ impl Voices {
     fn with<T>(&self, member: &str, act: impl FnOnce(&Self, &mut Member) -> T) -> T {
         // Plain values: a panic elsewhere cannot leave them half written.
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        if !members.contains_key(member) {
-            members.insert(member.to_owned(), Member::default());
-        }
-        match members.get_mut(member) {
-            Some(found) => act(self, found),
-            // Just inserted; a value of its own keeps this total.
-            None => act(self, &mut Member::default()),
-        }
+        act(self, members.entry(member.to_owned()).or_default())
     }
 }
 

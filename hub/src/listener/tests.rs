@@ -16,6 +16,8 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
+use krypton_agent::admin;
+
 use super::*;
 
 const UID: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
@@ -65,7 +67,9 @@ struct Hub {
 
 async fn hub(limits: Limits) -> Hub {
     let authority = Authority::generate("a.krypton", clock::wall()).unwrap();
-    let listener = bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let listener = admin::bind(LISTEN_FLAG, &"127.0.0.1:0".parse().unwrap())
+        .await
+        .unwrap();
     let address = listener.local_addr().unwrap();
     let config = server_config(&authority, clock::wall()).unwrap();
     let tls = Arc::new(ArcSwap::from_pointee(config));
@@ -369,7 +373,9 @@ async fn a_call_that_does_not_end_is_cut_after_the_stop() {
 async fn a_port_in_use_is_named_with_its_flag() {
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let error = bind(&address.parse().unwrap()).await.unwrap_err();
+    let error = admin::bind(LISTEN_FLAG, &address.parse().unwrap())
+        .await
+        .unwrap_err();
     let said = error.to_string();
     assert!(
         said.contains("--listen") && said.contains(&address),
