@@ -229,7 +229,7 @@ metadata:
     {{- include "krypton.labels" . | nindent 4 }}
 rules:
   # helm acts as this account (--helm-service-account).
-  - {apiGroups: [""], resources: [serviceaccounts], resourceNames: [{{ $name }}], verbs: [impersonate]}
+  - {apiGroups: [""], resources: [serviceaccounts], resourceNames: [{{ quote $name }}], verbs: [impersonate]}
 ---
 {{ include "krypton.binding" (dict "root" . "kind" "Role" "name" $role "namespace" $namespace) }}
 {{ end }}
