@@ -84,7 +84,7 @@ stop: ## End what run-pid started
 	@pid=$$(cat '$(PID_FILE)' 2>/dev/null) || { echo "nothing to stop: there is no $(PID_FILE)"; exit 0; }; \
 	ours() { [[ $$(ps -p "$$pid" -o comm= 2>/dev/null) == *krypton-hub ]]; }; \
 	if ours; then kill -TERM "$$pid"; fi; \
-	for _ in {1..25}; do ours || break; sleep 0.2; done; \
+	end=$$((SECONDS + 5)); while ((SECONDS < end)) && ours; do sleep 0.2; done; \
 	if ours; then echo "process $$pid did not end in 5 s: killed"; kill -KILL "$$pid"; fi; \
 	rm -f '$(PID_FILE)'; echo "stopped"
 
