@@ -17,7 +17,6 @@ COPY hack/tools/helm hack/tools/helm
 RUN hack/images/files.sh helm /bin-of-helm
 
 FROM krypton AS built-files
-ARG SOURCE_DATE_EPOCH=0
 COPY --from=helm /bin-of-helm/helm /bin-of-krypton/
 RUN hack/images/files.sh roots /bin-of-krypton /roots
 

@@ -3,7 +3,7 @@
 #   files.sh krypton DIR     Krypton's programs, static, into DIR
 #   files.sh helm DIR        the helm that hack/tools/helm pins, static, into DIR
 #   files.sh roots BIN DIR   root file systems DIR/{base,krypton-hub,krypton-agent} from the programs in BIN
-# SOURCE_DATE_EPOCH dates every file. Whatever the checkout's folder, the bytes are the same.
+# Whatever the checkout's folder, the bytes are the same.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 checkout=$PWD
@@ -24,9 +24,10 @@ krypton() {
     --remap-path-prefix "$built=/target"
   )
   # With --target these are for the programs only, not for build scripts and procedural macros, which
-  # cannot be static.
-  CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}") \
-  CFLAGS="-ffile-prefix-map=$checkout=/krypton -ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo -ffile-prefix-map=$built=/target" \
+  # cannot be static. Without the epoch, as build scripts of C libraries would run again for every commit.
+  env --unset=SOURCE_DATE_EPOCH \
+    CARGO_ENCODED_RUSTFLAGS="$(IFS=$'\x1f'; echo "${flags[*]}")" \
+    "CFLAGS_${host//-/_}=-ffile-prefix-map=$checkout=/krypton -ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo -ffile-prefix-map=$built=/target" \
     cargo build --locked --release --target "$host" --target-dir "$built" --workspace --exclude krypton-tests --bins
   mkdir -p "$out"
   cp "$built/$host/release"/{krypton-hub,krypton-agent,kubectl-krypton} "$out/"
@@ -84,7 +85,8 @@ roots() {
   cp "$bin/krypton-agent" "$out/krypton-agent/usr/local/bin/"
   find "$out"/{base,krypton-hub,krypton-agent} -type f -path '*/bin/*' -exec chmod 0755 {} + \
     -o -type f -exec chmod 0644 {} + -o -type d -exec chmod 0755 {} +
-  find "$out"/{base,krypton-hub,krypton-agent} -depth -exec touch --no-dereference --date="@${SOURCE_DATE_EPOCH:-0}" {} +
+  # The time of the last commit would make another layer of the same helm.
+  find "$out"/{base,krypton-hub,krypton-agent} -depth -exec touch --no-dereference --date=@0 {} +
 }
 
 case "${1:-} $#" in

@@ -13,16 +13,15 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Carg
 tag=${TAG:-$version}
 prefix=${REGISTRY:+${REGISTRY%/}/}
 work=${IMAGES_DIR:-${CARGO_TARGET_DIR:-$PWD/target}/images}
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
-export SOURCE_DATE_EPOCH DOCKER_BUILDKIT=1
+# BuildKit of docker 23 and newer dates the image with it; files are dated 0.
+epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
+export DOCKER_BUILDKIT=1
 
 fail() { echo "images: $*" >&2; exit 1; }
 step() { echo "images: $* (after $SECONDS s)" >&2; }
 
 command -v docker >/dev/null || fail "no docker found: install it (https://docs.docker.com/engine/install)"
 docker version >/dev/null 2>&1 || fail "the docker daemon does not answer: $(docker version 2>&1 >/dev/null | tail -n 1)"
-[ -z "$(git status --porcelain 2>/dev/null)" ] || step "the checkout has changes of its own, and is dated as its last commit"
-
 case $from in
   here)
     step "building Krypton's programs with cargo"
@@ -58,7 +57,7 @@ for name in krypton-hub krypton-agent; do
   image=$prefix$name:$tag
   step "building image $image"
   docker build --quiet "${arguments[@]}" --target "$name" --tag "$image" \
-    --build-arg VERSION="$version" --build-arg SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" "$context" >/dev/null
+    --build-arg VERSION="$version" --build-arg SOURCE_DATE_EPOCH="$epoch" "$context" >/dev/null
   listing=$(files "$image")
   size=$(awk '{ sum += $1 } END { print sum }' <<<"$listing")
   echo "$image: $(awk -v b="$size" 'BEGIN { printf "%.1f MB", b / 1e6 }')"
