@@ -3,6 +3,7 @@
 
 mod kubeconfig;
 mod local;
+mod service_account;
 
 use std::time::Duration;
 
@@ -14,8 +15,9 @@ pub(crate) use kubeconfig::pem;
 pub use kubeconfig::{RenderError, kubeconfig_yaml};
 pub use local::{
     ConfigError, Found, InCluster, LocalError, LocalSource, from_kubeconfig, local,
-    read_kubeconfig, without_content,
+    read_kubeconfig, service_account_namespace, without_content,
 };
+pub use service_account::ServiceAccount;
 
 /// Longest wait for a connection to any apiserver.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

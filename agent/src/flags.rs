@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use clap::Parser;
 use krypton_common::bundle::split_address;
+use krypton_common::names::is_dns_label;
 use krypton_common::telemetry::LogFormat;
 
-use crate::access::LocalSource;
+use crate::access::{LocalSource, ServiceAccount};
 use crate::admin::BindAddress;
 use crate::fence::SYSTEM_NAMESPACE;
 use crate::go_values::parse_duration;
@@ -60,9 +61,10 @@ pub struct Flags {
         help_heading = "Cluster"
     )]
     pub context: Option<String>,
-    /// Namespace for the agent's identity; made when missing.
-    #[arg(long, value_name = "NAMESPACE", env = "KRYPTON_NAMESPACE", default_value = SYSTEM_NAMESPACE, help_heading = "Cluster")]
-    pub namespace: String,
+    /// Namespace for the agent's identity; made when missing [default: POD_NAMESPACE, else that of the
+    /// pod's service account, else krypton-system].
+    #[arg(long, value_name = "NAMESPACE", env = "KRYPTON_NAMESPACE", value_parser = namespace_name, help_heading = "Cluster")]
+    pub namespace: Option<String>,
 
     /// The helm program, version 4.2.4 or newer: a path, or a name looked up in PATH.
     #[arg(
@@ -73,6 +75,15 @@ pub struct Flags {
         help_heading = "Helm"
     )]
     pub helm: PathBuf,
+    /// Service account that helm acts as; the agent must have the right to impersonate it.
+    #[arg(
+        long,
+        value_name = "[NAMESPACE/]NAME",
+        env = "KRYPTON_HELM_SERVICE_ACCOUNT",
+        value_parser = service_account,
+        help_heading = "Helm"
+    )]
+    pub helm_service_account: Option<String>,
     /// How long one install, upgrade or uninstall may wait for its hooks.
     #[arg(long, value_name = "DURATION", env = "KRYPTON_HELM_TIMEOUT", default_value = "180s", value_parser = duration, help_heading = "Helm")]
     pub helm_timeout: Duration,
@@ -171,11 +182,32 @@ impl Flags {
         }
     }
 
-    pub fn join_places(&self) -> Places {
+    /// The flag, or where the pod is; `service_account` is what its service account's file says.
+    pub fn namespace(
+        &self,
+        env: impl Fn(&str) -> Option<String>,
+        service_account: Option<String>,
+    ) -> String {
+        self.namespace
+            .clone()
+            .into_iter()
+            .chain(env("POD_NAMESPACE"))
+            .chain(service_account.map(|text| text.trim().to_owned()))
+            .find(|namespace| !namespace.is_empty())
+            .unwrap_or_else(|| SYSTEM_NAMESPACE.to_owned())
+    }
+
+    /// What helm acts as, with the agent's own namespace where the flag names none.
+    pub fn helm_account(&self, namespace: &str) -> Option<ServiceAccount> {
+        let text = self.helm_service_account.as_deref()?;
+        ServiceAccount::parse(text, namespace)
+    }
+
+    pub fn join_places(&self, namespace: &str) -> Places {
         Places {
             file: self.join_file.clone(),
             secret: self.join_secret.clone(),
-            namespace: self.namespace.clone(),
+            namespace: namespace.to_owned(),
         }
     }
 
@@ -202,6 +234,20 @@ fn duration(text: &str) -> Result<Duration, &'static str> {
         .ok_or("write it as 90s, 3m or 1h30m")
 }
 
+fn namespace_name(text: &str) -> Result<String, &'static str> {
+    match is_dns_label(text) {
+        true => Ok(text.to_owned()),
+        false => Err("write lower-case letters, digits and '-', at most 63 characters"),
+    }
+}
+
+fn service_account(text: &str) -> Result<String, &'static str> {
+    match ServiceAccount::parse(text, SYSTEM_NAMESPACE) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err("write it as NAMESPACE/NAME, or NAME"),
+    }
+}
+
 fn hub_address(text: &str) -> Result<String, &'static str> {
     match split_address(text) {
         Some(_) => Ok(text.to_owned()),
@@ -223,7 +269,7 @@ mod tests {
     fn the_command_is_well_formed_and_its_defaults_are_read() {
         Flags::command().debug_assert();
         let flags = read(&[]).unwrap();
-        assert_eq!(flags.namespace, "krypton-system");
+        assert_eq!(flags.namespace(|_| None, None), "krypton-system");
         assert_eq!(flags.helm_timeout, Duration::from_secs(180));
         assert_eq!(flags.metrics_bind_address.to_string(), "0.0.0.0:8080");
         assert_eq!(flags.replica(|_| None), "agent");
@@ -244,6 +290,8 @@ mod tests {
         for (arg, word) in [
             ("--hub=https://hub:7443", "HOST:PORT"),
             ("--hub=hub", "HOST:PORT"),
+            ("--namespace=Ops", "lower-case"),
+            ("--helm-service-account=a/b/c", "NAMESPACE/NAME"),
             ("--helm-timeout=5", "90s"),
             ("--helm-timeout=0s", "90s"),
             ("--max-concurrent-helm=65", "1..=64"),
@@ -254,6 +302,21 @@ mod tests {
             let flag = arg.split('=').next().unwrap();
             assert!(said.contains(flag) && said.contains(word), "{arg}: {said}");
         }
+    }
+
+    #[test]
+    fn the_namespace_is_the_flags_else_the_pods() {
+        let pod = |name: &str| (name == "POD_NAMESPACE").then(|| "pods".to_owned());
+        let file = || Some("accounts\n".to_owned());
+        let flags = read(&["--namespace=ops"]).unwrap();
+        assert_eq!(flags.namespace(pod, file()), "ops");
+        let flags = read(&["--helm-service-account=helm"]).unwrap();
+        assert_eq!(flags.namespace(pod, file()), "pods");
+        assert_eq!(flags.namespace(|_| None, file()), "accounts");
+        assert_eq!(
+            flags.helm_account("ops").unwrap().to_string(),
+            "system:serviceaccount:ops:helm"
+        );
     }
 
     #[test]

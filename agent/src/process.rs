@@ -16,7 +16,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{client_named, kubeconfig_yaml, local};
+use crate::access::{
+    ServiceAccount, client_named, kubeconfig_yaml, local, service_account_namespace,
+};
 use crate::admin::{self, Readiness};
 use crate::chart::ChartCache;
 use crate::cluster::{self, Cluster, ClusterError};
@@ -43,6 +45,7 @@ const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
 pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let env = |name: &str| std::env::var(name).ok();
     let replica = flags.replica(env);
+    let namespace = flags.namespace(env, service_account_namespace());
     let stop = signals::stop_on_signal()?;
     let readiness = Readiness::new();
     let starting = readiness.guard("cluster and enrolment");
@@ -70,7 +73,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         Config::incluster,
     )
     .await?;
-    let kubeconfig = write_kubeconfig(scratch.path(), &found.config)?;
+    let account = flags.helm_account(&namespace);
+    let kubeconfig = write_kubeconfig(scratch.path(), &found.config, account.as_ref())?;
     let client =
         client_named(found.config, USER_AGENT).context("making the cluster's client failed")?;
 
@@ -87,7 +91,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         let serving = admin::serve_metrics(listener, Arc::new(registry), stop.clone());
         endpoints.spawn(admin::logged("metrics", serving));
     }
-    tracing::info!(context = %found.context_name, namespace = %flags.namespace, %replica, "agent starts");
+    tracing::info!(context = %found.context_name, %namespace, %replica, "agent starts");
 
     let Some(cluster) = patiently("the cluster", &stop, ClusterError::may_pass, async || {
         cluster::ask(&client).await
@@ -96,8 +100,10 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     else {
         return Ok(());
     };
-    let store = Store::new(client.clone(), flags.namespace.clone());
-    let Some((kept, enrolled)) = joined(&flags, &client, &store, &cluster, &stop).await? else {
+    let store = Store::new(client.clone(), namespace.clone());
+    let Some((kept, enrolled)) =
+        joined(&flags, &namespace, &client, &store, &cluster, &stop).await?
+    else {
         return Ok(());
     };
     let Some(record) = patiently("the record", &stop, LedgerError::may_pass, async || {
@@ -159,7 +165,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         policy: Policy {
             helm_timeout: flags.helm_timeout,
             foreign_lock_grace: flags.helm_timeout * 3 + Duration::from_secs(60),
-            protected_namespaces: Some(flags.namespace.clone())
+            protected_namespaces: Some(namespace)
                 .into_iter()
                 .filter(|namespace| namespace != "default")
                 .collect(),
@@ -222,6 +228,7 @@ async fn reconcile(
 /// The identity with a certificate, got with the join bundle where there is none yet.
 async fn joined(
     flags: &Flags,
+    namespace: &str,
     client: &Client,
     store: &Store,
     cluster: &Cluster,
@@ -233,7 +240,7 @@ async fn joined(
     let Some(kept) = read.await? else {
         return Ok(None);
     };
-    let places = flags.join_places();
+    let places = flags.join_places(namespace);
     let before = kept
         .as_ref()
         .and_then(|kept| kept.identity.enrolled.clone());
@@ -259,7 +266,7 @@ async fn joined(
         }
         Err(error) => return Err(error.into()),
     };
-    let start = join::decide(before.as_ref(), bundle.as_ref(), &flags.namespace)?;
+    let start = join::decide(before.as_ref(), bundle.as_ref(), namespace)?;
     let bundle = match (start, bundle) {
         (Start::Enrol, Some(bundle)) => bundle,
         _ => return Ok(kept.zip(before)),
@@ -332,8 +339,12 @@ fn addresses(flags: &Flags, known: &[String]) -> Vec<String> {
 }
 
 /// Readable by us alone: it holds credentials.
-fn write_kubeconfig(scratch: &Path, config: &Config) -> anyhow::Result<PathBuf> {
-    let yaml = kubeconfig_yaml(config)?;
+fn write_kubeconfig(
+    scratch: &Path,
+    config: &Config,
+    account: Option<&ServiceAccount>,
+) -> anyhow::Result<PathBuf> {
+    let yaml = kubeconfig_yaml(config, account)?;
     let path = scratch.join("kubeconfig");
     let write = || {
         let mut file = tempfile::NamedTempFile::new_in(scratch)?;

@@ -398,6 +398,33 @@ async fn what_helm_leaves_running_is_ended_with_it() {
 }
 
 #[tokio::test]
+async fn the_first_process_of_a_container_is_left_no_dead_of_a_killed_run() {
+    // Who inherits orphans is set for the whole process; the other tests do not mind.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    let script = format!(
+        "exec 3>pipe\nsleep {FOREVER} & echo $$ $! >numbers\necho started >&3\nwhile :; do wait; done"
+    );
+    let stage = Stage::set(&script).await;
+    let helm = stage.helm().await;
+    let (handle, stop) = never();
+    let upgrade = stage.upgrade();
+    let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
+    let stopped = async {
+        let ears = stage.first_word().await;
+        handle.kill();
+        ears.rest().await
+    };
+    let (ended, _) = tokio::join!(run, stopped);
+    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
+    let numbers = std::fs::read_to_string(stage.path("numbers")).unwrap();
+    let left: Vec<&str> = numbers
+        .split_whitespace()
+        .filter(|number| Path::new("/proc").join(number).exists())
+        .collect();
+    assert_eq!(left, Vec::<&str>::new());
+}
+
+#[tokio::test]
 async fn no_more_helms_run_at_once_than_allowed_and_each_end_makes_room() {
     let stage = Stage::set("exec 3>pipe\necho started >&3\nexit 0").await;
     let config = HelmConfig {

@@ -147,6 +147,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         facts,
         grace: settings.proxy_grace,
         scratch: scratch.path().to_owned(),
+        helm_account: settings.helm.service_account.clone(),
         namespace: settings.namespace.clone(),
         holder: holder(settings.reporting_instance.as_deref()),
         instance: settings

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
-use krypton_agent::access;
+use krypton_agent::access::{self, ServiceAccount};
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::LeaseWish;
 use krypton_agent::plan::Policy;
@@ -46,6 +46,8 @@ pub struct Shared {
     /// How long an agent must have been away before the hub acts in its place.
     pub grace: Duration,
     pub scratch: PathBuf,
+    /// What helm acts as on home.
+    pub helm_account: Option<ServiceAccount>,
     /// Where the kubeconfig Secrets are.
     pub namespace: String,
     pub holder: String,
@@ -138,7 +140,7 @@ pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: Ca
     let mut reached: Option<Reached> = None;
     loop {
         let access = inputs.access.borrow_and_update().clone();
-        match reach(&name, &shared.scratch, access).await {
+        match reach(&name, &shared, access).await {
             Ok(fresh) => {
                 shared.facts.set(&name, |facts| {
                     facts.resolved = State::new(Truth::True, reason::RESOLVED, "");
@@ -182,7 +184,7 @@ pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: Ca
 /// Makes a client and the file that helm reads.
 async fn reach(
     name: &str,
-    scratch: &Path,
+    shared: &Shared,
     access: Access,
 ) -> Result<Reached, (&'static str, String)> {
     let made = match access {
@@ -191,7 +193,7 @@ async fn reach(
             .await
             .map(|config| (config, sanitized.yaml.clone()))
             .map_err(ReachError::Config),
-        Access::Home(config) => access::kubeconfig_yaml(&config)
+        Access::Home(config) => access::kubeconfig_yaml(&config, shared.helm_account.as_ref())
             .map(|yaml| (*config, yaml))
             .map_err(ReachError::Render),
     };
@@ -199,11 +201,13 @@ async fn reach(
         Err(error) => Err(error),
         Ok((config, yaml)) => match home::client(config) {
             Err(error) => Err(ReachError::Client(error)),
-            Ok(client) => write_kubeconfig(scratch, name, &yaml).map(|kubeconfig| Reached {
-                client,
-                kubeconfig,
-                uid: String::new(),
-            }),
+            Ok(client) => {
+                write_kubeconfig(&shared.scratch, name, &yaml).map(|kubeconfig| Reached {
+                    client,
+                    kubeconfig,
+                    uid: String::new(),
+                })
+            }
         },
     };
     reached.map_err(|error| (reason::CLIENT_FAILED, chain(&error)))

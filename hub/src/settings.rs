@@ -15,13 +15,9 @@ use krypton_common::kubeconfig::Policy;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
 
 pub use flags::{Flags, command, normalise_args};
-pub use krypton_agent::access::LocalSource;
+pub use krypton_agent::access::{LocalSource, ServiceAccount, service_account_namespace};
 pub use krypton_agent::admin::{BindAddress, NotABindAddress};
 pub use krypton_agent::go_values::{parse_bool, parse_duration};
-
-/// Where a pod finds the namespace of its service account.
-pub const SERVICE_ACCOUNT_NAMESPACE_FILE: &str =
-    "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
 /// Everything that a hub is told at its start.
 #[derive(Clone, Debug)]
@@ -107,6 +103,8 @@ pub struct ChartSettings {
 pub struct HelmSettings {
     /// A path, or a name to look up in PATH.
     pub program: PathBuf,
+    /// What it acts as on home; `None`: as the hub itself.
+    pub service_account: Option<ServiceAccount>,
     pub timeout: Duration,
     /// 1 to 64.
     pub max_concurrent: usize,
@@ -180,11 +178,6 @@ impl Settings {
             Some(tracing::Level::TRACE) => "trace",
         }
     }
-}
-
-/// The namespace of the pod's service account, for [`Settings::resolve`]; `None` outside of a pod.
-pub fn service_account_namespace() -> Option<String> {
-    std::fs::read_to_string(SERVICE_ACCOUNT_NAMESPACE_FILE).ok()
 }
 
 #[cfg(test)]

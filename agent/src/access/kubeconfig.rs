@@ -8,6 +8,8 @@ use kube::config::{
     AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext,
 };
 
+use super::ServiceAccount;
+
 const NAME: &str = "self";
 const PEM_LINE: usize = 64;
 
@@ -28,7 +30,17 @@ pub enum RenderError {
 ///
 /// Certificates and keys are inline. A token file stays a path, as its content is replaced every
 /// few minutes. TLS is verified unless `config` itself does not.
-pub fn kubeconfig_yaml(config: &Config) -> Result<String, RenderError> {
+/// Whoever reads it acts as `account`, if one is given, with the groups that the apiserver knows it
+/// has (<https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/>).
+pub fn kubeconfig_yaml(
+    config: &Config,
+    account: Option<&ServiceAccount>,
+) -> Result<String, RenderError> {
+    let mut user = with_inline_files(config.auth_info.clone())?;
+    if let Some(account) = account {
+        user.impersonate = Some(account.to_string());
+        user.impersonate_groups = None;
+    }
     let cluster = Cluster {
         server: Some(config.cluster_url.to_string()),
         insecure_skip_tls_verify: config.accept_invalid_certs.then_some(true),
@@ -58,7 +70,7 @@ pub fn kubeconfig_yaml(config: &Config) -> Result<String, RenderError> {
         }],
         auth_infos: vec![NamedAuthInfo {
             name: NAME.to_owned(),
-            auth_info: Some(with_inline_files(config.auth_info.clone())?),
+            auth_info: Some(user),
             ..Default::default()
         }],
         contexts: vec![NamedContext {
@@ -125,7 +137,7 @@ mod tests {
     const TOKEN: &str = "hunter2";
 
     fn rendered(config: &Config) -> Value {
-        serde_json::from_str(&kubeconfig_yaml(config).unwrap()).unwrap()
+        serde_json::from_str(&kubeconfig_yaml(config, None).unwrap()).unwrap()
     }
 
     #[tokio::test]
@@ -138,7 +150,7 @@ mod tests {
             token_file: Some("/var/run/secrets/token".to_owned()),
             ..Default::default()
         };
-        let text = kubeconfig_yaml(&config).unwrap();
+        let text = kubeconfig_yaml(&config, None).unwrap();
         let found = rendered(&config);
         assert_eq!(
             found["users"][0]["user"],
@@ -158,6 +170,23 @@ mod tests {
         assert_eq!(back.root_cert, Some(certificates));
         assert_eq!(back.cluster_url, config.cluster_url);
         assert_eq!(back.default_namespace, "default");
+    }
+
+    #[test]
+    fn helm_acts_as_the_account_it_is_given_with_our_credential() {
+        let mut config = Config::new("https://a".parse().unwrap());
+        config.auth_info = AuthInfo {
+            token: Some(TOKEN.into()),
+            impersonate_groups: Some(vec!["system:masters".to_owned()]),
+            ..Default::default()
+        };
+        let account = ServiceAccount::parse("helm", "krypton").unwrap();
+        let text = kubeconfig_yaml(&config, Some(&account)).unwrap();
+        let found: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            found["users"][0]["user"],
+            json!({"token": TOKEN, "as": "system:serviceaccount:krypton:helm"})
+        );
     }
 
     #[test]

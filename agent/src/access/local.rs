@@ -10,6 +10,14 @@ use super::CONNECT_TIMEOUT;
 
 const IN_CLUSTER: &str = "in-cluster";
 
+const SERVICE_ACCOUNT_NAMESPACE_FILE: &str =
+    "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// The namespace of the pod's service account; `None` outside of a pod.
+pub fn service_account_namespace() -> Option<String> {
+    std::fs::read_to_string(SERVICE_ACCOUNT_NAMESPACE_FILE).ok()
+}
+
 /// Where the configuration of a process' own cluster is looked for, in this order; in-cluster comes
 /// between `kubeconfig_variable` and `user_file`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

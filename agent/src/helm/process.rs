@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpgid};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Patience;
 use super::stop::{Order, StopSignal};
@@ -25,6 +25,8 @@ const VERSION_DEADLINE: Duration = Duration::from_secs(30);
 const VERSION_LENGTH: u64 = 256;
 /// Killed processes close their standard error at once; one that fled its group may not.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// A process closes its files a moment before it can be reaped.
+const REAP_AGAIN: Duration = Duration::from_millis(10);
 /// SIGKILL works at once, but for a process that waits for a dead disk.
 const DYING: Duration = Duration::from_secs(30);
 
@@ -226,7 +228,21 @@ impl Process {
         }
         drop(self.pipe.take());
         let status = self.child.wait().await?;
+        if timeout(LAST_WORDS, orphans_of(self.group)).await.is_err() {
+            tracing::warn!("a killed process that helm started is still there");
+        }
         Ok((status, self.ears.tail.bytes.into()))
+    }
+}
+
+/// Reaps what has lost its parent: as the first process of a container we inherit it, and nobody else
+/// would. The supervisor itself must have been waited for.
+async fn orphans_of(group: Pid) {
+    // Elsewhere there is no such child, which ends the loop at once.
+    while let Ok(ended) = waitpgid(group, WaitOptions::NOHANG) {
+        if ended.is_none() {
+            sleep(REAP_AGAIN).await;
+        }
     }
 }
 

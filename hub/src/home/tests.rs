@@ -482,7 +482,7 @@ async fn a_client_leaves_retrying_to_its_caller() {
 }
 
 fn rendered(config: &Config) -> Value {
-    serde_json::from_str(&kubeconfig_yaml(config).unwrap()).unwrap()
+    serde_json::from_str(&kubeconfig_yaml(config, None).unwrap()).unwrap()
 }
 
 #[tokio::test]
@@ -508,7 +508,7 @@ async fn certificates_in_files_are_inline_for_helm() {
     assert_eq!(found["clusters"][0]["cluster"]["tls-server-name"], "b");
 
     std::fs::remove_file(files.path("key")).unwrap();
-    let error = kubeconfig_yaml(&home.config).unwrap_err().to_string();
+    let error = kubeconfig_yaml(&home.config, None).unwrap_err().to_string();
     assert!(
         error.contains(files.path("key").to_str().unwrap()),
         "{error}"

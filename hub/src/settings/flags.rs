@@ -105,6 +105,9 @@ pub struct Flags {
     /// The helm program, version 4.2.4 or newer: a path, or a name looked up in PATH.
     #[arg(long, value_name = "PROGRAM", help_heading = "Helm")]
     pub helm: Option<String>,
+    /// Service account that helm acts as on the home cluster; the hub must have the right to impersonate it.
+    #[arg(long, value_name = "[NAMESPACE/]NAME", help_heading = "Helm")]
+    pub helm_service_account: Option<String>,
     /// How long one install, upgrade or uninstall may wait for its hooks.
     #[arg(long, value_name = "DURATION", help_heading = "Helm")]
     pub helm_timeout: Option<String>,

@@ -39,6 +39,12 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "name of a Secret",
         ),
         (
+            &["--helm-service-account=a/b/c"],
+            &[],
+            "flag --helm-service-account",
+            "a service account",
+        ),
+        (
             &[
                 "--watch-kubeconfig-secret=a",
                 "--watch-kubeconfig-secret-key=a/b",

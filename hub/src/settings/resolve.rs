@@ -11,8 +11,8 @@ use krypton_common::telemetry::LogFormat;
 
 use super::{
     BindAddress, ChartSettings, Discovery, Flags, HelmSettings, HomeChoice, HomeSource,
-    LocalSource, NotABindAddress, Origin, Settings, SettingsError, parse_bool, parse_duration,
-    table,
+    LocalSource, NotABindAddress, Origin, ServiceAccount, Settings, SettingsError, parse_bool,
+    parse_duration, table,
 };
 
 const CHECK_INTERVAL_DEFAULT: Duration = Duration::from_secs(60);
@@ -33,6 +33,7 @@ pub(super) fn resolve(
     let home = inputs.home(flags, &namespace)?;
     let [listen, metrics, health] = inputs.bind_addresses(flags)?;
     let (log_format, log_level) = inputs.log(flags)?;
+    let helm = inputs.helm(flags, &namespace)?;
     inputs.refuse_foreign_helm_driver()?;
     inputs.note_flags_without_effect(flags)?;
 
@@ -50,7 +51,7 @@ pub(super) fn resolve(
         chart: inputs.chart(flags)?,
         chart_values_file: inputs.path("chart-values-file", &flags.chart_values_file),
         allow_chart_skip: inputs.allow_chart_skip(),
-        helm: inputs.helm(flags)?,
+        helm,
         retry_max: inputs.duration("retry-max", &flags.retry_max)?,
         check_interval: inputs.check_interval(),
         metrics_bind_address: metrics,
@@ -370,7 +371,25 @@ impl Inputs<'_> {
         }
     }
 
-    fn helm(&mut self, flags: &Flags) -> Result<HelmSettings, SettingsError> {
+    fn service_account(
+        &mut self,
+        flags: &Flags,
+        namespace: &str,
+    ) -> Result<Option<ServiceAccount>, SettingsError> {
+        let given = self.text("helm-service-account", &flags.helm_service_account);
+        if given.text.is_empty() {
+            return Ok(None);
+        }
+        match ServiceAccount::parse(&given.text, namespace) {
+            Some(account) => Ok(Some(account)),
+            None => Err(given.invalid(
+                "a service account",
+                "write NAMESPACE/NAME, or NAME for one in the hub's namespace",
+            )),
+        }
+    }
+
+    fn helm(&mut self, flags: &Flags, namespace: &str) -> Result<HelmSettings, SettingsError> {
         let program = self.text("helm", &flags.helm);
         if program.text.is_empty() {
             return Err(
@@ -394,6 +413,7 @@ impl Inputs<'_> {
             });
         Ok(HelmSettings {
             program: PathBuf::from(program.text),
+            service_account: self.service_account(flags, namespace)?,
             timeout: self.duration("helm-timeout", &flags.helm_timeout)?,
             max_concurrent,
             cache_dir,

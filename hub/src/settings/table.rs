@@ -198,6 +198,12 @@ pub const ROWS: &[Row] = &[
     flag("chart-values-file", &[], "", NEW),
     flag("helm", &[], "helm", "new; the original had Helm built in"),
     flag(
+        "helm-service-account",
+        &["KRYPTON_HELM_SERVICE_ACCOUNT"],
+        "",
+        NEW,
+    ),
+    flag(
         "helm-timeout",
         &[],
         "180s",
