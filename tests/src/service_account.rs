@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use k8s_openapi::api::{
     authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
     core::v1::{Secret, ServiceAccount},
@@ -15,6 +16,7 @@ use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ObjectMeta, PostParams},
 };
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cluster::Cluster;
@@ -61,6 +63,18 @@ impl ServiceAccountAccess {
     /// As apiserver and RBAC call it.
     pub fn username(&self) -> String {
         username(&self.namespace, &self.account)
+    }
+
+    /// What the audit log calls the token in the file.
+    ///
+    /// # Errors
+    /// When the file holds none.
+    pub fn credential(&self) -> Result<String> {
+        let token = fs::read_to_string(self.token_file()).context("reading a token")?;
+        let claims = token.split('.').nth(1).context("a token without claims")?;
+        let claims: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(claims)?)?;
+        let id = claims.get("jti").and_then(Value::as_str);
+        Ok(format!("JTI={}", id.context("a token without a name")?))
     }
 
     /// Puts a new token into the file, as the kubelet does; the former one is good until the
