@@ -1,0 +1,67 @@
+{{/*
+Whether the cluster of this release is home. It is not when a Secret names another: there this chart
+is installed too, with installMode.crdsRbacOnly.
+*/}}
+{{- define "krypton-hub.isHome" -}}
+{{- or .Values.installMode.crdsRbacOnly (not .Values.watchCluster.secretName) }}
+{{- end }}
+
+{{/* The hub's namespace on home: kubeconfig Secrets are discovered there, its own objects are there. */}}
+{{- define "krypton-hub.namespace" -}}
+{{- default .Release.Namespace .Values.discovery.namespace }}
+{{- end }}
+
+{{/* The port that agents connect to, 0 when it is off. */}}
+{{- define "krypton-hub.port" -}}
+{{- .Values.listen | toString | splitList ":" | last }}
+{{- end }}
+
+{{- define "krypton-hub.args" -}}
+{{- $args := list }}
+{{- if .Values.populateArgs }}
+{{- $args = append $args (printf "--namespace=%s" (include "krypton-hub.namespace" .)) }}
+{{- $args = append $args (printf "--watch-namespaces=%s" .Values.operator.watchNamespaces) }}
+{{- with .Values.watchCluster }}
+{{- if .secretName }}
+{{- $args = append $args (printf "--watch-kubeconfig-secret=%s" .secretName) }}
+{{- $args = append $args (printf "--watch-kubeconfig-secret-namespace=%s" (default $.Release.Namespace .secretNamespace)) }}
+{{- $args = append $args (printf "--watch-kubeconfig-secret-key=%s" .secretKey) }}
+{{- end }}
+{{- if .context }}
+{{- $args = append $args (printf "--watch-context=%s" .context) }}
+{{- end }}
+{{- if .ensureCrds }}
+{{- $args = append $args "--ensure-watch-crds=true" }}
+{{- end }}
+{{- end }}
+{{- $args = append $args (printf "--kubeconfig-label=%s" .Values.discovery.kubeconfigLabel) }}
+{{- $args = append $args (printf "--kubeconfig-key=%s" .Values.discovery.kubeconfigKey) }}
+{{- $args = append $args (printf "--self-cluster=%t" .Values.selfCluster) }}
+{{- range $flag, $value := dict
+  "exec" .Values.insecureKubeconfig.exec
+  "auth-provider" .Values.insecureKubeconfig.authProvider
+  "token-file" .Values.insecureKubeconfig.tokenFile
+  "files" .Values.insecureKubeconfig.files
+  "tls" .Values.insecureKubeconfig.tls
+}}
+{{- if $value }}
+{{- $args = append $args (printf "--insecure-kubeconfig-%s=true" $flag) }}
+{{- end }}
+{{- end }}
+{{- $args = append $args (printf "--listen=%s" (toString .Values.listen)) }}
+{{- with .Values.advertise }}
+{{- $args = append $args (printf "--advertise=%s" (join "," .)) }}
+{{- end }}
+{{- $args = append $args (printf "--proxy-grace=%s" .Values.proxyGrace) }}
+{{- $args = append $args (printf "--chart-repo=%s" .Values.chart.repo) }}
+{{- $args = append $args (printf "--chart-name=%s" .Values.chart.name) }}
+{{- $args = append $args (printf "--chart-version=%s" .Values.chart.version) }}
+{{- $args = append $args (printf "--chart-install-crds=%t" .Values.chart.installCRDs) }}
+{{- $args = append $args "--chart-values-file=/etc/krypton/chart/values.yaml" }}
+{{- if and .Values.selfCluster (include "krypton.helmAccountName" .) }}
+{{- $args = append $args (printf "--helm-service-account=%s/%s" (include "krypton.helmAccountNamespace" .) (include "krypton.helmAccountName" .)) }}
+{{- end }}
+{{- $args = concat $args (include "krypton.commonArgs" . | fromJsonArray) }}
+{{- end }}
+{{- concat $args .Values.extraArgs | toYaml }}
+{{- end }}

@@ -1,0 +1,338 @@
+{{/* This file is the same, byte for byte, in both charts of Krypton. */}}
+
+{{- define "krypton.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* At most 54 characters: with the longest suffix, "-metrics", it still is the name of a Service. */}}
+{{- define "krypton.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 54 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 54 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 54 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "krypton.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "krypton.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "krypton.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "krypton.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: krypton
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "krypton.image" -}}
+{{- $image := .Values.image }}
+{{- $repository := $image.repository }}
+{{- if $image.registry }}
+{{- $repository = printf "%s/%s" (trimSuffix "/" $image.registry) $image.repository }}
+{{- end }}
+{{- if $image.digest }}
+{{- printf "%s@%s" $repository $image.digest }}
+{{- else }}
+{{- printf "%s:%s" $repository (default .Chart.AppVersion $image.tag) }}
+{{- end }}
+{{- end }}
+
+{{/* Krypton's own account, which the pod runs as. */}}
+{{- define "krypton.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "krypton.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* The account that helm acts as; empty: as Krypton's own. */}}
+{{- define "krypton.helmAccountName" -}}
+{{- if .Values.helmRights.create }}
+{{- default (printf "%s-helm" (include "krypton.fullname" .)) .Values.helmRights.serviceAccountName }}
+{{- else }}
+{{- .Values.helmRights.serviceAccountName }}
+{{- end }}
+{{- end }}
+
+{{- define "krypton.helmAccountNamespace" -}}
+{{- default .Release.Namespace .Values.helmRights.serviceAccountNamespace }}
+{{- end }}
+
+{{/* "true" when an object that was looked up belongs to this release. Takes a list: root, object. */}}
+{{- define "krypton.belongsToRelease" -}}
+{{- $root := index . 0 }}
+{{- $annotations := dig "metadata" "annotations" dict (index . 1) | default dict }}
+{{- $name := get $annotations "meta.helm.sh/release-name" }}
+{{- $namespace := get $annotations "meta.helm.sh/release-namespace" }}
+{{- and (eq $name $root.Release.Name) (eq $namespace $root.Release.Namespace) }}
+{{- end }}
+
+{{/*
+The CRDs of crd-files/. They stay when the release is uninstalled: with a CRD go all its objects.
+
+Left out are those on the cluster that
+- belong to no release or to another one: helm would refuse to install at all, and Krypton itself
+  brings CRDs up to date;
+- have a newer schema: Krypton never downgrades one, and neither does its chart.
+What is left out of an upgrade is not deleted, for the same annotation. Without a cluster ("helm
+template", "--dry-run=client") nothing is looked up, and all are rendered.
+*/}}
+{{- define "krypton.crds" -}}
+{{- range $path, $_ := .Files.Glob "crd-files/*.yaml" }}
+{{- $crd := $.Files.Get $path | fromYaml }}
+{{- $version := "mesh.openkcm.io/schema-version" }}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $crd.metadata.name }}
+{{- $ours := eq (include "krypton.belongsToRelease" (list $ $found)) "true" }}
+{{- $newer := gt (dig "metadata" "annotations" $version "0" $found | int) (dig "metadata" "annotations" $version "0" $crd | int) }}
+{{- if or (not $found) (and $ours (not $newer)) }}
+{{- $annotations := set ($crd.metadata.annotations | default dict) "helm.sh/resource-policy" "keep" }}
+{{- $labels := merge (include "krypton.labels" $ | fromYaml) ($crd.metadata.labels | default dict) }}
+{{- $_ := set $crd "metadata" (merge (dict "annotations" $annotations "labels" $labels) $crd.metadata) }}
+---
+{{ toYaml $crd }}
+{{ end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Namespace krypton-system, where Krypton keeps what belongs to the cluster itself. Krypton makes it when
+it is missing, but the Role below needs it before. It stays when the release is uninstalled. One that
+exists and does not belong to this release is left out, as helm would refuse to install at all.
+*/}}
+{{- define "krypton.systemNamespace" -}}
+{{- $found := lookup "v1" "Namespace" "" "krypton-system" }}
+{{- $ours := eq (include "krypton.belongsToRelease" (list . $found)) "true" }}
+{{- if and (ne .Release.Namespace "krypton-system") (or (not $found) $ours) }}
+---
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: krypton-system
+  labels:
+    {{- include "krypton.labels" . | nindent 4 }}
+  annotations:
+    helm.sh/resource-policy: keep
+{{ end }}
+{{- end }}
+
+{{/* A binding of Krypton's own account. Takes a dict: root, kind, name, namespace. */}}
+{{- define "krypton.binding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}Binding
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "krypton.labels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "krypton.serviceAccountName" .root }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end }}
+
+{{/*
+What helm may do is another account's: nobody mounts it, and Krypton may act as it, but as no other.
+*/}}
+{{- define "krypton.helmRights" -}}
+{{- $name := include "krypton.helmAccountName" . }}
+{{- $namespace := include "krypton.helmAccountNamespace" . }}
+{{- $role := printf "%s-helm" (include "krypton.fullname" .) }}
+{{- if .Values.helmRights.create }}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ $name }}
+  namespace: {{ $namespace }}
+  labels:
+    {{- include "krypton.labels" . | nindent 4 }}
+automountServiceAccountToken: false
+{{- if .Values.helmRights.clusterRole }}
+---
+# The rights that the fleet's chart needs, wherever a Tenant's workspace is.
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $role }}
+  labels:
+    {{- include "krypton.labels" . | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ .Values.helmRights.clusterRole }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ $name }}
+    namespace: {{ $namespace }}
+{{- end }}
+{{- end }}
+{{- if $name }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ $role }}
+  namespace: {{ $namespace }}
+  labels:
+    {{- include "krypton.labels" . | nindent 4 }}
+rules:
+  # helm acts as this account (--helm-service-account).
+  - {apiGroups: [""], resources: [serviceaccounts], resourceNames: [{{ $name }}], verbs: [impersonate]}
+---
+{{ include "krypton.binding" (dict "root" . "kind" "Role" "name" $role "namespace" $namespace) }}
+{{ end }}
+{{- end }}
+
+{{/*
+What the reconciler of a cluster needs there, whoever runs it: the agent, or the hub on home.
+Cluster-wide, because Tenants and their workspaces may be in any namespace, and because the watches
+choose by label, which RBAC cannot.
+*/}}
+{{- define "krypton.reconcilerRules" -}}
+# The CRD is followed by its name, made when missing, brought up to date. It is made by a server-side
+# apply, whose create is asked for by name, so that this is no right to make others.
+- {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], resourceNames: [tenants.mesh.openkcm.io], verbs: [get, list, watch, create, patch, update]}
+# Followed; read again before anything is uninstalled.
+- {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [get, list, watch]}
+# Finalizer and annotations.
+- {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [patch]}
+# Put back when their CRD had been deleted.
+- {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [create]}
+# How they stand.
+- {apiGroups: [mesh.openkcm.io], resources: [tenants/status], verbs: [patch]}
+# Workspaces are followed; the UID of kube-system says which cluster this is.
+- {apiGroups: [""], resources: [namespaces], verbs: [get, list, watch]}
+# Workspaces and krypton-system are made when missing; a workspace that Krypton has made goes with its
+# last Tenant. Their names are the Tenants'.
+- {apiGroups: [""], resources: [namespaces], verbs: [create, delete]}
+# Helm's release Secrets, in the workspaces: followed without their content, the newest one read.
+- {apiGroups: [""], resources: [secrets], verbs: [get, list, watch]}
+# A release that a killed helm has left locked is unlocked.
+- {apiGroups: [""], resources: [secrets], verbs: [update]}
+# Whether what a release has installed is ready.
+- {apiGroups: [apps], resources: [deployments, statefulsets, daemonsets], verbs: [list, watch]}
+# Told on the Tenant, in its namespace.
+- {apiGroups: [""], resources: [events], verbs: [create]}
+{{- end }}
+
+{{/* What the reconciler keeps in krypton-system. A create by name is not to be had in RBAC. */}}
+{{- define "krypton.systemRules" -}}
+# Who writes on this cluster.
+- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [krypton-agent], verbs: [get, update]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
+# The desired state that is acted on, and Tenants to be put back after their CRD was deleted.
+- {apiGroups: [""], resources: [secrets], resourceNames: [krypton-desired-state, krypton-rescued-tenants], verbs: [get, update]}
+- {apiGroups: [""], resources: [secrets], resourceNames: [krypton-rescued-tenants], verbs: [delete]}
+- {apiGroups: [""], resources: [secrets], verbs: [create]}
+{{- end }}
+
+{{/* The part of a pod's spec that is the same in hub and agent, without its containers and volumes. */}}
+{{- define "krypton.podSettings" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+serviceAccountName: {{ include "krypton.serviceAccountName" . }}
+automountServiceAccountToken: {{ .Values.serviceAccount.automount }}
+terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+securityContext:
+  {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.extraInitContainers }}
+initContainers:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The end of the container: probes, resources, security. */}}
+{{- define "krypton.containerSettings" -}}
+{{- with .Values.startupProbe }}
+startupProbe:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.livenessProbe }}
+livenessProbe:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.readinessProbe }}
+readinessProbe:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml .Values.securityContext | nindent 2 }}
+{{- end }}
+
+{{/* Flags that hub and agent share, as a list in JSON. */}}
+{{- define "krypton.commonArgs" -}}
+{{- $args := list
+  (printf "--helm-timeout=%s" .Values.helm.timeout)
+  (printf "--max-concurrent-helm=%d" (int .Values.helm.maxConcurrent))
+  (printf "--retry-max=%s" .Values.helm.retryMax)
+  (ternary "--metrics-bind-address=:8080" "--metrics-bind-address=0" .Values.metrics.enabled)
+  "--health-probe-bind-address=:8081"
+  (printf "--log-format=%s" .Values.logFormat)
+}}
+{{- toJson $args }}
+{{- end }}
+
+{{/* More variables. RUST_LOG beats everything else that sets a level. */}}
+{{- define "krypton.moreEnv" -}}
+{{- if ne .Values.logLevel "info" }}
+- name: RUST_LOG
+  value: {{ printf "%s,kube_client::client::builder=off" .Values.logLevel }}
+{{- end }}
+{{- with .Values.extraEnvs }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Ingress of the metrics and of the kubelet's probes. */}}
+{{- define "krypton.statusIngress" -}}
+{{- if and .Values.metrics.enabled .Values.networkPolicy.metricsFrom }}
+# Metrics.
+- ports:
+    - {protocol: TCP, port: metrics}
+  from:
+    {{- toYaml .Values.networkPolicy.metricsFrom | nindent 4 }}
+{{- end }}
+# The kubelet's probes, which come from the node: no selector has them.
+- ports:
+    - {protocol: TCP, port: health}
+{{- with .Values.networkPolicy.extraIngress }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
