@@ -51,6 +51,7 @@ pub enum HomeError {
         namespace: String,
         name: String,
         reason: String,
+        may_pass: bool,
     },
     #[error(
         "fetch secret {namespace}/{name} failed: no answer within 30 s; check that the hub's own cluster is reachable"
@@ -96,6 +97,17 @@ pub enum HomeError {
     Local(#[from] LocalError),
     #[error("building a client of the hub's own cluster failed")]
     Client(#[source] kube::Error),
+}
+
+impl HomeError {
+    /// Whether it may go by itself: the apiserver of the hub's own cluster may not be up yet.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::FetchSecretTimedOut { .. } => true,
+            Self::FetchSecret { may_pass, .. } => *may_pass,
+            _ => false,
+        }
+    }
 }
 
 impl Home {
@@ -145,6 +157,8 @@ async fn choose_with(
                     namespace: namespace.clone(),
                     name: name.clone(),
                     reason: reason_of(&error),
+                    may_pass: !matches!(&error, kube::Error::Api(status)
+                        if status.code < 500 && status.code != 429),
                 })?;
             from_secret(&secret, (namespace, name, key), context, policy).await
         }

@@ -10,6 +10,7 @@ use krypton_agent::chart::ChartCache;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish};
 use krypton_agent::helm::{Helm, HelmConfig};
+use krypton_agent::patience::patiently;
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
 use krypton_agent::{admin, scratch, signals};
@@ -28,7 +29,7 @@ use crate::facts::FactsBoard;
 use crate::fleet::{self, Fleet, Given};
 use crate::found::Found;
 use crate::gateway::{self, Gateway};
-use crate::home::{self, Home};
+use crate::home::{self, Home, HomeError};
 use crate::listener;
 use crate::members::Members;
 use crate::metrics::{self, SessionMetrics};
@@ -83,14 +84,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     })
     .await?;
     let charts = ChartCache::new(scratch.path().join("charts"))?;
-    let chosen = Home::choose(&settings.home, &settings.kubeconfig_policy).await?;
-    let client = home::client(chosen.config.clone()).context("making home's client failed")?;
-    tracing::info!(context = %chosen.context_name, namespace = %settings.namespace,
-        chart = %settings.chart.name, version = %settings.chart.version, "hub starts");
-    for note in &settings.notes {
-        tracing::warn!("{note}");
-    }
-
     let found = Arc::new(Found::default());
     let facts = Arc::new(FactsBoard::default());
     let session_metrics = Arc::new(SessionMetrics::default());
@@ -107,6 +100,19 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             "metrics",
             admin::serve_metrics(listener, registry, stop.clone()),
         ));
+    }
+
+    let choosing = patiently("home", &stop, HomeError::may_pass, async || {
+        Home::choose(&settings.home, &settings.kubeconfig_policy).await
+    });
+    let Some(chosen) = choosing.await? else {
+        return Ok(());
+    };
+    let client = home::client(chosen.config.clone()).context("making home's client failed")?;
+    tracing::info!(context = %chosen.context_name, namespace = %settings.namespace,
+        chart = %settings.chart.name, version = %settings.chart.version, "hub starts");
+    for note in &settings.notes {
+        tracing::warn!("{note}");
     }
 
     let mut crds = vec![Tenant::crd(), EdgeCluster::crd()];

@@ -14,5 +14,7 @@
 {{- end }}
 {{- $args = concat $args (include "krypton.commonArgs" . | fromJsonArray) }}
 {{- end }}
-{{- concat $args .Values.extraArgs | toYaml }}
+{{- with concat $args .Values.extraArgs }}
+{{- toYaml . }}
+{{- end }}
 {{- end }}

@@ -63,5 +63,7 @@ is installed too, with installMode.crdsRbacOnly.
 {{- end }}
 {{- $args = concat $args (include "krypton.commonArgs" . | fromJsonArray) }}
 {{- end }}
-{{- concat $args .Values.extraArgs | toYaml }}
+{{- with concat $args .Values.extraArgs }}
+{{- toYaml . }}
+{{- end }}
 {{- end }}

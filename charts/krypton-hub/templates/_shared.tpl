@@ -74,23 +74,66 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{/*
-The CRDs of crd-files/. They stay when the release is uninstalled: with a CRD go all its objects.
+Whether this release includes an object that outlives it: a CRD, or namespace krypton-system. "true", or
+nothing. Takes a dict: root, apiVersion, kind, name, wanted, version (of the schema, 0 when it has none).
 
-Left out are those on the cluster that
-- belong to no release or to another one: helm would refuse to install at all, and Krypton itself
-  brings CRDs up to date;
-- have a newer schema: Krypton never downgrades one, and neither does its chart.
-What is left out of an upgrade is not deleted, for the same annotation. Without a cluster ("helm
-template", "--dry-run=client") nothing is looked up, and all are rendered.
+What is on the cluster is left out when it
+- belongs to no release or to another one: helm would refuse to install at all, and Krypton itself makes
+  what is missing and brings CRDs up to date;
+- has a newer schema: Krypton never downgrades a CRD, and neither does its chart.
+
+What an upgrade leaves out, helm deletes, but for the annotation helm.sh/resource-policy: keep. An object
+that was deleted by hand and made again by Krypton has lost it, and its release. So the ClusterRole says
+what this release has included before: that is taken back, or the upgrade stops here.
+
+Without a cluster ("helm template", "--dry-run=client") nothing is found, and all that is wanted is included.
 */}}
+{{- define "krypton.includes" -}}
+{{- $found := lookup .apiVersion .kind "" .name }}
+{{- $role := lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" (include "krypton.fullname" .root) }}
+{{- $record := dig "metadata" "annotations" "mesh.openkcm.io/release-includes" "" $role | splitList "," }}
+{{- $before := and (eq (include "krypton.belongsToRelease" (list .root $role)) "true") (has .name $record) }}
+{{- $ours := or $before (eq (include "krypton.belongsToRelease" (list .root $found)) "true") }}
+{{- $newer := gt (dig "metadata" "annotations" "mesh.openkcm.io/schema-version" "0" $found | int) (int .version) }}
+{{- if and .wanted (or (not $found) (and $ours (not $newer))) -}}
+true
+{{- else if and $found $before (ne (dig "metadata" "annotations" "helm.sh/resource-policy" "" $found) "keep") }}
+{{- fail (printf "%s %s would be deleted by this upgrade, with all that is in it; if it shall stay, run: kubectl annotate %s %s helm.sh/resource-policy=keep" .kind .name (lower .kind) .name) }}
+{{- end }}
+{{- end }}
+
+{{- define "krypton.includesCrd" -}}
+{{- $version := dig "metadata" "annotations" "mesh.openkcm.io/schema-version" "0" .crd }}
+{{- include "krypton.includes" (dict "root" .root "apiVersion" "apiextensions.k8s.io/v1" "kind" "CustomResourceDefinition" "name" .crd.metadata.name "wanted" .wanted "version" $version) }}
+{{- end }}
+
+{{- define "krypton.includesNamespace" -}}
+{{- $wanted := and .wanted (ne .root.Release.Namespace "krypton-system") }}
+{{- include "krypton.includes" (dict "root" .root "apiVersion" "v1" "kind" "Namespace" "name" "krypton-system" "wanted" $wanted "version" 0) }}
+{{- end }}
+
+{{/* The record of that, for the ClusterRole. Takes a dict: root, crds and namespace, whether they are wanted. */}}
+{{- define "krypton.record" -}}
+{{- $root := .root }}
+{{- $wanted := .crds }}
+{{- $names := list }}
+{{- range $path, $_ := $root.Files.Glob "crd-files/*.yaml" }}
+{{- $crd := $root.Files.Get $path | fromYaml }}
+{{- if include "krypton.includesCrd" (dict "root" $root "crd" $crd "wanted" $wanted) }}
+{{- $names = append $names $crd.metadata.name }}
+{{- end }}
+{{- end }}
+{{- if include "krypton.includesNamespace" (dict "root" $root "wanted" .namespace) }}
+{{- $names = append $names "krypton-system" }}
+{{- end }}
+{{- join "," $names }}
+{{- end }}
+
+{{/* The CRDs of crd-files/. They stay when the release is uninstalled: with a CRD go all its objects. */}}
 {{- define "krypton.crds" -}}
 {{- range $path, $_ := .Files.Glob "crd-files/*.yaml" }}
 {{- $crd := $.Files.Get $path | fromYaml }}
-{{- $version := "mesh.openkcm.io/schema-version" }}
-{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $crd.metadata.name }}
-{{- $ours := eq (include "krypton.belongsToRelease" (list $ $found)) "true" }}
-{{- $newer := gt (dig "metadata" "annotations" $version "0" $found | int) (dig "metadata" "annotations" $version "0" $crd | int) }}
-{{- if or (not $found) (and $ours (not $newer)) }}
+{{- if include "krypton.includesCrd" (dict "root" $ "crd" $crd "wanted" true) }}
 {{- $annotations := set ($crd.metadata.annotations | default dict) "helm.sh/resource-policy" "keep" }}
 {{- $labels := merge (include "krypton.labels" $ | fromYaml) ($crd.metadata.labels | default dict) }}
 {{- $_ := set $crd "metadata" (merge (dict "annotations" $annotations "labels" $labels) $crd.metadata) }}
@@ -102,13 +145,10 @@ template", "--dry-run=client") nothing is looked up, and all are rendered.
 
 {{/*
 Namespace krypton-system, where Krypton keeps what belongs to the cluster itself. Krypton makes it when
-it is missing, but the Role below needs it before. It stays when the release is uninstalled. One that
-exists and does not belong to this release is left out, as helm would refuse to install at all.
+it is missing, but the Role in it comes before. It stays when the release is uninstalled.
 */}}
 {{- define "krypton.systemNamespace" -}}
-{{- $found := lookup "v1" "Namespace" "" "krypton-system" }}
-{{- $ours := eq (include "krypton.belongsToRelease" (list . $found)) "true" }}
-{{- if and (ne .Release.Namespace "krypton-system") (or (not $found) $ours) }}
+{{- if include "krypton.includesNamespace" (dict "root" . "wanted" true) }}
 ---
 apiVersion: v1
 kind: Namespace
@@ -189,7 +229,7 @@ metadata:
     {{- include "krypton.labels" . | nindent 4 }}
 rules:
   # helm acts as this account (--helm-service-account).
-  - {apiGroups: [""], resources: [serviceaccounts], resourceNames: [{{ $name }}], verbs: [impersonate]}
+  - {apiGroups: [""], resources: [serviceaccounts], resourceNames: [{{ quote $name }}], verbs: [impersonate]}
 ---
 {{ include "krypton.binding" (dict "root" . "kind" "Role" "name" $role "namespace" $namespace) }}
 {{ end }}

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use jiff::Timestamp;
+use krypton_agent::fence::SYSTEM_NAMESPACE;
 use krypton_common::bundle::{BundleError, JoinBundle, split_address};
 use krypton_common::names::{self, SELF_CLUSTER};
 use krypton_common::spiffe::is_member_name;
@@ -13,9 +14,6 @@ use super::{HomeArgs, Printed};
 use crate::join_info::{self, JoinInfo, JoinInfoError};
 use crate::join_token::{self, LONGEST_LIFE, SHORTEST_LIFE, TokenError};
 use crate::settings::parse_duration;
-
-/// Where a hub is by convention.
-const USUAL_NAMESPACE: &str = "krypton-system";
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Join {
@@ -31,8 +29,20 @@ pub(super) struct Join {
     /// HOST:PORT by which the cluster reaches the hub, instead of what the hub advertises; may be repeated.
     #[arg(long = "address", value_name = "HOST:PORT", value_parser = address)]
     addresses: Vec<String>,
+    /// What is printed: the bundle, or a helm command with the bundle in it, ready to be pasted.
+    #[arg(short, long, value_name = "FORMAT", default_value = "bundle")]
+    output: Format,
+    /// The agent's Helm chart in that command: a folder, an archive, or a reference that helm knows.
+    #[arg(long, value_name = "CHART", default_value = "charts/krypton-agent")]
+    chart: String,
     #[command(flatten)]
     pub(super) home: HomeArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Bundle,
+    Helm,
 }
 
 /// Why there is no bundle.
@@ -109,20 +119,61 @@ pub(super) async fn run(
         })?;
     bundle.token = made.token;
     bundle.expires = made.expires;
-    let stderr = format!(
-        "One agent of cluster {} can join with this until {}. Write it to a file, and run beside that cluster:\n  krypton-agent --join-file FILE\n",
-        bundle.cluster, bundle.expires
+    let yaml = bundle.to_yaml().map_err(JoinError::Encode)?;
+    Ok(printed(&bundle, yaml, join.output, &join.chart))
+}
+
+/// The bundle on standard output, in either form; what to do with it on the other.
+fn printed(bundle: &JoinBundle, yaml: String, format: Format, chart: &str) -> Printed {
+    let JoinBundle {
+        cluster, expires, ..
+    } = bundle;
+    let once = format!("One agent of cluster {cluster} can join with this until {expires}.");
+    let install = format!(
+        "helm upgrade --install krypton-agent {} --namespace {SYSTEM_NAMESPACE} --create-namespace",
+        quoted(chart)
     );
-    let stdout = bundle.to_yaml().map_err(JoinError::Encode)?;
-    Ok(Printed { stdout, stderr })
+    match format {
+        Format::Bundle => Printed {
+            stdout: yaml,
+            stderr: format!(
+                "{once} Write it to {cluster}.yaml and run, with the kubeconfig of that cluster:\n  \
+                 {install} --set-file join.bundle={cluster}.yaml\nor beside it, without a pod:\n  \
+                 krypton-agent --join-file {cluster}.yaml\n"
+            ),
+        },
+        Format::Helm => {
+            let mut stdout =
+                format!("{install} --values - <<'END-OF-BUNDLE'\njoin:\n  bundle: |\n");
+            for line in yaml.lines() {
+                stdout.push_str("    ");
+                stdout.push_str(line);
+                stdout.push('\n');
+            }
+            stdout.push_str("END-OF-BUNDLE\n");
+            Printed {
+                stdout,
+                stderr: format!("{once} Run it with the kubeconfig of that cluster.\n"),
+            }
+        }
+    }
+}
+
+/// For a shell, where it is more than a plain word.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@+=,".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 /// Where the hub is looked for.
 fn places(named: Option<&str>, of_context: &str) -> Vec<String> {
     match named {
         Some(namespace) => vec![namespace.to_owned()],
-        None if of_context == USUAL_NAMESPACE => vec![of_context.to_owned()],
-        None => vec![USUAL_NAMESPACE.to_owned(), of_context.to_owned()],
+        None if of_context == SYSTEM_NAMESPACE => vec![of_context.to_owned()],
+        None => vec![SYSTEM_NAMESPACE.to_owned(), of_context.to_owned()],
     }
 }
 
@@ -198,5 +249,55 @@ fn address(text: &str) -> Result<String, &'static str> {
     match split_address(text) {
         Some(_) => Ok(text.to_owned()),
         None => Err("write a host and a port, as hub.example.org:7443"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn bundle() -> JoinBundle {
+        JoinBundle {
+            cluster: "edge-1".to_owned(),
+            addresses: vec!["hub:7443".to_owned()],
+            certificate_authority: "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"
+                .to_owned(),
+            token: format!("{}.{}", "a".repeat(16), "0".repeat(64)),
+            expires: Timestamp::from_second(1_800_000_000).unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_is_pasted_gives_helm_the_bundle_unharmed() {
+        let yaml = bundle().to_yaml().unwrap();
+        let printed = printed(&bundle(), yaml, Format::Helm, "the charts/krypton-agent");
+        let (command, rest) = printed.stdout.split_once('\n').unwrap();
+        assert_eq!(
+            command,
+            "helm upgrade --install krypton-agent 'the charts/krypton-agent' --namespace \
+             krypton-system --create-namespace --values - <<'END-OF-BUNDLE'"
+        );
+        let values = rest.strip_suffix("END-OF-BUNDLE\n").unwrap();
+        let values: Value = serde_saphyr::from_str(values).unwrap();
+        let inner = values["join"]["bundle"].as_str().unwrap();
+        assert_eq!(JoinBundle::parse(inner).unwrap(), bundle());
+    }
+
+    #[test]
+    fn a_word_is_quoted_for_a_shell_only_where_it_must_be() {
+        for (word, expected) in [
+            ("charts/krypton-agent", "charts/krypton-agent"),
+            (
+                "oci://registry.example.org/a:1",
+                "oci://registry.example.org/a:1",
+            ),
+            ("", "''"),
+            ("it's", r"'it'\''s'"),
+            ("$(reboot)", "'$(reboot)'"),
+        ] {
+            assert_eq!(quoted(word), expected);
+        }
     }
 }

@@ -405,7 +405,9 @@ async fn a_bundle_is_printed_that_an_agent_can_read_and_the_next_command() {
     assert_eq!(bundle.addresses, ["hub:7443", "10.0.0.1:7443"]);
     assert_eq!(bundle.expires.to_string(), "2026-01-02T04:04:05Z");
     assert!(
-        printed.stderr.contains("krypton-agent --join-file FILE")
+        printed
+            .stderr
+            .contains("--set-file join.bundle=edge-1.yaml")
             && printed.stderr.contains("until 2026-01-02T04:04:05Z"),
         "{}",
         printed.stderr
