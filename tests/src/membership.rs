@@ -138,10 +138,30 @@ pub async fn bundle(home: &Cluster, name: &str) -> Result<String> {
 /// # Errors
 /// As `bundle`.
 pub async fn bundle_of(home: &Cluster, namespace: &str, name: &str) -> Result<String> {
+    join(home, namespace, name, &[]).await
+}
+
+/// What `kubectl krypton join -o helm` prints: a command for the shell that installs this chart of
+/// the agent.
+///
+/// # Errors
+/// As `bundle`.
+pub async fn join_command(
+    home: &Cluster,
+    namespace: &str,
+    name: &str,
+    chart: &Path,
+) -> Result<String> {
+    let chart = chart.display().to_string();
+    join(home, namespace, name, &["-o", "helm", "--chart", &chart]).await
+}
+
+async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Result<String> {
     let program = KUBECTL_KRYPTON.find()?;
     let join = home
         .aim(&program)
-        .args(["join", name, "-n", namespace, "--ttl", "1h"]);
+        .args(["join", name, "-n", namespace, "--ttl", "1h"])
+        .args(more.iter().copied());
     eventually("a join bundle", PATIENCE, async || {
         Ok(Some(join.output(JOIN_DEADLINE).await?))
     })

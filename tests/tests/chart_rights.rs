@@ -258,7 +258,11 @@ async fn a_right_that_helm_lacks_is_named_by_the_tenant_and_given_by_an_upgrade(
         .unwrap();
     home.apply(TOO_FEW).await.unwrap();
     let desk = Desk::at(&home);
-    let few = ["--set=helmRights.clusterRole=too-few"];
+    // The CRDs are made by the hub itself, too, which has the rights to that in any case.
+    let few = [
+        "--set=helmRights.clusterRole=too-few",
+        "--set=crds.install=false,watchCluster.ensureCrds=true",
+    ];
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &few))
         .await
@@ -348,5 +352,39 @@ async fn a_hub_works_on_a_home_elsewhere_with_the_rights_that_its_chart_made_the
     desk.gone("default", "acme").await.unwrap();
     nothing_denied(&home, &accounts(OwnChart::Hub)).await;
     nothing_denied(&own, &accounts(OwnChart::Hub)[..1]).await;
+    hub.hub.stop().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "fails: the hub makes its Lease's namespace, which it has no right to and need not do"]
+async fn a_hub_whose_home_is_no_member_does_with_fewer_rights() {
+    let repository = repository().await;
+    let (home, edge) = tokio::try_join!(
+        Cluster::start_audited("fewest-home", Parts::ControlPlane),
+        Cluster::start("fewest-edge", Parts::ControlPlane),
+    )
+    .unwrap();
+    let away = ["--set=selfCluster=false"];
+    OwnChart::Hub
+        .install(&home, hub_values(&repository, "1.0.0", &away))
+        .await
+        .unwrap();
+    let mut hub = HubPod::start(&home, None).await.unwrap();
+    hub.hub.ready(PATIENCE).await.unwrap();
+    let namespace = OwnChart::Hub.namespace();
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": EDGE,
+            "namespace": namespace,
+            "labels": {names::DISCOVERY_LABEL: "true"},
+        },
+        "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
+    });
+    home.apply(&secret.to_string()).await.unwrap();
+    let desk = Desk::at(&home);
+    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    nothing_denied(&home, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await.unwrap();
 }
