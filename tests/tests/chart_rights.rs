@@ -6,20 +6,26 @@
     reason = "this file is tests only, its helping functions included"
 )]
 
+use std::{collections::BTreeSet, time::Duration};
+
 use anyhow::{Result, bail};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_agent::clock::wall;
 use krypton_common::names;
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
+use krypton_hub::join_token;
 use krypton_tests::{
-    AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts,
-    ServiceAccountAccess, eventually,
+    Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
+    OwnChart, Parts, ServiceAccountAccess, eventually,
     fleet::{Desk, PATIENCE},
     membership::bundle_of,
     service_account::username,
 };
 use kube::{
-    Api, CustomResourceExt,
-    api::{Patch, PatchParams},
+    Api, CustomResourceExt, ResourceExt,
+    api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -116,6 +122,64 @@ async fn pause(home: &Desk, paused: bool) {
         .unwrap();
 }
 
+/// Runs an agent of another cluster with the identity of the edge's, until the hub has told of it
+/// twice: an event that is made, and then counted.
+async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &Desk) {
+    let copy = Cluster::start("rights-copy", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let namespace = OwnChart::Agent.namespace();
+    let secrets = |cluster: &Cluster| Api::<Secret>::namespaced(cluster.client(), namespace);
+    let mut identity = secrets(edge).get("krypton-agent-identity").await.unwrap();
+    identity.metadata = ObjectMeta {
+        name: identity.metadata.name,
+        ..ObjectMeta::default()
+    };
+    copy.kubectl(["create", "namespace", namespace])
+        .await
+        .unwrap();
+    secrets(&copy)
+        .create(&PostParams::default(), &identity)
+        .await
+        .unwrap();
+    let _agent = Agent::start(&AgentOptions::new(copy.kubeconfig())).unwrap();
+    desk.told("default", EDGE, "CredentialUsedTwice")
+        .await
+        .unwrap();
+    eventually("the event to be counted", PATIENCE, async || {
+        let counted = home.audited().await?.into_iter().any(|request| {
+            let of_hub = request.is_of(&accounts(OwnChart::Hub)[0]);
+            of_hub && request.verb == "patch" && request.object.resource == "events"
+        });
+        Ok(counted.then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// The name of a join token that expired long ago.
+async fn stale_token(home: &Cluster) -> String {
+    let (namespace, hour) = (OwnChart::Hub.namespace(), Duration::from_secs(60 * 60));
+    let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
+    let names = async || {
+        let listed = secrets.list_metadata(&ListParams::default()).await;
+        let names = listed
+            .unwrap()
+            .items
+            .iter()
+            .map(ResourceExt::name_any)
+            .collect();
+        names
+    };
+    let before: BTreeSet<String> = names().await;
+    let long_ago = Timestamp::from_second(wall().as_second() - 48 * 3600).unwrap();
+    join_token::make(home.client(), namespace, "edge-9", hour, long_ago)
+        .await
+        .unwrap();
+    let now: BTreeSet<String> = names().await;
+    now.difference(&before).next().unwrap().clone()
+}
+
 /// What `kubectl krypton join` prints, in a file.
 async fn bundle_file(home: &Cluster, folder: &TempDir) -> Result<String> {
     let bundle = bundle_of(home, OwnChart::Hub.namespace(), EDGE).await?;
@@ -157,14 +221,24 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
     at_edge.delete("default", "gone").await.unwrap();
     at_edge.gone("default", "gone").await.unwrap();
 
-    // A new version takes a new hub; the pod before it has ended.
+    credential_used_twice(&home, &edge, &desk).await;
+
+    // A new version takes a new hub, which clears away what the pod before it had no reason to.
     hub.hub.stop().await.unwrap();
+    let stale = stale_token(&home).await;
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.1.0", &[]))
         .await
         .unwrap();
     hub = HubPod::start(&home, Some(&hub)).await.unwrap();
     hub.hub.ready(PATIENCE).await.unwrap();
+    eventually("the stale token to be cleared away", PATIENCE, async || {
+        let namespace = OwnChart::Hub.namespace();
+        let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
+        Ok(secrets.get_opt(&stale).await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
     let releases = [
         (&desk, "acme", names::SELF_CLUSTER),
         (&at_edge, "beta", EDGE),
