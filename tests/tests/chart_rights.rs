@@ -33,6 +33,7 @@ use tempfile::TempDir;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
+const SCHEMA_VERSION: &str = "mesh.openkcm.io/schema-version";
 
 /// Krypton's own account and helm's.
 fn accounts(chart: OwnChart) -> Vec<String> {
@@ -85,6 +86,42 @@ async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
 async fn installs(desk: &Desk, tenant: &str) {
     let spec = json!({"workspace": format!("{tenant}-ws")});
     desk.create("default", tenant, spec).await.unwrap();
+    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+}
+
+/// Leaves the Tenant's release without a revision that counts, as a helm does that is killed at the end,
+/// and waits until the agent has put it right.
+async fn repaired(edge: &Cluster, desk: &Desk, tenant: &str) {
+    let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
+    let (newest, _) = desk
+        .revisions(&namespace, &release)
+        .await
+        .unwrap()
+        .pop()
+        .unwrap();
+    let secret = format!("sh.helm.release.v1.{release}.v{newest}");
+    let label = [
+        "label",
+        "--overwrite",
+        "secret",
+        &secret,
+        "status=superseded",
+    ];
+    let label = label.into_iter().chain(["-n", &namespace]);
+    edge.kubectl(label).await.unwrap();
+    let agent = &accounts(OwnChart::Agent)[0];
+    eventually("the release to be put right", PATIENCE, async || {
+        let by_agent = edge.audited().await?.into_iter().any(|request| {
+            let own = request.user.username == *agent && request.impersonated_user.is_none();
+            own && request.verb == "update" && request.object.namespace == namespace
+        });
+        Ok(by_agent.then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.newest_is(&namespace, &release, newest + 1, "deployed")
+        .await
+        .unwrap();
     desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
 }
 
@@ -252,11 +289,24 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
         at.shows("default", tenant, &[ALL_READY]).await.unwrap();
     }
 
-    // An agent that starts again with what it has kept.
+    // An agent that starts again with what it has kept, and finds a CRD of an older version.
     agent.agent.stop().await.unwrap();
+    let version = async || {
+        let crds: Api<CustomResourceDefinition> = Api::all(edge.client());
+        let crd = crds.get(Tenant::crd_name()).await.unwrap();
+        crd.annotations().get(SCHEMA_VERSION).cloned()
+    };
+    let (now, older) = (version().await, format!("{SCHEMA_VERSION}=0"));
+    let annotate = ["annotate", "--overwrite", "crd", Tenant::crd_name(), &older];
+    edge.kubectl(annotate).await.unwrap();
     agent = AgentPod::start(&edge).await.unwrap();
     agent.agent.ready(PATIENCE).await.unwrap();
     desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    eventually("the CRD of now", PATIENCE, async || {
+        Ok((version().await == now).then_some(()))
+    })
+    .await
+    .unwrap();
 
     pause(&desk, true).await;
     let paused = (&*format!("ClusterProgress/{EDGE}"), "False", "Paused");
@@ -268,6 +318,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
         .await
         .unwrap();
 
+    repaired(&edge, &at_edge, "beta").await;
     rescued(&edge, &at_edge, "beta").await;
     rescued(&home, &desk, "acme").await;
 
