@@ -200,13 +200,12 @@ async fn stale_token(home: &Cluster) -> String {
     let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
     let names = async || {
         let listed = secrets.list_metadata(&ListParams::default()).await;
-        let names = listed
+        listed
             .unwrap()
             .items
             .iter()
             .map(ResourceExt::name_any)
-            .collect();
-        names
+            .collect()
     };
     let before: BTreeSet<String> = names().await;
     let long_ago = Timestamp::from_second(wall().as_second() - 48 * 3600).unwrap();

@@ -82,7 +82,25 @@ async fn hub_and_agent_wait_for_their_apiserver_and_take_up_new_tokens() {
     let (home_config, edge_config) = (at_home.kubeconfig(), at_edge.kubeconfig());
     let account = format!("--helm-service-account={HELM_ACCOUNT}");
 
-    // Both are started before their apiserver.
+    // All are started before their apiserver; the first has home's kubeconfig in a Secret there.
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "home", "namespace": NAMESPACE},
+        "stringData": {"kubeconfig": home.kubeconfig_with_token()},
+    });
+    home.apply(&secret.to_string()).await.unwrap();
+    home.stop_apiserver().await.unwrap();
+    let elsewhere = ["--watch-kubeconfig-secret=home", "--self-cluster=false"];
+    let options = HubOptions::new(&home_config)
+        .env("POD_NAMESPACE", NAMESPACE)
+        .args(elsewhere);
+    let mut hub = Hub::start(&options).unwrap();
+    says(&hub, "home: not yet").await;
+    home.start_apiserver().await.unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    hub.stop().await.unwrap();
+
     home.stop_apiserver().await.unwrap();
     let options = HubOptions::new(&home_config)
         .env("POD_NAMESPACE", NAMESPACE)
