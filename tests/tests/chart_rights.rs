@@ -162,7 +162,7 @@ async fn pause(home: &Desk, paused: bool) {
 /// Runs an agent of another cluster with the identity of the edge's, until the hub has told of it
 /// twice: an event that is made, and then counted.
 async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &Desk) {
-    let copy = Cluster::start("rights-copy", Parts::ControlPlane)
+    let copy = Cluster::start("chart-rights-copy", Parts::ControlPlane)
         .await
         .unwrap();
     let namespace = OwnChart::Agent.namespace();
@@ -228,8 +228,8 @@ async fn bundle_file(home: &Cluster, folder: &TempDir) -> Result<String> {
 async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
     let repository = repository().await;
     let (home, edge) = tokio::try_join!(
-        Cluster::start_audited("rights-home", Parts::WithControllers),
-        Cluster::start_audited("rights-edge", Parts::WithControllers),
+        Cluster::start_audited("chart-rights-home", Parts::WithControllers),
+        Cluster::start_audited("chart-rights-edge", Parts::WithControllers),
     )
     .unwrap();
     let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
