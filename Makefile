@@ -23,10 +23,10 @@ binaries = cargo build $(CARGO_FLAGS) --workspace --bins
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test check fmt tools bench deny run run-pid stop clean rust
+.PHONY: help demo test check fmt tools images e2e-kind bench deny run run-pid stop clean rust
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: rust tools ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; Ctrl-C ends it (DEMO_ARGS=--exit: by itself)
 	$(binaries)
@@ -42,13 +42,19 @@ test: rust tools ## Unit, property and end-to-end tests against real control pla
 check: rust ## Formatting and lints; any warning fails
 	cargo fmt --all --check
 	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
-	bash -n .ci/run hack/tools/tools.sh
+	for script in .ci/run $$(find hack -name '*.sh'); do bash -n "$$script"; done
 
 fmt: rust ## Format the code
 	cargo fmt --all
 
 tools: ## Build the local Kubernetes into a cache outside the checkout: once, some 11 minutes
 	@hack/tools/tools.sh >/dev/null
+
+images: ## Build the images of hub and agent with docker (IMAGES_FROM=containers: programs too; REGISTRY, TAG)
+	hack/images/images.sh
+
+e2e-kind: ## Hub, agent and a real chart on two kind clusters, by our own Helm charts (E2E_HOME, E2E_EDGE, SKIP_CLEANUP=1)
+	hack/e2e-kind.sh
 
 bench: rust tools ## Figures beside plain helm, and of 1,000 agents on one hub (BENCH_ARGS='edge --tenants 30', 'fan-out')
 	$(binaries) --profile fast
@@ -72,14 +78,14 @@ run-pid: rust ## Run the hub in the background (PID_FILE, LOG_FILE, ARGS)
 	  rm -f '$(PID_FILE)'; echo "make run-pid: the hub has ended; $(LOG_FILE) ends:" >&2; tail -n 20 '$(LOG_FILE)' >&2; exit 1; fi; \
 	echo "hub runs as process $$pid (log in $(LOG_FILE)); 'make stop' ends it"
 
-# TERM, three seconds, KILL: what helm has left half done is repaired by the next start. A number that
+# TERM, five seconds, KILL: what helm has left half done is repaired by the next start. A number that
 # by now belongs to another program is left alone.
 stop: ## End what run-pid started
 	@pid=$$(cat '$(PID_FILE)' 2>/dev/null) || { echo "nothing to stop: there is no $(PID_FILE)"; exit 0; }; \
 	ours() { [[ $$(ps -p "$$pid" -o comm= 2>/dev/null) == *krypton-hub ]]; }; \
 	if ours; then kill -TERM "$$pid"; fi; \
-	for _ in {1..10}; do ours || break; sleep 0.3; done; \
-	if ours; then echo "process $$pid did not end in 3 s: killed"; kill -KILL "$$pid"; fi; \
+	end=$$((SECONDS + 5)); while ((SECONDS < end)) && ours; do sleep 0.2; done; \
+	if ours; then echo "process $$pid did not end in 5 s: killed"; kill -KILL "$$pid"; fi; \
 	rm -f '$(PID_FILE)'; echo "stopped"
 
 clean: ## Remove what was built and what a demo left (not the tools)

@@ -1,0 +1,425 @@
+#!/usr/bin/env bash
+# Hub, agent and a chart that nobody here wrote, as pods on two kind clusters, installed by our own charts and
+# looked at with kubectl: install, upgrade and deletion of a Tenant by an agent, then the same cluster by its
+# kubeconfig, then a hub that is uninstalled and comes back.
+#   E2E_HOME, E2E_EDGE   names of the clusters (krypton-home, krypton-edge). Clusters that exist are used, cleared
+#                        of what an earlier run left, and kept; others are made, and deleted at the end
+#   SKIP_CLEANUP=1       everything stays
+#   KIND_IMAGE           the node image (default: that of kind)
+#   E2E_CHART_REPO, E2E_CHART_NAME, E2E_CHART_VERSIONS='1.19.0 1.19.1'
+#                        a chart from a repository, in place of kwok's from its Go module
+#   E2E_TIMEOUT          seconds for one thing to happen (600)
+# Needs docker, kind, kubectl, git and, for building, Rust and Go.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+home=${E2E_HOME:-krypton-home}
+edge=${E2E_EDGE:-krypton-edge}
+timeout=${E2E_TIMEOUT:-600}
+# One name for both ways, by agent and by kubeconfig: releases carry it.
+member=demo-remote-1
+tenant=e2e-acme
+workspace=e2e-acme-workspace
+hub_namespace=krypton
+agent_namespace=krypton-system
+node_port=30743
+version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+
+work=$(mktemp -d)
+chmod 700 "$work"
+made=()
+steps=()
+began=$SECONDS
+declare -A highest=()
+
+log() { printf '%s e2e-kind: %s\n' "$(date -u +%H:%M:%S)" "$*"; }
+fail() { log "FAILED: $*" >&2; exit 1; }
+on_home() { kubectl --kubeconfig "$work/home.kubeconfig" "$@"; }
+on_edge() { kubectl --kubeconfig "$work/edge.kubeconfig" "$@"; }
+helm_home() { "$work/bin/helm" --kubeconfig "$work/home.kubeconfig" "$@"; }
+helm_edge() { "$work/bin/helm" --kubeconfig "$work/edge.kubeconfig" "$@"; }
+
+# until_true WHAT COMMAND...: asks once a second, and says what it waits for when it gives up.
+until_true() {
+  local what=$1 give_up=$((SECONDS + timeout))
+  shift
+  until "$@" >/dev/null 2>&1; do
+    ((SECONDS < give_up)) || fail "$what: not within $timeout s"
+    sleep 1
+  done
+}
+
+step_name='' step_began=0
+step() {
+  end_step
+  step_name=$*
+  step_began=$SECONDS
+  log "== $*"
+}
+end_step() {
+  [ -n "$step_name" ] || return 0
+  steps+=("$((SECONDS - step_began))|$step_name")
+  step_name=''
+  sample
+}
+
+# pods_memory NAMESPACE: pod, container and bytes of its working set, as the kubelet counts them.
+pods_memory() {
+  local kubeconfig=$1 node=$2 namespace=$3
+  kubectl --kubeconfig "$kubeconfig" get --raw "/api/v1/nodes/$node/proxy/metrics/resource" 2>/dev/null \
+    | sed -En "s/^container_memory_working_set_bytes\{container=\"([^\"]*)\",namespace=\"$namespace\",pod=\"([^\"]*)\"\} ([^ ]*).*/\1 \3/p" \
+    | awk '{ printf "%s %d\n", $1, $2 }'
+}
+sample() {
+  local container bytes
+  [ -s "$work/home.kubeconfig" ] && [ -s "$work/edge.kubeconfig" ] || return 0
+  while read -r container bytes; do
+    ((bytes > ${highest[$container]:-0})) && highest[$container]=$bytes
+  done < <(pods_memory "$work/home.kubeconfig" "$home-control-plane" "$hub_namespace"
+    pods_memory "$work/edge.kubeconfig" "$edge-control-plane" "$agent_namespace")
+  return 0
+}
+
+diagnose() {
+  local name
+  for name in home edge; do
+    [ -s "$work/$name.kubeconfig" ] || continue
+    echo "---------------- $name"
+    {
+      local k=(kubectl --kubeconfig "$work/$name.kubeconfig" --request-timeout 10s)
+      "${k[@]}" get pods,deployments -A -o wide
+      "${k[@]}" get edgeclusters,tenants -A -o yaml | sed -n '/conditions:/,/phase:/p;/name:/p;/lastMessage/p'
+      "${k[@]}" get edgeclusters,tenants -A -o wide
+      "${k[@]}" get events -A --sort-by=.metadata.creationTimestamp | tail -n 60
+      local namespace
+      for namespace in "$hub_namespace" "$agent_namespace" "$workspace"; do
+        for pod in $("${k[@]}" get pods -n "$namespace" -o name); do
+          echo "---- $name $namespace $pod"
+          "${k[@]}" describe -n "$namespace" "$pod" | sed -n '/^Status:/p;/^Events:/,$p'
+          "${k[@]}" logs -n "$namespace" "$pod" --all-containers --previous --tail 40 2>/dev/null && echo "---- (that was the run before)"
+          "${k[@]}" logs -n "$namespace" "$pod" --all-containers --tail 120
+        done
+      done
+      "$work/bin/helm" --kubeconfig "$work/$name.kubeconfig" list -A -a
+    } 2>&1
+  done
+}
+
+# Takes away what a run puts on a cluster. Only what carries the run's mark.
+ours=krypton-e2e
+wipe() {
+  local k=(kubectl --kubeconfig "$1") helm=("$work/bin/helm" --kubeconfig "$1") object
+  for object in $("${k[@]}" get namespaces -l "$ours=true" -o name); do
+    for release in $("${helm[@]}" list --all --short -n "${object#namespace/}" 2>/dev/null); do
+      case $release in krypton-*) "${helm[@]}" uninstall "$release" -n "${object#namespace/}" --wait >/dev/null ;; esac
+    done
+  done
+  for object in $("${k[@]}" get tenants -n default -l "$ours=true" -o name 2>/dev/null); do
+    "${k[@]}" patch -n default "$object" --type merge -p '{"metadata":{"finalizers":null}}' >/dev/null
+    "${k[@]}" delete -n default "$object" --ignore-not-found >/dev/null
+  done
+  for release in $("${helm[@]}" list --all --short -n "$workspace" 2>/dev/null); do
+    "${helm[@]}" uninstall "$release" -n "$workspace" --wait >/dev/null
+  done
+  "${k[@]}" delete namespaces -l "$ours=true" --ignore-not-found >/dev/null
+  "${k[@]}" delete namespace "$workspace" --ignore-not-found >/dev/null
+  "${k[@]}" delete crd -l "$ours=true" --ignore-not-found >/dev/null
+}
+
+cleanup() {
+  local status=$? name
+  trap - EXIT INT TERM
+  set +e
+  if ((status != 0)); then
+    diagnose >"$work/diagnostics"
+    cat "$work/diagnostics"
+    log "e2e failed with status $status after $((SECONDS - began)) s, in step: ${step_name:-none}"
+  fi
+  if [ -n "${SKIP_CLEANUP:-}" ]; then
+    log "everything stays: kubeconfigs in $work; delete the clusters with 'kind delete clusters $home $edge'"
+    exit "$status"
+  fi
+  for name in home edge; do
+    cluster=${!name}
+    if [[ " ${made[*]} " == *" $cluster "* ]]; then
+      kind delete cluster --name "$cluster" --kubeconfig "$work/$name.kubeconfig"
+    elif [ -s "$work/$name.kubeconfig" ] && [ -x "$work/bin/helm" ]; then
+      log "clearing the cluster $cluster"
+      wipe "$work/$name.kubeconfig"
+    fi
+  done
+  rm -rf "$work"
+  exit "$status"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+for tool in docker kind kubectl; do command -v "$tool" >/dev/null || fail "no $tool found: install it"; done
+[ "$home" != "$edge" ] || fail "E2E_HOME and E2E_EDGE are the same cluster"
+
+# ---------------------------------------------------------------- clusters, images, the fleet's chart
+
+for name in home edge; do
+  cluster=${!name}
+  step "kind cluster $cluster"
+  if kind get clusters 2>/dev/null | grep -qx "$cluster"; then
+    log "cluster $cluster exists, is used, and will stay"
+    kind export kubeconfig --name "$cluster" --kubeconfig "$work/$name.kubeconfig" >/dev/null 2>&1
+  else
+    made+=("$cluster")
+    kind create cluster --name "$cluster" ${KIND_IMAGE:+--image "$KIND_IMAGE"} --kubeconfig "$work/$name.kubeconfig" --wait 180s >"$work/kind.log" 2>&1 \
+      || { cat "$work/kind.log"; fail "kind could not make the cluster $cluster"; }
+  fi
+done
+
+step "make images"
+hack/images/images.sh
+hub_image=${REGISTRY:+${REGISTRY%/}/}krypton-hub:${TAG:-$version}
+agent_image=${REGISTRY:+${REGISTRY%/}/}krypton-agent:${TAG:-$version}
+# The programs that this run uses are those of the image.
+mkdir -p "$work/bin"
+container=$(docker create --network none "$hub_image")
+docker cp "$container:/usr/local/bin/helm" "$work/bin/helm"
+docker cp "$container:/usr/local/bin/kubectl-krypton" "$work/bin/kubectl-krypton"
+docker rm "$container" >/dev/null
+export PATH="$work/bin:$PATH"
+
+for name in home edge; do
+  kubeconfig=$work/$name.kubeconfig
+  for namespace in "$hub_namespace" "$agent_namespace"; do
+    marked=$(kubectl --kubeconfig "$kubeconfig" get namespace "$namespace" --ignore-not-found -o "jsonpath={.metadata.labels.$ours}{'/'}")
+    [ -z "$marked" ] || [ "$marked" = true/ ] || fail "the cluster ${!name} has a namespace $namespace that is not of this test: name other clusters by E2E_HOME and E2E_EDGE"
+  done
+  wipe "$kubeconfig"
+  for namespace in "$hub_namespace" "$agent_namespace"; do
+    kubectl --kubeconfig "$kubeconfig" create namespace "$namespace" >/dev/null
+    kubectl --kubeconfig "$kubeconfig" label namespace "$namespace" "$ours=true" >/dev/null
+  done
+done
+
+step "kind load docker-image"
+kind load docker-image "$hub_image" --name "$home" 2>&1
+kind load docker-image "$agent_image" --name "$edge" 2>&1
+
+# What the fleet runs: chart flags of the hub for the older and the newer version.
+if [ -n "${E2E_CHART_REPO:-}" ]; then
+  read -r older newer <<<"${E2E_CHART_VERSIONS:?set it to two versions, as '1.19.0 1.19.1'}"
+  chart_name=${E2E_CHART_NAME:?set it to the name of the chart in E2E_CHART_REPO}
+  chart_at() { printf '%s\n' --set-string "chart.repo=$E2E_CHART_REPO" --set-string "chart.name=$chart_name" --set-string "chart.version=$1"; }
+  cat >"$work/chart-values.yaml" <<<'{}'
+else
+  step "chart and image of kwok, from its Go module"
+  older=0.2.0 newer=0.2.1 chart_name=kwok
+  tools=$(hack/tools/tools.sh | tail -n 1)
+  kwok=$(cd hack/tools/kwok && go list -m -f '{{.Dir}} {{.Version}}' sigs.k8s.io/kwok)
+  kwok_image=krypton-e2e/kwok:${kwok##* }
+  kwok=${kwok% *}
+  mkdir -p "$work/kwok/image/usr/local/bin" "$work/charts"
+  cp -L "$tools/bin/kwok" "$work/kwok/image/usr/local/bin/kwok"
+  printf 'FROM scratch\nCOPY . /\nENTRYPOINT ["/usr/local/bin/kwok"]\n' >"$work/kwok/Dockerfile"
+  DOCKER_BUILDKIT=1 docker build --quiet --file "$work/kwok/Dockerfile" --tag "$kwok_image" "$work/kwok/image" >/dev/null
+  kind load docker-image "$kwok_image" --name "$edge" 2>&1
+  cp -r "$kwok/charts/kwok" "$work/kwok/chart"
+  chmod -R u+w "$work/kwok"
+  for v in "$older" "$newer"; do "$work/bin/helm" package "$work/kwok/chart" --version "$v" --destination "$work/charts" >/dev/null; done
+  # Its kinds are not part of its chart. It manages fake nodes only, and there are none here.
+  on_edge apply -f "$kwok/kustomize/crd/bases" >/dev/null
+  for file in "$kwok"/kustomize/crd/bases/*.yaml; do on_edge label --overwrite -f "$file" "$ours=true" >/dev/null; done
+  on_home create configmap fleet-chart -n "$hub_namespace" --from-file="$work/charts" >/dev/null
+  chart_at() { printf '%s\n' --set-string chart.repo= --set-string "chart.name=/charts/kwok-$1.tgz" --set-string "chart.version=$1"; }
+  cat >"$work/chart-values.yaml" <<YAML
+extraVolumes:
+- name: charts
+  configMap: {name: fleet-chart}
+extraVolumeMounts:
+- {name: charts, mountPath: /charts, readOnly: true}
+chart:
+  installCRDs: false
+  values:
+    # Its default is one name for all releases.
+    fullnameOverride: ""
+    image: {repository: docker.io/${kwok_image%:*}, tag: ${kwok_image##*:}}
+YAML
+fi
+
+image_values() { # of hub or agent: registry, repository and tag as our charts take them
+  printf 'image:\n  registry: "%s"\n  repository: %s\n  tag: "%s"\n  pullPolicy: Never\n' "${REGISTRY:-}" "$1" "${TAG:-$version}"
+}
+{
+  cat "$work/chart-values.yaml"
+  image_values krypton-hub
+  cat <<YAML
+agentsService: {type: NodePort, nodePort: $node_port}
+advertise: ["$home-control-plane:$node_port"]
+proxyGrace: 10s
+YAML
+} >"$work/hub.yaml"
+image_values krypton-agent >"$work/agent.yaml"
+
+# hub VERSION: the hub's chart, with that version of the fleet's chart.
+hub() {
+  local chart
+  mapfile -t chart < <(chart_at "$1")
+  helm_home upgrade --install krypton-hub charts/krypton-hub -n "$hub_namespace" -f "$work/hub.yaml" "${chart[@]}" --wait --timeout "${timeout}s" >/dev/null
+}
+
+# ---------------------------------------------------------------- what is looked at, on the edge
+
+write_tenant() {
+  on_edge apply -f - <<YAML >/dev/null
+apiVersion: mesh.openkcm.io/v1alpha1
+kind: Tenant
+metadata: {name: $tenant, namespace: default, labels: {$ours: "true"}}
+spec: {workspace: $workspace}
+YAML
+}
+applied_chart() { on_edge get tenant "$tenant" -n default -o jsonpath='{.status.lastAppliedChart}'; }
+has_applied() { [[ $(applied_chart) == *":$1" ]]; }
+# Its workloads are ready, and are of this version of the chart.
+runs() {
+  local found
+  on_edge wait deployment --all -n "$workspace" --for=condition=Available --timeout="${timeout}s" >/dev/null
+  found=$(on_edge get deployments -n "$workspace" -o jsonpath='{range .items[*]}{.metadata.labels.helm\.sh/chart}{"\n"}{end}' | sort -u)
+  [[ $found == "$chart_name-$1" || $found == "$chart_name-v${1#v}" ]] || fail "deployments in $workspace are of '$found', not of $chart_name-$1"
+}
+revision() { on_edge get secrets -n "$workspace" -l "owner=helm,name=tenant-$tenant-$member,status=deployed" -o jsonpath='{.items[*].metadata.labels.version}'; }
+tenant_ready() {
+  until_true "Tenant $tenant with version $1" has_applied "$1"
+  on_edge wait tenant "$tenant" -n default --for=condition=Ready --timeout="${timeout}s" >/dev/null || fail "Tenant $tenant is not Ready"
+  [ "$(on_edge get tenant "$tenant" -n default -o jsonpath='{.status.phase}')" = Ready ] || fail "the phase of Tenant $tenant is not Ready"
+  runs "$1"
+}
+install_tenant() {
+  write_tenant
+  until_true "namespace $workspace" on_edge get namespace "$workspace"
+  log "workspace $workspace namespace created"
+  until_true "release tenant-$tenant-$member deployed" revision_is 1
+  log "helm install success"
+  tenant_ready "$1"
+  log "tenant phase is Ready on remote cluster"
+}
+revision_is() { [ "$(revision)" = "$1" ]; }
+delete_tenant() {
+  on_edge delete tenant "$tenant" -n default --timeout="${timeout}s" >/dev/null
+  on_edge wait namespace "$workspace" --for=delete --timeout="${timeout}s" >/dev/null
+  log "tenant and workspace are gone"
+}
+member_is() { # MODE: connected, healthy, and who works there
+  [ "$(on_home get edgecluster "$member" -o jsonpath='{.status.mode} {.status.conditions[?(@.type=="Connected")].status} {.status.conditions[?(@.type=="Healthy")].status}')" = "$1 True True" ]
+}
+no_pods() { [ -z "$(kubectl --kubeconfig "$work/$1.kubeconfig" get pods -n "$2" -o name)" ]; }
+# What nobody may have touched while no one of Krypton ran.
+still_there() {
+  on_edge get tenant "$tenant" -n default >/dev/null || fail "Tenant $tenant is gone"
+  [ -z "$(on_edge get tenant "$tenant" -n default -o jsonpath='{.metadata.deletionTimestamp}')" ] || fail "Tenant $tenant is being deleted"
+  revision_is "$2" || fail "the release of Tenant $tenant is at revision '$(revision)', not $2"
+  runs "$1"
+}
+authority() { on_home get secret krypton-hub-ca -n "$hub_namespace" -o jsonpath='{.data}' | sha256sum | cut -c1-16; }
+
+# The pods have not been started again, and were allowed all they did.
+well_behaved() { # home|edge NAMESPACE
+  local restarts pod
+  for pod in $(kubectl --kubeconfig "$work/$1.kubeconfig" get pods -n "$2" -o name); do
+    restarts=$(kubectl --kubeconfig "$work/$1.kubeconfig" get -n "$2" "$pod" -o jsonpath='{.status.containerStatuses[*].restartCount}')
+    [ "$restarts" = 0 ] || fail "$pod has been started again $restarts times"
+    kubectl --kubeconfig "$work/$1.kubeconfig" logs -n "$2" "$pod" >>"$work/pods.log"
+  done
+  if grep -iE 'forbidden|cannot (get|list|watch|create|update|patch|delete|impersonate) ' "$work/pods.log"; then
+    fail "$2 on $1: something was forbidden"
+  fi
+}
+
+# ---------------------------------------------------------------- with an agent
+
+step "helm install krypton-hub on $home"
+hub "$older"
+ca=$(authority)
+
+step "join, helm install krypton-agent on $edge"
+kubectl krypton join "$member" -n "$hub_namespace" --kubeconfig "$work/home.kubeconfig" >"$work/bundle.yaml"
+helm_edge install krypton-agent charts/krypton-agent -n "$agent_namespace" -f "$work/agent.yaml" \
+  --set-file join.bundle="$work/bundle.yaml" --wait --timeout "${timeout}s" >/dev/null
+until_true "member $member by its agent" member_is agent
+log "member $member is connected, by its agent"
+
+step "Tenant by the agent: install"
+install_tenant "$older"
+kubectl krypton get clusters -o wide --kubeconfig "$work/home.kubeconfig"
+kubectl krypton get tenants -A --kubeconfig "$work/home.kubeconfig"
+
+step "Tenant by the agent: upgrade ($older to $newer, by helm upgrade of the hub)"
+hub "$newer"
+tenant_ready "$newer"
+revision_is 2 || fail "after the upgrade the release is at revision '$(revision)', not 2"
+log "helm upgrade success"
+
+step "Tenant by the agent: deletion"
+delete_tenant
+
+step "Tenant by the agent: install again"
+install_tenant "$newer"
+well_behaved edge "$agent_namespace"
+well_behaved home "$hub_namespace"
+idle_agent=$(pods_memory "$work/edge.kubeconfig" "$edge-control-plane" "$agent_namespace")
+
+# ---------------------------------------------------------------- without one
+
+step "helm uninstall krypton-agent: Tenant and release stay"
+helm_edge uninstall krypton-agent -n "$agent_namespace" --wait --timeout "${timeout}s" >/dev/null
+until_true "the agent's pod is gone" no_pods edge "$agent_namespace"
+still_there "$newer" 1
+log "tenant and release have stayed without the agent"
+
+step "the same cluster by its kubeconfig"
+on_home delete edgecluster "$member" --timeout="${timeout}s" >/dev/null
+kind get kubeconfig --internal --name "$edge" >"$work/internal.kubeconfig"
+KUBECONFIG=$work/home.kubeconfig hack/dev-remote-secret.sh "$work/internal.kubeconfig" "$hub_namespace" "$member"
+until_true "member $member by the hub's proxy" member_is proxy
+log "member $member is connected, by the hub itself"
+still_there "$newer" 1
+tenant_ready "$newer"
+
+step "Tenant by the hub: deletion"
+delete_tenant
+
+step "Tenant by the hub: install"
+install_tenant "$newer"
+well_behaved home "$hub_namespace"
+idle_hub=$(pods_memory "$work/home.kubeconfig" "$home-control-plane" "$hub_namespace")
+
+# ---------------------------------------------------------------- without a hub
+
+step "helm uninstall krypton-hub: what it has installed stays"
+helm_home uninstall krypton-hub -n "$hub_namespace" --wait --timeout "${timeout}s" >/dev/null
+until_true "the hub's pod is gone" no_pods home "$hub_namespace"
+still_there "$newer" 1
+[ "$(authority)" = "$ca" ] || fail "the hub's CA is not what it was"
+log "tenant and release have stayed without the hub"
+
+step "helm install krypton-hub again: the same CA, the same members"
+hub "$newer"
+until_true "member $member after the reinstallation" member_is proxy
+[ "$(authority)" = "$ca" ] || fail "the hub that was installed again has another CA"
+still_there "$newer" 1
+tenant_ready "$newer"
+log "the hub has its CA and its member again"
+
+step "Tenant by the hub installed again: deletion"
+delete_tenant
+well_behaved home "$hub_namespace"
+end_step
+
+# ---------------------------------------------------------------- what it took
+
+megabytes() { awk '{ printf "  %-16s %6.1f MiB\n", $1, $2 / 1048576 }'; }
+echo
+echo "seconds"
+for line in "${steps[@]}"; do printf '  %5d  %s\n' "${line%%|*}" "${line#*|}"; done
+printf '  %5d  in all\n' $((SECONDS - began))
+echo "memory of the pods (working set), with one Tenant installed"
+printf '%s\n' "$idle_hub" "$idle_agent" | megabytes
+echo "the highest that was seen between two steps"
+for container in "${!highest[@]}"; do echo "$container ${highest[$container]}"; done | sort | megabytes
+log "e2e passed"

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Makes what goes into the images; images.sh calls it here, the Dockerfile in containers.
+#   files.sh krypton DIR     Krypton's programs, static, into DIR
+#   files.sh helm DIR        the helm that hack/tools/helm pins, static, into DIR
+#   files.sh roots BIN DIR   root file systems DIR/{base,krypton-hub,krypton-agent} from the programs in BIN
+# Whatever the checkout's folder, the bytes are the same.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+checkout=$PWD
+
+fail() { echo "images: $*" >&2; exit 1; }
+
+krypton() {
+  local out=$1 host built flags
+  command -v cargo >/dev/null || fail "no cargo found: install Rust with rustup (https://rustup.rs)"
+  host=$(rustc -vV | sed -n 's/^host: //p')
+  case $host in *-linux-*) ;; *) fail "these images are for Linux, and this machine is $host: use IMAGES_FROM=containers" ;; esac
+  built=${CARGO_TARGET_DIR:-$checkout/target}
+  # Panics and asserts name their source file: not by where it lay. Of several that fit, rustc takes the last.
+  flags=(
+    -C target-feature=+crt-static
+    --remap-path-prefix "$checkout=/krypton"
+    --remap-path-prefix "${CARGO_HOME:-$HOME/.cargo}=/cargo"
+    --remap-path-prefix "$built=/target"
+  )
+  # With --target these are for the programs only, not for build scripts and procedural macros, which
+  # cannot be static. Without the epoch, as build scripts of C libraries would run again for every commit.
+  env --unset=SOURCE_DATE_EPOCH \
+    CARGO_ENCODED_RUSTFLAGS="$(IFS=$'\x1f'; echo "${flags[*]}")" \
+    "CFLAGS_${host//-/_}=-ffile-prefix-map=$checkout=/krypton -ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo -ffile-prefix-map=$built=/target" \
+    cargo build --locked --release --target "$host" --target-dir "$built" --workspace --exclude krypton-tests --bins
+  mkdir -p "$out"
+  cp "$built/$host/release"/{krypton-hub,krypton-agent,kubectl-krypton} "$out/"
+  for program in krypton-hub krypton-agent kubectl-krypton; do static "$out/$program"; done
+}
+
+helm() {
+  local out=$1 pinned said
+  command -v go >/dev/null || fail "no Go compiler found: install Go 1.26 or newer (https://go.dev/doc/install)"
+  pinned=$(sed -En 's#^(require)?[[:space:]]*helm.sh/helm/v4 (v[^ ]+).*#\2#p' hack/tools/helm/go.mod | head -n 1)
+  mkdir -p "$out"
+  out=$(cd "$out" && pwd)
+  # -mod=readonly: every module must be the one of go.sum, or go refuses. The caller's own GOFLAGS are not wanted.
+  (cd hack/tools/helm && CGO_ENABLED=0 GOFLAGS='' GOWORK=off go build -mod=readonly -trimpath -buildvcs=false \
+    -ldflags "-s -w -buildid= -X helm.sh/helm/v4/internal/version.version=$pinned" -o "$out/helm" helm.sh/helm/v4/cmd/helm)
+  said=$("$out/helm" version --template '{{.Version}}')
+  [ "$said" = "$pinned" ] || fail "helm was built as $said, and hack/tools/helm pins $pinned"
+  static "$out/helm"
+}
+
+# There is no loader and no library in the images.
+static() {
+  local said
+  said=$(ldd "$1" 2>&1 || true)
+  grep -qE 'statically linked|not a dynamic executable|[Nn]ot a valid dynamic program' <<<"$said" || fail "$1 is not static: $said"
+}
+
+# The authorities of the distribution's package, not of this machine: a company's own belongs into a mount
+# (SSL_CERT_FILE), not into everybody's image.
+certificates() {
+  local mozilla=/usr/share/ca-certificates/mozilla
+  if [ -n "${CA_CERTIFICATES:-}" ]; then
+    cat "$CA_CERTIFICATES"
+  elif [ -d "$mozilla" ]; then
+    (LC_ALL=C; for file in "$mozilla"/*.crt; do cat "$file"; echo; done) | sed '/^$/d'
+  else
+    fail "no certificate authorities in $mozilla: install the package ca-certificates (Debian, Ubuntu, Alpine), or name a file of them by CA_CERTIFICATES=file.pem"
+  fi
+}
+
+roots() {
+  local bin=$1 out=$2
+  rm -rf "${out:?}"/{base,krypton-hub,krypton-agent}
+  mkdir -p "$out"/base/etc/ssl/certs "$out"/{base,krypton-hub,krypton-agent}/usr/local/bin "$out/base/usr/share/doc/krypton"
+  # One layer of both images, so a node that runs both has it once.
+  cp "$bin/helm" "$out/base/usr/local/bin/"
+  cp LICENSE "$out/base/usr/share/doc/krypton/"
+  certificates >"$out/base/etc/ssl/certs/ca-certificates.crt"
+  [ "$(grep -c 'BEGIN CERTIFICATE' "$out/base/etc/ssl/certs/ca-certificates.crt")" -ge 50 ] \
+    || fail "fewer than 50 certificate authorities were found: is the package ca-certificates whole?"
+  printf '%s\n' 'root:x:0:0:root:/nonexistent:/nonexistent' 'krypton:x:65532:65532:krypton:/nonexistent:/nonexistent' >"$out/base/etc/passwd"
+  printf '%s\n' 'root:x:0:' 'krypton:x:65532:' >"$out/base/etc/group"
+  echo 'hosts: files dns' >"$out/base/etc/nsswitch.conf"
+  cp "$bin"/{krypton-hub,kubectl-krypton} "$out/krypton-hub/usr/local/bin/"
+  cp "$bin/krypton-agent" "$out/krypton-agent/usr/local/bin/"
+  find "$out"/{base,krypton-hub,krypton-agent} -type f -path '*/bin/*' -exec chmod 0755 {} + \
+    -o -type f -exec chmod 0644 {} + -o -type d -exec chmod 0755 {} +
+  # The time of the last commit would make another layer of the same helm.
+  find "$out"/{base,krypton-hub,krypton-agent} -depth -exec touch --no-dereference --date=@0 {} +
+}
+
+case "${1:-} $#" in
+  "krypton 2") krypton "$2" ;;
+  "helm 2") helm "$2" ;;
+  "roots 3") roots "$2" "$3" ;;
+  *) echo "usage: $0 krypton DIR | helm DIR | roots BIN DIR" >&2; exit 2 ;;
+esac
