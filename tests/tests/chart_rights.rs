@@ -480,7 +480,6 @@ async fn a_hub_works_on_a_home_elsewhere_with_the_rights_that_its_chart_made_the
 }
 
 #[tokio::test]
-#[ignore = "fails: the hub makes its Lease's namespace, which it has no right to and need not do"]
 async fn a_hub_whose_home_is_no_member_does_with_fewer_rights() {
     let repository = repository().await;
     let (home, edge) = tokio::try_join!(
