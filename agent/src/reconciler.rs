@@ -19,7 +19,7 @@ use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use kube::Client;
 use kube::runtime::watcher::Event;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -95,6 +95,9 @@ const AFTER_CONFLICT: Duration = Duration::from_millis(250);
 const CRD_EVERY: Duration = Duration::from_secs(1);
 /// Events taken in before the next look at the Tenants.
 const BATCH: usize = 512;
+/// Tenants that calls are made for at once, helm left out: a start with a thousand of them shall neither
+/// storm the apiserver nor take the memory of a thousand calls.
+const CALLS: usize = 16;
 
 /// Reconciles the member until `stop`. Returns when no helm run of ours lives and the Lease is given up.
 pub async fn run(
@@ -148,6 +151,8 @@ pub async fn run(
         slots: BTreeMap::new(),
         facts: BTreeMap::new(),
         dirty: BTreeSet::new(),
+        waiting: BTreeSet::new(),
+        calls: Arc::new(Semaphore::new(CALLS)),
         wakes: BTreeSet::new(),
         permitted: false,
         problem: None,
@@ -213,7 +218,7 @@ struct Reconciler {
     recorded: Option<Arc<DesiredState>>,
     ahead: Option<Version>,
     recording: JoinSet<(Arc<DesiredState>, Result<Advance, String>)>,
-    jobs: JoinSet<Done>,
+    jobs: JoinSet<Box<Done>>,
     crd_jobs: JoinSet<Result<(), String>>,
     /// The CRD is up to date and nothing waits to be put back.
     crd_checked: bool,
@@ -223,6 +228,9 @@ struct Reconciler {
     slots: BTreeMap<TenantKey, Slot>,
     facts: BTreeMap<ReleaseKey, Arc<Release>>,
     dirty: BTreeSet<TenantKey>,
+    /// Those to be looked at when one of `calls` is free.
+    waiting: BTreeSet<TenantKey>,
+    calls: Arc<Semaphore>,
     wakes: BTreeSet<(Boot, TenantKey)>,
     permitted: bool,
     problem: Option<String>,

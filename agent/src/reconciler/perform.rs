@@ -17,7 +17,7 @@ use kube::core::ObjectList;
 use kube::core::PartialObjectMeta;
 use kube::{Client, CustomResourceExt, ResourceExt};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::{Member, StatusMode, Tools};
 use crate::chart::{ChartFault, ChartRef};
@@ -36,6 +36,11 @@ use crate::status::{self, Told};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
+/// Whether an action may wait for a slot of helm, which is bounded by itself.
+pub(super) fn waits_for_helm(action: &Action) -> bool {
+    matches!(action, Action::Helm(_) | Action::Uninstall)
+}
+
 /// Everything that one action needs, taken from the index at the time of the plan.
 pub(super) struct Job {
     pub key: TenantKey,
@@ -47,6 +52,8 @@ pub(super) struct Job {
     pub newest: Option<Revision>,
     pub workspace_exists: bool,
     pub desired: Arc<DesiredState>,
+    /// One of the calls that may be made at once, given back with the job; `None` for a run of helm.
+    pub call: Option<OwnedSemaphorePermit>,
 }
 
 /// What came of it.
@@ -105,8 +112,8 @@ pub(super) struct Performer {
 }
 
 impl Performer {
-    pub(super) async fn perform(self: Arc<Self>, job: Job) -> Done {
-        let mut done = Done {
+    pub(super) async fn perform(self: Arc<Self>, job: Box<Job>) -> Box<Done> {
+        let mut done = Box::new(Done {
             key: job.key.clone(),
             of: job.release.clone(),
             generation: job.tenant.metadata.generation.unwrap_or_default(),
@@ -120,7 +127,7 @@ impl Performer {
             applied: None,
             progressed: false,
             fault: None,
-        };
+        });
         let result = match &job.plan.action {
             Action::Nothing => self.say(&job, &mut done).await,
             Action::AddFinalizer => self.add_finalizer(&job, &mut done).await,
@@ -437,10 +444,7 @@ impl Performer {
             version: chart.version.clone(),
         };
         // Before anything is announced: without the chart nothing changes for what runs.
-        let fetched = self
-            .tools
-            .charts
-            .fetch(&wanted)
+        let fetched = Box::pin(self.tools.charts.fetch(&wanted))
             .await
             .map_err(|error| Fault::Shown {
                 reason: match error.fault() {
@@ -485,7 +489,7 @@ impl Performer {
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
             chart = %chart.applied_name(), ?run, "running helm");
-        let ended = self.tools.helm.upgrade(slot, &upgrade, &self.stop).await;
+        let ended = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop)).await;
         // The exit code is a hint; the release Secret is the truth (helm.md §8).
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let secret = self.revision_secret(&job.release, expected).await?;
@@ -547,11 +551,7 @@ impl Performer {
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
             "running helm uninstall");
-        let ended = self
-            .tools
-            .helm
-            .uninstall(slot, &uninstall, &self.stop)
-            .await;
+        let ended = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop)).await;
         self.relist(job, done).await?;
         let gone =
             matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if metas.is_empty());
@@ -666,16 +666,23 @@ impl Fault {
     }
 }
 
-async fn in_time<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Fault> {
-    match tokio::time::timeout(DEADLINE, call).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
-            Err(Fault::Stale)
+/// The call is put aside, as it is large and each Tenant that waits for helm would carry room for it.
+fn in_time<T>(
+    what: &str,
+    call: impl Future<Output = kube::Result<T>>,
+) -> impl Future<Output = Result<T, Fault>> {
+    let call = tokio::time::timeout(DEADLINE, Box::pin(call));
+    async move {
+        match call.await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
+                Err(Fault::Stale)
+            }
+            Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error)))),
+            Err(_) => Err(Fault::Passing(format!(
+                "{what}: no answer within {} s",
+                DEADLINE.as_secs()
+            ))),
         }
-        Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error)))),
-        Err(_) => Err(Fault::Passing(format!(
-            "{what}: no answer within {} s",
-            DEADLINE.as_secs()
-        ))),
     }
 }

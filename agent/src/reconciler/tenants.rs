@@ -7,7 +7,7 @@ use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_crds::tenant::Tenant;
 use kube::runtime::watcher::Event;
 
-use super::perform::{Done, Fault, Job, ReleaseNews};
+use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::clock::Boot;
 use crate::fence::Hold;
@@ -127,6 +127,16 @@ impl Reconciler {
         if plan.action == Action::Nothing && !self.news(key, &tenant, &plan) {
             return;
         }
+        let call = match waits_for_helm(&plan.action) {
+            true => None,
+            false => match Arc::clone(&self.calls).try_acquire_owned() {
+                Ok(call) => Some(call),
+                Err(_) => {
+                    self.waiting.insert(key.clone());
+                    return;
+                }
+            },
+        };
         let job = Job {
             key: key.clone(),
             newest: revisions.last().map(|newest| (*newest).clone()),
@@ -136,11 +146,13 @@ impl Reconciler {
             release: release_key,
             workspace_exists,
             desired: Arc::clone(&desired),
+            call,
         };
         if let Some(slot) = self.slots.get_mut(key) {
             slot.busy = true;
         }
-        self.jobs.spawn(Arc::clone(&self.performer).perform(job));
+        self.jobs
+            .spawn(Arc::clone(&self.performer).perform(Box::new(job)));
     }
 
     /// Whether there is anything to say. When not, the pass over this Tenant costs nothing.
@@ -172,9 +184,10 @@ impl Reconciler {
             .is_none_or(|status| !same_but_for_time(status, &next))
     }
 
-    pub(super) fn finish(&mut self, done: Result<Done, tokio::task::JoinError>) {
+    pub(super) fn finish(&mut self, done: Result<Box<Done>, tokio::task::JoinError>) {
+        self.dirty.extend(self.waiting.pop_first());
         let done = match done {
-            Ok(done) => done,
+            Ok(done) => *done,
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "an action ended badly");
                 return;
