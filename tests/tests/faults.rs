@@ -266,6 +266,56 @@ async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode
     assert_eq!(listed.trim(), release, "{log}");
 }
 
+/// As a pod that is deleted: SIGTERM, and SIGKILL only after the grace period of the charts.
+#[tokio::test]
+async fn what_is_told_to_stop_in_the_middle_of_an_install_ends_in_time_and_is_repaired() {
+    let gate = chart_with_a_gate().unwrap();
+    let charts = [ChartSource::folder(gate.path())];
+    let repository = ChartRepository::start(&charts).await.unwrap();
+    let mut pair = Pair::start("term", Mode::Agent, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    pair.open(chart_flags(&repository, "gate", "1.0.0"))
+        .await
+        .unwrap();
+    let release = &pair.release("acme");
+    let folder = pair
+        .actor()
+        .unwrap()
+        .log_path()
+        .parent()
+        .unwrap()
+        .to_owned();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), "acme");
+    let hook_beside = async |known: Option<&Pod>| {
+        eventually("helm to wait for its hook", PATIENCE, async || {
+            let found = pods.list(&ListParams::default()).await?.items;
+            let known = known.and_then(ResourceExt::uid);
+            Ok(found.into_iter().find(|pod| pod.uid() != known))
+        })
+        .await
+        .unwrap()
+    };
+    let hook = hook_beside(None).await;
+
+    assert!(pair.actor().unwrap().stop().await.unwrap().success());
+    assert!(helm_processes(&folder).is_empty());
+    assert_eq!(desk.holder().await.unwrap(), "", "the Lease is given up");
+
+    pair.start_actor_again().unwrap();
+    let next = hook_beside(Some(&hook)).await;
+    let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
+    pods.patch_status(&next.name_any(), &PatchParams::default(), &done)
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let revisions = desk.revisions("acme", release).await.unwrap();
+    let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
+    assert_eq!(deployed.count(), 1, "{revisions:?}");
+}
+
 async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself(mode: Mode) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await

@@ -53,6 +53,7 @@ pub(super) struct Job {
     pub workspace_exists: bool,
     pub desired: Arc<DesiredState>,
     /// One of the calls that may be made at once, given back with the job; `None` for a run of helm.
+    #[expect(dead_code, reason = "it is held, not read")]
     pub call: Option<OwnedSemaphorePermit>,
 }
 
