@@ -2,10 +2,51 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::core::Object;
+use serde::Deserialize;
 
 use crate::release::WorkloadKind;
+
+/// A Deployment, StatefulSet or DaemonSet with the fields that readiness needs: a pod template is the
+/// largest part of each, and the code that reads one a large part of a small agent.
+pub type WorkloadObject = Object<Spec, Status>;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Spec {
+    replicas: Option<i32>,
+    /// A Deployment's; the others have an `updateStrategy`.
+    #[serde(alias = "updateStrategy")]
+    strategy: Strategy,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Strategy {
+    #[serde(rename = "type")]
+    type_: Option<String>,
+    rolling_update: Option<RollingUpdate>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RollingUpdate {
+    max_unavailable: Option<IntOrString>,
+    partition: Option<i32>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Status {
+    observed_generation: i64,
+    updated_replicas: i32,
+    available_replicas: i32,
+    ready_replicas: i32,
+    desired_number_scheduled: i32,
+    updated_number_scheduled: i32,
+    number_ready: i32,
+}
 
 /// Names a workload within one release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,93 +66,69 @@ pub struct WorkloadState {
 
 /// A Deployment is ready when all its replicas are of the newest template and at least
 /// `replicas - maxUnavailable` of them are available (helm's `deploymentReady`).
-pub fn deployment(object: &Deployment) -> WorkloadState {
-    let spec = object.spec.as_ref();
-    let status = object.status.as_ref();
-    let wanted = spec.and_then(|spec| spec.replicas).unwrap_or(1);
-    let max_unavailable = spec
-        .and_then(|spec| spec.strategy.as_ref())
-        .and_then(|strategy| strategy.rolling_update.as_ref())
-        .and_then(|update| update.max_unavailable.as_ref())
-        .map_or(0, |value| rounded_down(value, wanted));
-    let available = status
-        .and_then(|status| status.available_replicas)
-        .unwrap_or(0);
-    let updated = status
-        .and_then(|status| status.updated_replicas)
-        .unwrap_or(0);
-    let observed = status
-        .and_then(|status| status.observed_generation)
-        .unwrap_or(0);
-    if observed < object.metadata.generation.unwrap_or(0) {
+pub fn deployment(object: &WorkloadObject) -> WorkloadState {
+    let Some(status) = observed(object) else {
         return waiting("not yet observed by its controller".to_owned());
-    }
+    };
+    let wanted = object.spec.replicas.unwrap_or(1);
+    let (updated, available) = (status.updated_replicas, status.available_replicas);
     if updated < wanted {
         return waiting(format!("{updated} of {wanted} replicas updated"));
     }
     verdict(
-        available >= wanted - max_unavailable,
+        available >= wanted - max_unavailable(object, wanted),
         format!("{available} of {wanted} available"),
     )
 }
 
 /// A StatefulSet is ready when its replicas above the partition are updated and all are ready.
-pub fn stateful_set(object: &StatefulSet) -> WorkloadState {
-    let spec = object.spec.as_ref();
-    let status = object.status.as_ref();
-    let wanted = spec.and_then(|spec| spec.replicas).unwrap_or(1);
-    let strategy = spec.and_then(|spec| spec.update_strategy.as_ref());
-    let rolling = strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("OnDelete");
-    let partition = strategy
-        .and_then(|strategy| strategy.rolling_update.as_ref())
-        .and_then(|update| update.partition)
-        .unwrap_or(0);
-    let observed = status
-        .and_then(|status| status.observed_generation)
-        .unwrap_or(0);
-    if observed < object.metadata.generation.unwrap_or(0) {
+pub fn stateful_set(object: &WorkloadObject) -> WorkloadState {
+    let Some(status) = observed(object) else {
         return waiting("not yet observed by its controller".to_owned());
+    };
+    let wanted = object.spec.replicas.unwrap_or(1);
+    let rolling_update = object.spec.strategy.rolling_update.as_ref();
+    let partition = rolling_update.and_then(|update| update.partition);
+    let to_update = wanted - partition.unwrap_or(0);
+    let (updated, ready) = (status.updated_replicas, status.ready_replicas);
+    if rolling(object) && updated < to_update {
+        return waiting(format!("{updated} of {to_update} replicas updated"));
     }
-    let updated = status
-        .and_then(|status| status.updated_replicas)
-        .unwrap_or(0);
-    if rolling && updated < wanted - partition {
-        return waiting(format!(
-            "{updated} of {} replicas updated",
-            wanted - partition
-        ));
-    }
-    let ready = status.and_then(|status| status.ready_replicas).unwrap_or(0);
     verdict(ready >= wanted, format!("{ready} of {wanted} ready"))
 }
 
 /// A DaemonSet is ready when all but `maxUnavailable` of its pods are updated and ready.
-pub fn daemon_set(object: &DaemonSet) -> WorkloadState {
-    let strategy = object
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.update_strategy.as_ref());
-    let rolling = strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("OnDelete");
-    let Some(status) = object.status.as_ref() else {
+pub fn daemon_set(object: &WorkloadObject) -> WorkloadState {
+    let Some(status) = observed(object) else {
         return waiting("not yet observed by its controller".to_owned());
     };
-    if status.observed_generation.unwrap_or(0) < object.metadata.generation.unwrap_or(0) {
-        return waiting("not yet observed by its controller".to_owned());
-    }
     let wanted = status.desired_number_scheduled;
-    let updated = status.updated_number_scheduled.unwrap_or(0);
-    if rolling && updated < wanted {
+    let (updated, ready) = (status.updated_number_scheduled, status.number_ready);
+    if rolling(object) && updated < wanted {
         return waiting(format!("{updated} of {wanted} pods updated"));
     }
-    let max_unavailable = strategy
-        .and_then(|strategy| strategy.rolling_update.as_ref())
-        .and_then(|update| update.max_unavailable.as_ref())
-        .map_or(0, |value| rounded_down(value, wanted));
-    let ready = status.number_ready;
     verdict(
-        ready >= wanted - max_unavailable,
+        ready >= wanted - max_unavailable(object, wanted),
         format!("{ready} of {wanted} ready"),
     )
+}
+
+/// The status, when it is of the newest spec.
+fn observed(object: &WorkloadObject) -> Option<&Status> {
+    let newest = object.metadata.generation.unwrap_or(0);
+    let status = object.status.as_ref()?;
+    (status.observed_generation >= newest).then_some(status)
+}
+
+fn rolling(object: &WorkloadObject) -> bool {
+    object.spec.strategy.type_.as_deref() != Some("OnDelete")
+}
+
+fn max_unavailable(object: &WorkloadObject, of: i32) -> i32 {
+    let rolling_update = object.spec.strategy.rolling_update.as_ref();
+    rolling_update
+        .and_then(|update| update.max_unavailable.as_ref())
+        .map_or(0, |value| rounded_down(value, of))
 }
 
 /// The first workload that is not ready, in words; `None` when all are.
@@ -179,7 +196,7 @@ mod tests {
         observed: i64,
         updated: i32,
         available: i32,
-    ) -> Deployment {
+    ) -> WorkloadObject {
         serde_json::from_value(json!({
             "metadata": { "generation": 2 },
             "spec": {
@@ -214,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_stateful_set_waits_for_updated_and_ready_replicas() {
-        let object = |updated: i32, ready: i32| -> StatefulSet {
+        let object = |updated: i32, ready: i32| -> WorkloadObject {
             serde_json::from_value(json!({
                 "metadata": { "generation": 1 },
                 "spec": { "replicas": 2, "selector": {}, "template": {}, "serviceName": "s" },
@@ -225,6 +242,46 @@ mod tests {
         assert!(stateful_set(&object(2, 2)).ready);
         assert!(!stateful_set(&object(1, 2)).ready);
         assert!(!stateful_set(&object(2, 1)).ready);
+    }
+
+    #[test]
+    fn a_daemon_set_waits_for_its_pods_but_those_that_may_be_missing() {
+        let object = |kind: &str, updated: i32, ready: i32| -> WorkloadObject {
+            serde_json::from_value(json!({
+                "metadata": { "generation": 1 },
+                "spec": {
+                    "template": { "spec": { "containers": [] } },
+                    "updateStrategy": { "type": kind, "rollingUpdate": { "maxUnavailable": 1 } },
+                },
+                "status": {
+                    "observedGeneration": 1,
+                    "desiredNumberScheduled": 3,
+                    "updatedNumberScheduled": updated,
+                    "numberReady": ready,
+                },
+            }))
+            .unwrap()
+        };
+        for (kind, updated, ready, expected) in [
+            ("RollingUpdate", 3, 3, true),
+            ("RollingUpdate", 3, 2, true),
+            ("RollingUpdate", 3, 1, false),
+            ("RollingUpdate", 2, 3, false),
+            ("OnDelete", 0, 3, true),
+        ] {
+            let state = daemon_set(&object(kind, updated, ready));
+            assert_eq!(state.ready, expected, "{kind} {updated} {ready}");
+        }
+    }
+
+    #[test]
+    fn what_no_controller_has_looked_at_is_not_ready() {
+        let object: WorkloadObject =
+            serde_json::from_value(json!({ "metadata": { "generation": 1 }, "spec": {} })).unwrap();
+        for read in [deployment, stateful_set, daemon_set] {
+            let state = read(&object);
+            assert!(!state.ready && state.detail.contains("not yet observed"));
+        }
     }
 
     #[test]

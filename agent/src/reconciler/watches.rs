@@ -7,12 +7,13 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use kube::api::Api;
-use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::core::{ApiResource, DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Client, CustomResourceExt};
 
 use crate::watch_backoff::WatchBackoff;
+use crate::workload::WorkloadObject;
 
 /// Objects in an answer. What a list takes to decode stays with the process for good: in one piece, as
 /// kube would ask for it, that of 300 Tenants is more than all that is kept of them.
@@ -23,9 +24,9 @@ pub(super) enum Seen {
     Tenant(Event<DeserializeGuard<Tenant>>),
     Release(Event<PartialObjectMeta<Secret>>),
     Workspace(Event<PartialObjectMeta<Namespace>>),
-    Deployment(Event<Deployment>),
-    StatefulSet(Event<StatefulSet>),
-    DaemonSet(Event<DaemonSet>),
+    Deployment(Event<WorkloadObject>),
+    StatefulSet(Event<WorkloadObject>),
+    DaemonSet(Event<WorkloadObject>),
     Crd(Event<PartialObjectMeta<CustomResourceDefinition>>),
     Failed {
         what: &'static str,
@@ -39,6 +40,7 @@ pub(super) type Watch = BoxStream<'static, Seen>;
 pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
     // Helm marks every object of a release with this label.
     let helms = || all().labels("app.kubernetes.io/managed-by=Helm");
+    let workloads = |kind: ApiResource| watcher(Api::all_with(client.clone(), &kind), helms());
     let releases = all().labels("owner=helm").fields("type=helm.sh/release.v1");
     let crd = all().fields(&format!("metadata.name={}", Tenant::crd_name()));
     futures::stream::select_all([
@@ -55,17 +57,17 @@ pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
         ),
         stream(
             "Deployments",
-            watcher(Api::all(client.clone()), helms()),
+            workloads(ApiResource::erase::<Deployment>(&())),
             Seen::Deployment,
         ),
         stream(
             "StatefulSets",
-            watcher(Api::all(client.clone()), helms()),
+            workloads(ApiResource::erase::<StatefulSet>(&())),
             Seen::StatefulSet,
         ),
         stream(
             "DaemonSets",
-            watcher(Api::all(client.clone()), helms()),
+            workloads(ApiResource::erase::<DaemonSet>(&())),
             Seen::DaemonSet,
         ),
     ])
