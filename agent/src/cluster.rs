@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_crds::HELM_KEEPS;
 use kube::Client;
 use kube::api::Api;
 use thiserror::Error;
@@ -38,6 +40,19 @@ impl ClusterError {
     /// Whether it may go by itself.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Call(_) | Self::Deadline)
+    }
+}
+
+/// A namespace for what is Krypton's own. It outlives every chart of Krypton that had it.
+pub(crate) fn own_namespace(name: &str) -> Namespace {
+    let [key, value] = HELM_KEEPS.map(str::to_owned);
+    Namespace {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            annotations: Some([(key, value)].into()),
+            ..ObjectMeta::default()
+        },
+        ..Namespace::default()
     }
 }
 

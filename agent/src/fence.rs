@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Client;
 use kube::api::{Api, PostParams};
@@ -12,6 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::{self, Boot};
+use crate::cluster;
 
 /// Where Krypton keeps its own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
@@ -306,15 +306,8 @@ fn spec_of(lease: &Lease, holder: &str, now: Timestamp) -> LeaseSpec {
 }
 
 async fn ensure_namespace(client: &Client, name: &str) -> Result<(), String> {
-    let namespace = Namespace {
-        metadata: ObjectMeta {
-            name: Some(name.to_owned()),
-            ..ObjectMeta::default()
-        },
-        ..Namespace::default()
-    };
     match Api::all(client.clone())
-        .create(&PostParams::default(), &namespace)
+        .create(&PostParams::default(), &cluster::own_namespace(name))
         .await
     {
         Ok(_) => Ok(()),

@@ -20,6 +20,7 @@ use thiserror::Error;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::access::reason_of;
+use crate::cluster;
 
 pub use secret::Unreadable;
 
@@ -279,13 +280,7 @@ impl Store {
     }
 
     async fn make_namespace(&self) -> Result<(), IdentityError> {
-        let namespace = Namespace {
-            metadata: ObjectMeta {
-                name: Some(self.namespace.clone()),
-                ..ObjectMeta::default()
-            },
-            ..Namespace::default()
-        };
+        let namespace = cluster::own_namespace(&self.namespace);
         let api: Api<Namespace> = Api::all(self.client.clone());
         let params = PostParams::default();
         let what = format!("namespaces ({} is missing)", self.namespace);

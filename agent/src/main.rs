@@ -29,10 +29,9 @@ fn main() -> ExitCode {
     {
         return refuse("another TLS provider was installed before ours", 1);
     }
-    // Next to the cluster's own load there is little to do: few threads are little memory.
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(8)
+    // Next to the cluster's own load there is little to do, and each thread has memory of its own.
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(4)
         .enable_all()
         .build()
     {

@@ -4,7 +4,8 @@ use std::fmt;
 use std::io::IsTerminal as _;
 use std::str::FromStr;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// What is logged when neither `RUST_LOG` nor a flag says otherwise.
@@ -57,7 +58,7 @@ pub enum TelemetryError {
     Filter {
         origin: &'static str,
         #[source]
-        source: tracing_subscriber::filter::ParseError,
+        source: ParseError,
     },
     #[error("logging was already set up in this process")]
     AlreadySet(#[source] tracing_subscriber::util::TryInitError),
@@ -72,25 +73,30 @@ pub fn init(format: LogFormat) -> Result<(), TelemetryError> {
 pub fn init_with(format: LogFormat, default_filter: &str) -> Result<(), TelemetryError> {
     let filter = filter(std::env::var(VARIABLE).ok().as_deref(), default_filter)?;
     let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Text => lines
             .with_ansi(std::io::stderr().is_terminal())
             .finish()
+            .with(filter)
             .try_init(),
-        LogFormat::Json => lines.json().flatten_event(true).finish().try_init(),
+        LogFormat::Json => lines
+            .json()
+            .flatten_event(true)
+            .finish()
+            .with(filter)
+            .try_init(),
     }
     .map_err(TelemetryError::AlreadySet)
 }
 
-fn filter(variable: Option<&str>, default_filter: &str) -> Result<EnvFilter, TelemetryError> {
+fn filter(variable: Option<&str>, default_filter: &str) -> Result<Targets, TelemetryError> {
     let (text, origin) = match variable.map(str::trim).filter(|text| !text.is_empty()) {
         Some(text) => (text, VARIABLE),
         None => (default_filter, "the log level"),
     };
-    EnvFilter::builder()
-        .parse(text)
+    text.parse()
         .map_err(|source| TelemetryError::Filter { origin, source })
 }
 

@@ -19,6 +19,11 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// The annotation of a CRD that holds its `SCHEMA_VERSION`.
 pub const SCHEMA_VERSION_ANNOTATION: &str = "mesh.openkcm.io/schema-version";
 
+/// An annotation for what outlives a release. What a chart has installed and somebody deleted, and what
+/// Krypton then made anew, would go with the chart's next upgrade; with a CRD go all its objects
+/// (<https://helm.sh/docs/howto/charts_tips_and_tricks/#tell-helm-not-to-uninstall-a-resource>).
+pub const HELM_KEEPS: [&str; 2] = ["helm.sh/resource-policy", "keep"];
+
 /// All CRDs, as they are applied. They need Kubernetes 1.30: for `optionalOldSelf` in their rules,
 /// and so that objects stored under an older schema are only held to what is changed in them.
 pub fn all() -> Vec<CustomResourceDefinition> {

@@ -4,7 +4,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 
-use crate::{SCHEMA_VERSION, SCHEMA_VERSION_ANNOTATION};
+use crate::{HELM_KEEPS, SCHEMA_VERSION, SCHEMA_VERSION_ANNOTATION};
 
 pub(crate) fn published(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
     let label = ("app.kubernetes.io/part-of".to_owned(), "krypton".to_owned());
@@ -16,7 +16,7 @@ pub(crate) fn published(mut crd: CustomResourceDefinition) -> CustomResourceDefi
     crd.metadata
         .annotations
         .get_or_insert_default()
-        .extend([version]);
+        .extend([version, HELM_KEEPS.map(str::to_owned).into()]);
     let schemas = crd
         .spec
         .versions

@@ -14,6 +14,10 @@ use kube::{Client, CustomResourceExt};
 
 use crate::watch_backoff::WatchBackoff;
 
+/// Objects in an answer. What a list takes to decode stays with the process for good: in one piece, as
+/// kube would ask for it, that of 300 Tenants is more than all that is kept of them.
+const PAGE: u32 = 50;
+
 /// One event of one of the watches.
 pub(super) enum Seen {
     Tenant(Event<DeserializeGuard<Tenant>>),
@@ -34,11 +38,9 @@ pub(super) type Watch = BoxStream<'static, Seen>;
 /// All watches but the one on Tenants, which needs the CRD first.
 pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
     // Helm marks every object of a release with this label.
-    let helms = || Config::default().labels("app.kubernetes.io/managed-by=Helm");
-    let releases = Config::default()
-        .labels("owner=helm")
-        .fields("type=helm.sh/release.v1");
-    let crd = Config::default().fields(&format!("metadata.name={}", Tenant::crd_name()));
+    let helms = || all().labels("app.kubernetes.io/managed-by=Helm");
+    let releases = all().labels("owner=helm").fields("type=helm.sh/release.v1");
+    let crd = all().fields(&format!("metadata.name={}", Tenant::crd_name()));
     futures::stream::select_all([
         stream("CRD", watcher(Api::all(client.clone()), crd), Seen::Crd),
         stream(
@@ -48,7 +50,7 @@ pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
         ),
         stream(
             "namespaces",
-            watcher(Api::all(client.clone()), Config::default()),
+            watcher(Api::all(client.clone()), all()),
             Seen::Workspace,
         ),
         stream(
@@ -69,10 +71,14 @@ pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
     ])
 }
 
+fn all() -> Config {
+    Config::default().page_size(PAGE)
+}
+
 /// The watch on Tenants. One that does not decode must not stop the others.
 pub(super) fn tenants(client: &Client) -> Watch {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    stream("Tenants", watcher(api, Config::default()), Seen::Tenant)
+    stream("Tenants", watcher(api, all()), Seen::Tenant)
 }
 
 fn stream<K: Send + 'static>(
