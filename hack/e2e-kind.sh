@@ -88,8 +88,8 @@ diagnose() {
     {
       local k=(kubectl --kubeconfig "$work/$name.kubeconfig" --request-timeout 10s)
       "${k[@]}" get pods,deployments -A -o wide
-      "${k[@]}" get edgeclusters,tenants -A -o yaml | sed -n '/conditions:/,/phase:/p;/name:/p;/lastMessage/p'
-      "${k[@]}" get edgeclusters,tenants -A -o wide
+      "${k[@]}" get edgeclusters -A -o yaml
+      "${k[@]}" get tenants -A -o yaml
       "${k[@]}" get events -A --sort-by=.metadata.creationTimestamp | tail -n 60
       local namespace
       for namespace in "$hub_namespace" "$agent_namespace" "$workspace"; do
@@ -100,17 +100,18 @@ diagnose() {
           "${k[@]}" logs -n "$namespace" "$pod" --all-containers --tail 120
         done
       done
-      "$work/bin/helm" --kubeconfig "$work/$name.kubeconfig" list -A -a
+      "$work/bin/helm" --kubeconfig "$work/$name.kubeconfig" list -A
     } 2>&1
   done
 }
 
-# Takes away what a run puts on a cluster. Only what carries the run's mark.
+# Takes away what a run puts on a cluster: where a namespace of Krypton has the run's mark, all of Krypton is its.
 ours=krypton-e2e
 wipe() {
-  local k=(kubectl --kubeconfig "$1") helm=("$work/bin/helm" --kubeconfig "$1") object
+  local k=(kubectl --kubeconfig "$1") helm=("$work/bin/helm" --kubeconfig "$1") object release
+  [ -n "$("${k[@]}" get namespaces -l "$ours=true" -o name)" ] || return 0
   for object in $("${k[@]}" get namespaces -l "$ours=true" -o name); do
-    for release in $("${helm[@]}" list --all --short -n "${object#namespace/}" 2>/dev/null); do
+    for release in $("${helm[@]}" list --short -n "${object#namespace/}"); do
       case $release in krypton-*) "${helm[@]}" uninstall "$release" -n "${object#namespace/}" --wait >/dev/null ;; esac
     done
   done
@@ -118,12 +119,13 @@ wipe() {
     "${k[@]}" patch -n default "$object" --type merge -p '{"metadata":{"finalizers":null}}' >/dev/null
     "${k[@]}" delete -n default "$object" --ignore-not-found >/dev/null
   done
-  for release in $("${helm[@]}" list --all --short -n "$workspace" 2>/dev/null); do
+  for release in $("${helm[@]}" list --short -n "$workspace"); do
     "${helm[@]}" uninstall "$release" -n "$workspace" --wait >/dev/null
   done
-  "${k[@]}" delete namespaces -l "$ours=true" --ignore-not-found >/dev/null
   "${k[@]}" delete namespace "$workspace" --ignore-not-found >/dev/null
   "${k[@]}" delete crd -l "$ours=true" --ignore-not-found >/dev/null
+  "${k[@]}" delete crd {tenants,edgeclusters,kryptondeployments}.mesh.openkcm.io --ignore-not-found >/dev/null
+  "${k[@]}" delete namespaces -l "$ours=true" --ignore-not-found >/dev/null
 }
 
 cleanup() {
