@@ -10,6 +10,8 @@ use kube::api::Api;
 use thiserror::Error;
 
 use crate::access::reason_of;
+use crate::clock::Boot;
+use crate::patience::may_be_settling;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -37,9 +39,12 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Whether it may go by itself.
-    pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Call(_) | Self::Deadline)
+    /// Whether it may go by itself, of a cluster that was first asked at `began`.
+    pub fn may_pass(&self, began: Boot) -> bool {
+        match self {
+            Self::Call(_) | Self::Deadline => true,
+            Self::Forbidden(_) | Self::Unauthorized(_) => may_be_settling(began),
+        }
     }
 }
 

@@ -169,6 +169,10 @@ pub async fn hold(
                 }
                 // A failed renewal takes nothing away by itself: time does.
                 Err(problem) => {
+                    if hold.problem.is_none() {
+                        let LeaseName { namespace, name } = &lease;
+                        tracing::warn!(lease = %format_args!("{namespace}/{name}"), %problem, "seeing to the Lease failed; it is tried again");
+                    }
                     hold.problem = Some(problem.clone());
                     if hold
                         .renewed
@@ -221,7 +225,6 @@ async fn one_round(
     let written = match step(seen.as_ref(), me, now) {
         Step::Wait => return Ok(false),
         Step::Create => {
-            ensure_namespace(client, &name.namespace).await?;
             let lease = Lease {
                 metadata: ObjectMeta {
                     name: Some(name.name.clone()),
@@ -229,7 +232,14 @@ async fn one_round(
                 },
                 spec: Some(spec_of(&Lease::default(), me, clock::wall())),
             };
-            api.create(&PostParams::default(), &lease).await
+            match api.create(&PostParams::default(), &lease).await {
+                // Who may not make namespaces does where this one is there.
+                Err(kube::Error::Api(status)) if status.code == 404 => {
+                    ensure_namespace(client, &name.namespace).await?;
+                    api.create(&PostParams::default(), &lease).await
+                }
+                created => created,
+            }
         }
         Step::Take | Step::Renew => {
             let Some(lease) = current.take() else {

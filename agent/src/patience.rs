@@ -6,9 +6,18 @@ use std::time::Duration;
 use krypton_common::error_chain::chain;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::Boot;
 use crate::plan::backoff;
 
+/// An apiserver that has just come up refuses for a moment what it will allow: it serves before it has
+/// read all roles.
+const SETTLING: Duration = Duration::from_secs(15);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Whether a refusal by an apiserver that was first asked at `began` may pass.
+pub fn may_be_settling(began: Boot) -> bool {
+    Boot::now().since(began) < SETTLING
+}
 
 /// Attempts until it is done, with a line in the log for each failure; an error that `may_pass` does
 /// not let pass ends it. `None` when told to stop.

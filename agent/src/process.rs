@@ -21,6 +21,7 @@ use crate::access::{
 };
 use crate::admin::{self, Readiness};
 use crate::chart::ChartCache;
+use crate::clock::Boot;
 use crate::cluster::{self, Cluster, ClusterError};
 use crate::dial::Dialer;
 use crate::enrolment::{self, EnrolError};
@@ -93,11 +94,12 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     }
     tracing::info!(context = %found.context_name, %namespace, %replica, "agent starts");
 
-    let Some(cluster) = patiently("the cluster", &stop, ClusterError::may_pass, async || {
+    let began = Boot::now();
+    let may_pass = |error: &ClusterError| error.may_pass(began);
+    let asking = patiently("the cluster", &stop, may_pass, async || {
         cluster::ask(&client).await
-    })
-    .await?
-    else {
+    });
+    let Some(cluster) = asking.await? else {
         return Ok(());
     };
     let store = Store::new(client.clone(), namespace.clone());

@@ -8,6 +8,8 @@ use krypton_agent::access::{
     ConfigError, Found, InCluster, LocalError, client_named, from_kubeconfig, local,
     read_kubeconfig, reason_of, without_content,
 };
+use krypton_agent::clock::Boot;
+use krypton_agent::patience::may_be_settling;
 use krypton_common::kubeconfig::{self as sanitizer, Policy};
 use kube::config::Kubeconfig;
 use kube::{Api, Client, Config};
@@ -51,7 +53,7 @@ pub enum HomeError {
         namespace: String,
         name: String,
         reason: String,
-        may_pass: bool,
+        code: Option<u16>,
     },
     #[error(
         "fetch secret {namespace}/{name} failed: no answer within 30 s; check that the hub's own cluster is reachable"
@@ -100,11 +102,16 @@ pub enum HomeError {
 }
 
 impl HomeError {
-    /// Whether it may go by itself: the apiserver of the hub's own cluster may not be up yet.
-    pub fn may_pass(&self) -> bool {
+    /// Whether it may go by itself: the apiserver of the hub's own cluster, first asked at `began`, may
+    /// not be up yet.
+    pub fn may_pass(&self, began: Boot) -> bool {
         match self {
             Self::FetchSecretTimedOut { .. } => true,
-            Self::FetchSecret { may_pass, .. } => *may_pass,
+            Self::FetchSecret { code, .. } => match code {
+                None | Some(429 | 500..) => true,
+                Some(401 | 403) => may_be_settling(began),
+                Some(_) => false,
+            },
             _ => false,
         }
     }
@@ -157,8 +164,10 @@ async fn choose_with(
                     namespace: namespace.clone(),
                     name: name.clone(),
                     reason: reason_of(&error),
-                    may_pass: !matches!(&error, kube::Error::Api(status)
-                        if status.code < 500 && status.code != 429),
+                    code: match &error {
+                        kube::Error::Api(status) => Some(status.code),
+                        _ => None,
+                    },
                 })?;
             from_secret(&secret, (namespace, name, key), context, policy).await
         }

@@ -102,7 +102,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         ));
     }
 
-    let choosing = patiently("home", &stop, HomeError::may_pass, async || {
+    let began = Boot::now();
+    let may_pass = |error: &HomeError| error.may_pass(began);
+    let choosing = patiently("home", &stop, may_pass, async || {
         Home::choose(&settings.home, &settings.kubeconfig_policy).await
     });
     let Some(chosen) = choosing.await? else {

@@ -30,6 +30,9 @@ pub struct AgentOptions<'a> {
     pub join_file: Option<&'a Path>,
     /// After the harness' own, which are left out where one of these is the same flag.
     pub args: Vec<String>,
+    /// All of its environment but PATH and TMPDIR. What a pod is told by `POD_NAME` and
+    /// `POD_NAMESPACE` the harness leaves out of its flags.
+    pub env: BTreeMap<String, String>,
 }
 
 impl<'a> AgentOptions<'a> {
@@ -38,6 +41,7 @@ impl<'a> AgentOptions<'a> {
             edge,
             join_file: None,
             args: Vec::new(),
+            env: BTreeMap::new(),
         }
     }
 
@@ -50,6 +54,12 @@ impl<'a> AgentOptions<'a> {
     #[must_use]
     pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    #[must_use]
+    pub fn env(mut self, env: impl IntoIterator<Item = (String, String)>) -> Self {
+        self.env.extend(env);
         self
     }
 }
@@ -68,17 +78,27 @@ impl Agent {
     pub fn start(options: &AgentOptions<'_>) -> Result<Self> {
         let mut flags: Vec<(&str, OsString)> = vec![
             ("--kubeconfig", options.edge.into()),
-            ("--namespace", SYSTEM_NAMESPACE.into()),
-            ("--replica", REPLICA.into()),
             ("--retry-max", "5s".into()),
         ];
+        for (variable, flag, value) in [
+            ("POD_NAMESPACE", "--namespace", SYSTEM_NAMESPACE),
+            ("POD_NAME", "--replica", REPLICA),
+        ] {
+            if !options.env.contains_key(variable) {
+                flags.push((flag, value.into()));
+            }
+        }
         flags.extend(options.join_file.map(|file| ("--join-file", file.into())));
         let daemon = Daemon::start(Start {
             program: PROGRAM,
             flags,
             cache_flag: Some("--cache-dir"),
             args: &options.args,
-            env: BTreeMap::new(),
+            env: options
+                .env
+                .iter()
+                .map(|(name, value)| (name.clone(), value.into()))
+                .collect(),
         })?;
         Ok(Self(daemon))
     }

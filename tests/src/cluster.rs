@@ -1,5 +1,6 @@
 //! One real control plane on loopback: etcd, kube-apiserver and, where asked for, what runs pods.
 
+mod audit;
 mod components;
 mod credentials;
 mod node;
@@ -29,13 +30,15 @@ use crate::{
     tools::Tools,
     wait::eventually,
 };
-use components::{Component, Components};
+pub use audit::Request as Audited;
+use components::{Audit, Component, Components};
 use credentials::Credentials;
 
 /// Generous: several control planes may be starting on two cores.
 const START_DEADLINE: Duration = Duration::from_secs(120);
 const COMMAND_DEADLINE: Duration = Duration::from_secs(180);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+const AUDIT_DEADLINE: Duration = Duration::from_secs(30);
 /// Above the apiserver's own limit of a request (60 s); a watch that is silent for longer ends.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -76,9 +79,21 @@ impl Cluster {
     /// When the tools are not built, or a process ends or is not ready in two minutes; the message
     /// quotes its log.
     pub async fn start(name: &str, parts: Parts) -> Result<Self> {
+        Self::start_with(name, parts, Audit::Off).await
+    }
+
+    /// The same, with an apiserver that writes down who asked for what: see `audited`.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub async fn start_audited(name: &str, parts: Parts) -> Result<Self> {
+        Self::start_with(name, parts, Audit::On).await
+    }
+
+    async fn start_with(name: &str, parts: Parts, audit: Audit) -> Result<Self> {
         crate::install_tls_provider();
         let started = async {
-            let cluster = Self::start_control_plane(name).await?;
+            let cluster = Self::start_control_plane(name, audit).await?;
             cluster.start_controllers(parts).await?;
             Ok::<_, anyhow::Error>(cluster)
         };
@@ -87,7 +102,7 @@ impl Cluster {
             .with_context(|| format!("starting cluster {name}"))
     }
 
-    async fn start_control_plane(name: &str) -> Result<Self> {
+    async fn start_control_plane(name: &str, audit: Audit) -> Result<Self> {
         let tools = Tools::find()?;
         let folder = tempfile::Builder::new()
             .prefix(&format!("krypton-{name}-"))
@@ -95,7 +110,8 @@ impl Cluster {
             .context("making a folder for the cluster")?;
         let (port, etcd_port) = (Port::reserve()?, Port::reserve()?);
         let credentials = Credentials::generate()?;
-        let components = Components::new(&tools, folder.path(), port.number(), etcd_port.number());
+        let ports = (port.number(), etcd_port.number());
+        let components = Components::new(&tools, folder.path(), ports, audit);
         let tokens = (credentials::token()?, credentials::token()?);
         components.write_files(&credentials, name)?;
         components.write_tokens(&[&tokens.0, &tokens.1])?;
@@ -164,15 +180,25 @@ impl Cluster {
     /// YAML with the administrator's token inline, the one that `rotate_token` revokes.
     pub fn kubeconfig_with_token(&self) -> String {
         let token = lock(&self.tokens).0.clone();
-        self.credentials
-            .kubeconfig_with_token(&self.name, &self.server(), &token)
+        self.kubeconfig_with(&token)
     }
 
     /// The same with the token that is valid already and stays so after one `rotate_token`.
     pub fn kubeconfig_with_next_token(&self) -> String {
         let token = lock(&self.tokens).1.clone();
+        self.kubeconfig_with(&token)
+    }
+
+    /// YAML with any token inline.
+    pub fn kubeconfig_with(&self, token: &str) -> String {
         self.credentials
-            .kubeconfig_with_token(&self.name, &self.server(), &token)
+            .kubeconfig_with_token(&self.name, &self.server(), token)
+    }
+
+    /// YAML with a token that is read from this file, as in a pod.
+    pub fn kubeconfig_with_token_file(&self, file: &Path) -> String {
+        self.credentials
+            .kubeconfig_with_token_file(&self.name, &self.server(), file)
     }
 
     /// A new client of the administrator; it belongs to the runtime that calls this, and does not
@@ -291,6 +317,38 @@ impl Cluster {
             .await
             .context("reading the apiserver's metrics")?;
         requests::count(&metrics)
+    }
+
+    /// All requests that were answered before this, and maybe some more.
+    ///
+    /// # Errors
+    /// When the cluster was not started with an audit log, or the apiserver cannot be asked.
+    pub async fn audited(&self) -> Result<Vec<Audited>> {
+        // A line is written after its answer is sent: once a last request of ours is told of, so
+        // are those before it.
+        let marker = format!("/version?marker={}", credentials::token()?);
+        self.get(&marker).await.context("marking the audit log")?;
+        eventually(
+            "our own line in the audit log",
+            AUDIT_DEADLINE,
+            async || {
+                let requests = audit::read(&self.components.audit_log())?;
+                let marked = requests.iter().any(|request| request.uri == marker);
+                Ok(marked.then_some(requests))
+            },
+        )
+        .await
+    }
+
+    /// What was refused (403) to these users, or in their names.
+    ///
+    /// # Errors
+    /// As `audited`.
+    pub async fn denied(&self, users: &[String]) -> Result<Vec<Audited>> {
+        let mut requests = self.audited().await?;
+        requests
+            .retain(|request| request.is_denied() && users.iter().any(|user| request.is_of(user)));
+        Ok(requests)
     }
 
     /// Process ids of all that runs.

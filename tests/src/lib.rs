@@ -8,19 +8,23 @@ pub mod daemon;
 pub mod fleet;
 pub mod hub;
 pub mod membership;
+pub mod own_chart;
 pub mod pair;
 pub mod port;
 pub mod process;
+pub mod service_account;
 pub mod tools;
 pub mod wait;
 
 pub use agent::{Agent, AgentOptions};
 pub use chart_repository::{ChartRepository, ChartSource, Fault};
-pub use cluster::{Cluster, Parts};
+pub use cluster::{Audited, Cluster, Parts};
 pub use daemon::Daemon;
 pub use hub::{Hub, HubOptions};
 pub use membership::{Membership, Mode, bundle};
+pub use own_chart::{AgentPod, HubPod, OwnChart};
 pub use pair::Pair;
+pub use service_account::ServiceAccountAccess;
 pub use tools::Tools;
 pub use wait::eventually;
 

@@ -130,10 +130,38 @@ impl Membership {
 /// # Errors
 /// When it is not printed in time, with what is told instead.
 pub async fn bundle(home: &Cluster, name: &str) -> Result<String> {
+    bundle_of(home, HUB_NAMESPACE, name).await
+}
+
+/// The same of a hub in this namespace.
+///
+/// # Errors
+/// As `bundle`.
+pub async fn bundle_of(home: &Cluster, namespace: &str, name: &str) -> Result<String> {
+    join(home, namespace, name, &[]).await
+}
+
+/// What `kubectl krypton join -o helm` prints: a command for the shell that installs this chart of
+/// the agent.
+///
+/// # Errors
+/// As `bundle`.
+pub async fn join_command(
+    home: &Cluster,
+    namespace: &str,
+    name: &str,
+    chart: &Path,
+) -> Result<String> {
+    let chart = chart.display().to_string();
+    join(home, namespace, name, &["-o", "helm", "--chart", &chart]).await
+}
+
+async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Result<String> {
     let program = KUBECTL_KRYPTON.find()?;
     let join = home
         .aim(&program)
-        .args(["join", name, "-n", HUB_NAMESPACE, "--ttl", "1h"]);
+        .args(["join", name, "-n", namespace, "--ttl", "1h"])
+        .args(more.iter().copied());
     eventually("a join bundle", PATIENCE, async || {
         Ok(Some(join.output(JOIN_DEADLINE).await?))
     })
@@ -141,7 +169,10 @@ pub async fn bundle(home: &Cluster, name: &str) -> Result<String> {
 }
 
 /// For its owner alone: there is a token in it.
-fn write_secret(file: &Path, content: &str) -> Result<()> {
+///
+/// # Errors
+/// When it cannot be written, or is there already.
+pub fn write_secret(file: &Path, content: &str) -> Result<()> {
     let write = || {
         let mut options = fs::File::options();
         let mut file = options

@@ -3,14 +3,17 @@
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{ConfigMap, Secret},
+};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Fault, Parts, Tools, eventually,
+    ChartRepository, ChartSource, Cluster, Fault, Parts, ServiceAccountAccess, Tools, eventually,
     process::{Invocation, Process},
 };
 use kube::{
     Api, Client, Config, ResourceExt,
-    api::PostParams,
+    api::{ListParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use rustix::process::Signal;
@@ -102,6 +105,77 @@ async fn a_rotated_token_is_refused_and_the_next_one_works_before_and_after() {
             .await
             .unwrap()
     );
+}
+
+/// The status that a list of Secrets is answered with to whom the kubeconfig names.
+async fn answer_to(kubeconfig: &str) -> Result<u16> {
+    let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let secrets: Api<Secret> = Api::namespaced(Client::try_from(config)?, "default");
+    match secrets.list_metadata(&ListParams::default()).await {
+        Ok(_) => Ok(200),
+        Err(kube::Error::Api(status)) => Ok(status.code),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[tokio::test]
+async fn what_a_service_account_was_refused_is_told_and_a_revoked_token_is_not_let_in() {
+    let cluster = Cluster::start_audited("audit", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let create = ["create", "serviceaccount", "limited"];
+    cluster.kubectl(create).await.unwrap();
+    let mut access = ServiceAccountAccess::new(&cluster, "default", "limited")
+        .await
+        .unwrap();
+    let user = [access.username()];
+    let with_token = fs::read_to_string(access.token_file()).unwrap();
+    let first = cluster.kubeconfig_with(&with_token);
+    assert!(cluster.denied(&user).await.unwrap().is_empty());
+
+    let by_file = fs::read_to_string(access.kubeconfig()).unwrap();
+    assert_eq!(answer_to(&by_file).await.unwrap(), 403);
+    let denied = cluster.denied(&user).await.unwrap();
+    let [request] = &denied[..] else {
+        panic!("{denied:?}");
+    };
+    let asked = (request.verb.as_str(), request.object.resource.as_str());
+    assert_eq!(asked, ("list", "secrets"), "{request}");
+    let other = ["system:serviceaccount:default:other".to_owned()];
+    assert!(cluster.denied(&other).await.unwrap().is_empty());
+
+    let former = access.renew(&cluster).await.unwrap();
+    assert_eq!(answer_to(&first).await.unwrap(), 403);
+    access.revoke(&cluster, former).await.unwrap();
+    eventually("the former token to be refused", MINUTE, async || {
+        Ok((answer_to(&first).await? == 401).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(answer_to(&by_file).await.unwrap(), 403);
+
+    // What is refused in somebody's name, and what is allowed.
+    let role = ["--verb=list", "--resource=pods"];
+    let role = ["create", "clusterrole", "pods"].into_iter().chain(role);
+    cluster.kubectl(role).await.unwrap();
+    let bind = ["--clusterrole=pods", "--user=someone"];
+    let bind = ["create", "clusterrolebinding", "pods"]
+        .into_iter()
+        .chain(bind);
+    cluster.kubectl(bind).await.unwrap();
+    let get = ["get", "pods", "--as=someone"];
+    eventually("someone to be let in", MINUTE, async || {
+        Ok(Some(cluster.kubectl(get).await?))
+    })
+    .await
+    .unwrap();
+    let get = ["get", "secrets", "--as=someone"];
+    cluster.kubectl(get).await.unwrap_err();
+    let denied = cluster.denied(&["someone".to_owned()]).await.unwrap();
+    let last = denied.last().unwrap();
+    assert_eq!(last.object.resource, "secrets", "{last}");
+    assert_eq!(last.user.username, "admin", "{last}");
 }
 
 #[tokio::test]

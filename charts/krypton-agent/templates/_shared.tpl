@@ -201,11 +201,12 @@ metadata:
 automountServiceAccountToken: false
 {{- if .Values.helmRights.clusterRole }}
 ---
-# The rights that the fleet's chart needs, wherever a Tenant's workspace is.
+# The rights that the fleet's chart needs, wherever a Tenant's workspace is. Another role has another
+# binding, as the role of one cannot be changed.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: {{ $role }}
+  name: {{ $role }}-{{ .Values.helmRights.clusterRole | sha256sum | trunc 8 }}
   labels:
     {{- include "krypton.labels" . | nindent 4 }}
 roleRef:

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::{credentials::Credentials, path_with};
+use super::{audit, credentials::Credentials, path_with};
 use crate::{process::Invocation, tools::Tools};
 
 /// Two Services for each of hundreds of Tenants do not fit a /24.
@@ -36,6 +36,13 @@ impl Component {
     }
 }
 
+/// Whether the apiserver keeps an audit log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Audit {
+    Off,
+    On,
+}
+
 /// Where the components of one cluster find each other and their files.
 #[derive(Debug)]
 pub(super) struct Components {
@@ -44,10 +51,16 @@ pub(super) struct Components {
     kubeconfig: PathBuf,
     port: u16,
     etcd_port: u16,
+    audit: Audit,
 }
 
 impl Components {
-    pub(super) fn new(tools: &Tools, folder: &Path, port: u16, etcd_port: u16) -> Self {
+    pub(super) fn new(
+        tools: &Tools,
+        folder: &Path,
+        (port, etcd_port): (u16, u16),
+        audit: Audit,
+    ) -> Self {
         let (folder, kubeconfig) = (folder.to_owned(), folder.join("kubeconfig"));
         Self {
             tools: tools.clone(),
@@ -55,6 +68,7 @@ impl Components {
             kubeconfig,
             port,
             etcd_port,
+            audit,
         }
     }
 
@@ -64,6 +78,10 @@ impl Components {
 
     pub(super) fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
+    }
+
+    pub(super) fn audit_log(&self) -> PathBuf {
+        self.folder.join("audit.log")
     }
 
     /// The HOME of all that runs for this cluster.
@@ -88,6 +106,7 @@ impl Components {
                 &credentials.service_account_public_key,
             ),
             ("kubeconfig", &kubeconfig),
+            ("audit-policy.yaml", audit::POLICY),
         ];
         for (file, content) in files {
             self.write(file, content)?;
@@ -133,7 +152,7 @@ impl Components {
     }
 
     fn apiserver(&self) -> Vec<String> {
-        vec![
+        let mut args = vec![
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={}", self.port),
@@ -156,7 +175,16 @@ impl Components {
             ),
             "--allow-privileged=true".to_owned(),
             "--profiling=false".to_owned(),
-        ]
+        ];
+        if self.audit == Audit::On {
+            args.extend([
+                format!("--audit-policy-file={}", self.path("audit-policy.yaml")),
+                format!("--audit-log-path={}", self.audit_log().display()),
+                // MB, far more than any test writes: it stays one file.
+                "--audit-log-maxsize=2000".to_owned(),
+            ]);
+        }
+        args
     }
 
     fn controller_manager(&self) -> Vec<String> {

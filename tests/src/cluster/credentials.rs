@@ -1,5 +1,7 @@
 //! The keys, certificates, tokens and kubeconfigs of one cluster.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use rcgen::{
@@ -77,6 +79,15 @@ impl Credentials {
 
     pub(super) fn kubeconfig_with_token(&self, name: &str, server: &str, token: &str) -> String {
         self.kubeconfig_of(name, server, &format!("token: {token}"))
+    }
+
+    pub(super) fn kubeconfig_with_token_file(
+        &self,
+        name: &str,
+        server: &str,
+        file: &Path,
+    ) -> String {
+        self.kubeconfig_of(name, server, &format!("tokenFile: {}", file.display()))
     }
 
     fn kubeconfig_of(&self, name: &str, server: &str, user: &str) -> String {

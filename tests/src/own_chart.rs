@@ -1,0 +1,236 @@
+//! Krypton's own charts: where they are, how they are installed, and what they would have a pod run,
+//! run here.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{ConfigMap, Container, PodSpec},
+};
+use kube::Api;
+
+use crate::{
+    agent::{Agent, AgentOptions},
+    cluster::Cluster,
+    fleet::{SYSTEM_NAMESPACE, ValuesFile},
+    hub::{Hub, HubOptions},
+    service_account::ServiceAccountAccess,
+};
+
+const CHARTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts");
+/// Flags that name what is only in a pod, or what the harness has its own of.
+const ONLY_IN_A_POD: [&str; 6] = [
+    "--listen",
+    "--advertise",
+    "--metrics-bind-address",
+    "--health-probe-bind-address",
+    "--helm",
+    "--chart-values-file",
+];
+const POD: &str = "a-pod";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnChart {
+    Hub,
+    Agent,
+}
+
+impl OwnChart {
+    pub const ALL: [Self; 2] = [Self::Hub, Self::Agent];
+
+    /// Of the chart, and of the release that is made of it here.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hub => "krypton-hub",
+            Self::Agent => "krypton-agent",
+        }
+    }
+
+    /// Where the documentation installs it.
+    pub fn namespace(self) -> &'static str {
+        match self {
+            Self::Hub => "krypton",
+            Self::Agent => SYSTEM_NAMESPACE,
+        }
+    }
+
+    pub fn folder(self) -> PathBuf {
+        Path::new(CHARTS).join(self.name())
+    }
+
+    /// Sets of values that the chart shows itself with, by name.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn cases(self) -> Result<BTreeMap<String, PathBuf>> {
+        let folder = self.folder().join("ci");
+        let read = || -> std::io::Result<Vec<PathBuf>> {
+            let entries = fs::read_dir(&folder)?;
+            entries.map(|entry| Ok(entry?.path())).collect()
+        };
+        let files = read().with_context(|| format!("reading {}", folder.display()))?;
+        let case = |file: PathBuf| {
+            let name = file.file_name()?.to_str()?.strip_suffix("-values.yaml")?;
+            Some((name.to_owned(), file.clone()))
+        };
+        Ok(files.into_iter().filter_map(case).collect())
+    }
+
+    /// `helm upgrade --install` with these arguments, none of the former values kept. No pod is
+    /// asked for: what it would run is run by `HubPod` and `AgentPod`.
+    ///
+    /// # Errors
+    /// As `Cluster::helm`.
+    pub async fn install<A: Into<OsString>>(
+        self,
+        cluster: &Cluster,
+        args: impl IntoIterator<Item = A>,
+    ) -> Result<String> {
+        let install = ["upgrade", "--install", self.name()].map(OsString::from);
+        let place = ["-n", self.namespace(), "--create-namespace"].map(OsString::from);
+        let values = ["--reset-values", "--set=replicaCount=0"].map(OsString::from);
+        let more = args.into_iter().map(Into::into);
+        let all = install.into_iter().chain([self.folder().into()]);
+        cluster
+            .helm(all.chain(place).chain(values).chain(more))
+            .await
+    }
+
+    /// # Errors
+    /// As `Cluster::helm`.
+    pub async fn uninstall(self, cluster: &Cluster) -> Result<String> {
+        let uninstall = ["uninstall", self.name(), "-n", self.namespace()];
+        cluster.helm(uninstall).await
+    }
+}
+
+/// What a pod of a Deployment runs, as its apiserver tells.
+#[derive(Debug)]
+struct Pod {
+    namespace: &'static str,
+    spec: PodSpec,
+    container: Container,
+}
+
+impl Pod {
+    async fn of(chart: OwnChart, cluster: &Cluster) -> Result<Self> {
+        let (name, namespace) = (chart.name(), chart.namespace());
+        let deployments: Api<Deployment> = Api::namespaced(cluster.client(), namespace);
+        let deployment = deployments.get(name).await?;
+        let template = deployment.spec.map(|spec| spec.template);
+        let spec = template
+            .and_then(|template| template.spec)
+            .context("no pod in the Deployment")?;
+        let container = spec.containers.first().context("no container")?.clone();
+        Ok(Self {
+            namespace,
+            spec,
+            container,
+        })
+    }
+
+    fn args(&self) -> Vec<String> {
+        let args = self.container.args.clone().unwrap_or_default();
+        let flag = |arg: &str| arg.split_once('=').map_or(arg, |(flag, _)| flag).to_owned();
+        args.into_iter()
+            .filter(|arg| !ONLY_IN_A_POD.contains(&flag(arg).as_str()))
+            .collect()
+    }
+
+    fn env(&self) -> Result<BTreeMap<String, String>> {
+        let variables = self.container.env.clone().unwrap_or_default();
+        let of = |variable: k8s_openapi::api::core::v1::EnvVar| {
+            let field = variable.value_from.and_then(|from| from.field_ref);
+            let value = match field.map(|field| field.field_path).as_deref() {
+                None => variable.value.unwrap_or_default(),
+                Some("metadata.name") => POD.to_owned(),
+                Some("metadata.namespace") => self.namespace.to_owned(),
+                Some(other) => bail!("{} is of field {other}", variable.name),
+            };
+            Ok((variable.name, value))
+        };
+        variables.into_iter().map(of).collect()
+    }
+
+    async fn access(&self, cluster: &Cluster) -> Result<ServiceAccountAccess> {
+        let account = self.spec.service_account_name.as_deref();
+        let account = account.context("the pod names no service account")?;
+        ServiceAccountAccess::new(cluster, self.namespace, account).await
+    }
+}
+
+/// The hub that the chart's Deployment describes: its flags, variables, account and values file.
+#[derive(Debug)]
+pub struct HubPod {
+    pub hub: Hub,
+    pub access: ServiceAccountAccess,
+    pub values: ValuesFile,
+}
+
+impl HubPod {
+    /// Listens where `before` did, if it is given, so that its agents find this one.
+    ///
+    /// # Errors
+    /// When the chart is not installed, or the hub cannot be started.
+    pub async fn start(cluster: &Cluster, before: Option<&Self>) -> Result<Self> {
+        let pod = Pod::of(OwnChart::Hub, cluster).await?;
+        let access = pod.access(cluster).await?;
+        let values = ValuesFile::new(&values(cluster, pod.namespace).await?)?;
+        let kubeconfig = access.kubeconfig();
+        let mut options = HubOptions::new(&kubeconfig).args(pod.args());
+        options.env = pod.env()?;
+        let args = pod.container.args.as_deref().unwrap_or_default();
+        if args
+            .iter()
+            .any(|arg| arg.starts_with("--chart-values-file="))
+        {
+            options = options.args([crate::fleet::values_flag(&values)]);
+        }
+        if let Some(before) = before {
+            options = options.in_place_of(&before.hub);
+        }
+        Ok(Self {
+            hub: Hub::start(&options)?,
+            access,
+            values,
+        })
+    }
+}
+
+/// The mounted values of the fleet's chart.
+async fn values(cluster: &Cluster, namespace: &str) -> Result<String> {
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), namespace);
+    let map = maps.get("krypton-hub-values").await?;
+    let file = map.data.and_then(|mut data| data.remove("values.yaml"));
+    file.context("no values.yaml in the ConfigMap")
+}
+
+/// The agent that the chart's Deployment describes: its flags, variables and account.
+#[derive(Debug)]
+pub struct AgentPod {
+    pub agent: Agent,
+    pub access: ServiceAccountAccess,
+}
+
+impl AgentPod {
+    /// # Errors
+    /// When the chart is not installed, or the agent cannot be started.
+    pub async fn start(cluster: &Cluster) -> Result<Self> {
+        let pod = Pod::of(OwnChart::Agent, cluster).await?;
+        let access = pod.access(cluster).await?;
+        let kubeconfig = access.kubeconfig();
+        let options = AgentOptions::new(&kubeconfig)
+            .args(pod.args())
+            .env(pod.env()?);
+        Ok(Self {
+            agent: Agent::start(&options)?,
+            access,
+        })
+    }
+}
