@@ -358,7 +358,6 @@ log "member $member is connected, by its agent"
 step "Tenant by the agent: install"
 install_tenant "$older"
 kubectl krypton get clusters -o wide --kubeconfig "$work/home.kubeconfig"
-kubectl krypton get tenants -A --kubeconfig "$work/home.kubeconfig"
 
 step "Tenant by the agent: upgrade ($older to $newer, by helm upgrade of the hub)"
 hub "$newer"
