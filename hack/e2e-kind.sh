@@ -9,6 +9,7 @@
 #   E2E_CHART_REPO, E2E_CHART_NAME, E2E_CHART_VERSIONS='1.19.0 1.19.1'
 #                        a chart from a repository, in place of kwok's from its Go module
 #   E2E_TIMEOUT          seconds for one thing to happen (600)
+#   SKIP_IMAGES=1        the images are there, of an earlier 'make images'
 # Needs docker, kind, kubectl, git and, for building, Rust and Go.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -30,7 +31,6 @@ chmod 700 "$work"
 made=()
 steps=()
 began=$SECONDS
-declare -A highest=()
 
 log() { printf '%s e2e-kind: %s\n' "$(date -u +%H:%M:%S)" "$*"; }
 fail() { log "FAILED: $*" >&2; exit 1; }
@@ -60,24 +60,24 @@ end_step() {
   [ -n "$step_name" ] || return 0
   steps+=("$((SECONDS - step_began))|$step_name")
   step_name=''
-  sample
 }
 
-# pods_memory NAMESPACE: pod, container and bytes of its working set, as the kubelet counts them.
-pods_memory() {
-  local kubeconfig=$1 node=$2 namespace=$3
-  kubectl --kubeconfig "$kubeconfig" get --raw "/api/v1/nodes/$node/proxy/metrics/resource" 2>/dev/null \
-    | sed -En "s/^container_memory_working_set_bytes\{container=\"([^\"]*)\",namespace=\"$namespace\",pod=\"([^\"]*)\"\} ([^ ]*).*/\1 \3/p" \
-    | awk '{ printf "%s %d\n", $1, $2 }'
-}
-sample() {
-  local container bytes
-  [ -s "$work/home.kubeconfig" ] && [ -s "$work/edge.kubeconfig" ] || return 0
-  while read -r container bytes; do
-    ((bytes > ${highest[$container]:-0})) && highest[$container]=$bytes
-  done < <(pods_memory "$work/home.kubeconfig" "$home-control-plane" "$hub_namespace"
-    pods_memory "$work/edge.kubeconfig" "$edge-control-plane" "$agent_namespace")
-  return 0
+# memory CLUSTER PROGRAM: MiB of the process and of its pod's cgroup, now and at most. The cgroup also counts
+# helm; it does not count pages of files that another one has read first, as the program itself.
+memory() {
+  docker exec "$1-control-plane" bash -c '
+    for status in /proc/[0-9]*/status; do
+      read -r _ name <"$status" 2>/dev/null && [ "$name" = "$0" ] || continue
+      process=${status%/status}
+      cgroup=$(sed -n "s/^0:://p;s/^[0-9]*:memory://p" "$process/cgroup" | tail -n 1)
+      for file in {,memory}"$cgroup"/memory.{current,usage_in_bytes} {,memory}"$cgroup"/memory.{peak,max_usage_in_bytes}; do
+        [ -r "/sys/fs/cgroup/$file" ] && echo "${file##*.}: $(($(cat "/sys/fs/cgroup/$file") / 1024))"
+      done
+      grep -E "^Vm(RSS|HWM)" "$status"
+    done' "$2" 2>/dev/null | awk -v name="$2" '
+      { kib[$1] = $2 }
+      END { printf "  %-14s process %5.1f, at most %5.1f; with helm, at most %6.1f (cgroup)\n", name,
+              kib["VmRSS:"] / 1024, kib["VmHWM:"] / 1024, (kib["peak:"] + kib["max_usage_in_bytes:"]) / 1024 }'
 }
 
 diagnose() {
@@ -88,8 +88,8 @@ diagnose() {
     {
       local k=(kubectl --kubeconfig "$work/$name.kubeconfig" --request-timeout 10s)
       "${k[@]}" get pods,deployments -A -o wide
-      "${k[@]}" get edgeclusters,tenants -A -o yaml | sed -n '/conditions:/,/phase:/p;/name:/p;/lastMessage/p'
-      "${k[@]}" get edgeclusters,tenants -A -o wide
+      "${k[@]}" get edgeclusters -A -o yaml
+      "${k[@]}" get tenants -A -o yaml
       "${k[@]}" get events -A --sort-by=.metadata.creationTimestamp | tail -n 60
       local namespace
       for namespace in "$hub_namespace" "$agent_namespace" "$workspace"; do
@@ -100,17 +100,18 @@ diagnose() {
           "${k[@]}" logs -n "$namespace" "$pod" --all-containers --tail 120
         done
       done
-      "$work/bin/helm" --kubeconfig "$work/$name.kubeconfig" list -A -a
+      "$work/bin/helm" --kubeconfig "$work/$name.kubeconfig" list -A
     } 2>&1
   done
 }
 
-# Takes away what a run puts on a cluster. Only what carries the run's mark.
+# Takes away what a run puts on a cluster: where a namespace of Krypton has the run's mark, all of Krypton is its.
 ours=krypton-e2e
 wipe() {
-  local k=(kubectl --kubeconfig "$1") helm=("$work/bin/helm" --kubeconfig "$1") object
+  local k=(kubectl --kubeconfig "$1") helm=("$work/bin/helm" --kubeconfig "$1") object release
+  [ -n "$("${k[@]}" get namespaces -l "$ours=true" -o name)" ] || return 0
   for object in $("${k[@]}" get namespaces -l "$ours=true" -o name); do
-    for release in $("${helm[@]}" list --all --short -n "${object#namespace/}" 2>/dev/null); do
+    for release in $("${helm[@]}" list --short -n "${object#namespace/}"); do
       case $release in krypton-*) "${helm[@]}" uninstall "$release" -n "${object#namespace/}" --wait >/dev/null ;; esac
     done
   done
@@ -118,12 +119,13 @@ wipe() {
     "${k[@]}" patch -n default "$object" --type merge -p '{"metadata":{"finalizers":null}}' >/dev/null
     "${k[@]}" delete -n default "$object" --ignore-not-found >/dev/null
   done
-  for release in $("${helm[@]}" list --all --short -n "$workspace" 2>/dev/null); do
+  for release in $("${helm[@]}" list --short -n "$workspace"); do
     "${helm[@]}" uninstall "$release" -n "$workspace" --wait >/dev/null
   done
-  "${k[@]}" delete namespaces -l "$ours=true" --ignore-not-found >/dev/null
   "${k[@]}" delete namespace "$workspace" --ignore-not-found >/dev/null
   "${k[@]}" delete crd -l "$ours=true" --ignore-not-found >/dev/null
+  "${k[@]}" delete crd {tenants,edgeclusters,kryptondeployments}.mesh.openkcm.io --ignore-not-found >/dev/null
+  "${k[@]}" delete namespaces -l "$ours=true" --ignore-not-found >/dev/null
 }
 
 cleanup() {
@@ -173,8 +175,10 @@ for name in home edge; do
   fi
 done
 
-step "make images"
-hack/images/images.sh
+if [ -z "${SKIP_IMAGES:-}" ]; then
+  step "make images"
+  hack/images/images.sh
+fi
 hub_image=${REGISTRY:+${REGISTRY%/}/}krypton-hub:${TAG:-$version}
 agent_image=${REGISTRY:+${REGISTRY%/}/}krypton-agent:${TAG:-$version}
 # The programs that this run uses are those of the image.
@@ -305,8 +309,15 @@ delete_tenant() {
   on_edge wait namespace "$workspace" --for=delete --timeout="${timeout}s" >/dev/null
   log "tenant and workspace are gone"
 }
-member_is() { # MODE: connected, healthy, and who works there
-  [ "$(on_home get edgecluster "$member" -o jsonpath='{.status.mode} {.status.conditions[?(@.type=="Connected")].status} {.status.conditions[?(@.type=="Healthy")].status}')" = "$1 True True" ]
+# member_is MODE: connected and healthy, by the pod that runs now; what an earlier one has written does not count.
+member_is() {
+  local found pod
+  case $1 in
+    agent) pod=$(on_edge get pods -n "$agent_namespace" -o jsonpath='{.items[*].metadata.name}') ;;
+    proxy) pod=$(on_home get pods -n "$hub_namespace" -o jsonpath='{.items[*].metadata.name}') ;;
+  esac
+  found=$(on_home get edgecluster "$member" -o jsonpath='{.status.mode} {.status.conditions[?(@.type=="Connected")].status} {.status.conditions[?(@.type=="Healthy")].status} {.status.holder}')
+  [[ $found == "$1 True True "*/"$pod"/* ]]
 }
 no_pods() { [ -z "$(kubectl --kubeconfig "$work/$1.kubeconfig" get pods -n "$2" -o name)" ]; }
 # What nobody may have touched while no one of Krypton ran.
@@ -347,7 +358,6 @@ log "member $member is connected, by its agent"
 step "Tenant by the agent: install"
 install_tenant "$older"
 kubectl krypton get clusters -o wide --kubeconfig "$work/home.kubeconfig"
-kubectl krypton get tenants -A --kubeconfig "$work/home.kubeconfig"
 
 step "Tenant by the agent: upgrade ($older to $newer, by helm upgrade of the hub)"
 hub "$newer"
@@ -362,13 +372,17 @@ step "Tenant by the agent: install again"
 install_tenant "$newer"
 well_behaved edge "$agent_namespace"
 well_behaved home "$hub_namespace"
-idle_agent=$(pods_memory "$work/edge.kubeconfig" "$edge-control-plane" "$agent_namespace")
+agent_memory=$(memory "$edge" krypton-agent)
 
 # ---------------------------------------------------------------- without one
 
 step "helm uninstall krypton-agent: Tenant and release stay"
+on_edge logs --follow --tail 0 deployment/krypton-agent -n "$agent_namespace" >"$work/last-words.log" 2>&1 &
+last_words=$!
 helm_edge uninstall krypton-agent -n "$agent_namespace" --wait --timeout "${timeout}s" >/dev/null
 until_true "the agent's pod is gone" no_pods edge "$agent_namespace"
+wait "$last_words" || true
+sed 's/^/  agent: /' "$work/last-words.log"
 still_there "$newer" 1
 log "tenant and release have stayed without the agent"
 
@@ -387,7 +401,7 @@ delete_tenant
 step "Tenant by the hub: install"
 install_tenant "$newer"
 well_behaved home "$hub_namespace"
-idle_hub=$(pods_memory "$work/home.kubeconfig" "$home-control-plane" "$hub_namespace")
+hub_memory=$(memory "$home" krypton-hub)
 
 # ---------------------------------------------------------------- without a hub
 
@@ -395,6 +409,7 @@ step "helm uninstall krypton-hub: what it has installed stays"
 helm_home uninstall krypton-hub -n "$hub_namespace" --wait --timeout "${timeout}s" >/dev/null
 until_true "the hub's pod is gone" no_pods home "$hub_namespace"
 still_there "$newer" 1
+on_home get edgecluster "$member" >/dev/null || fail "EdgeCluster $member is gone"
 [ "$(authority)" = "$ca" ] || fail "the hub's CA is not what it was"
 log "tenant and release have stayed without the hub"
 
@@ -413,13 +428,10 @@ end_step
 
 # ---------------------------------------------------------------- what it took
 
-megabytes() { awk '{ printf "  %-16s %6.1f MiB\n", $1, $2 / 1048576 }'; }
 echo
 echo "seconds"
 for line in "${steps[@]}"; do printf '  %5d  %s\n' "${line%%|*}" "${line#*|}"; done
 printf '  %5d  in all\n' $((SECONDS - began))
-echo "memory of the pods (working set), with one Tenant installed"
-printf '%s\n' "$idle_hub" "$idle_agent" | megabytes
-echo "the highest that was seen between two steps"
-for container in "${!highest[@]}"; do echo "$container ${highest[$container]}"; done | sort | megabytes
+echo "memory in MiB, with one Tenant"
+printf '%s\n' "$hub_memory" "$agent_memory"
 log "e2e passed"
