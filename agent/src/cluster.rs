@@ -10,8 +10,7 @@ use kube::api::Api;
 use thiserror::Error;
 
 use crate::access::reason_of;
-use crate::clock::Boot;
-use crate::patience::may_be_settling;
+use crate::patience::Settling;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -39,11 +38,14 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Whether it may go by itself, of a cluster that was first asked at `began`.
-    pub fn may_pass(&self, began: Boot) -> bool {
+    /// Whether it may go by itself.
+    pub fn may_pass(&self, apiserver: &Settling) -> bool {
         match self {
-            Self::Call(_) | Self::Deadline => true,
-            Self::Forbidden(_) | Self::Unauthorized(_) => may_be_settling(began),
+            Self::Call(_) | Self::Deadline => {
+                apiserver.was_silent();
+                true
+            }
+            Self::Forbidden(_) | Self::Unauthorized(_) => apiserver.is_settling(),
         }
     }
 }

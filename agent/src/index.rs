@@ -126,7 +126,7 @@ impl<K, V> Default for Watched<K, V> {
     }
 }
 
-impl<K: Ord + Clone, V: PartialEq> Watched<K, V> {
+impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
     pub fn get(&self, key: &K) -> Option<&V> {
         self.items.get(key).map(|(_, value)| value)
     }
@@ -150,6 +150,10 @@ impl<K: Ord + Clone, V: PartialEq> Watched<K, V> {
     /// Takes in one object. An older version than the one known is left out: our own writes come
     /// back through the watch later than their answers.
     fn apply(&mut self, key: K, resource_version: u64, value: V) -> Option<K> {
+        // A list in pages is as old as its first page: what we did since is not in it.
+        if let Some(listing) = &mut self.listing {
+            listing.insert(key.clone(), (resource_version, value.clone()));
+        }
         if let Some((known, old)) = self.items.get(&key) {
             if *known > resource_version {
                 return None;
@@ -195,7 +199,10 @@ impl<K: Ord + Clone, V: PartialEq> Watched<K, V> {
                 if let (Some((key, version, value)), Some(listing)) =
                     (read(object), self.listing.as_mut())
                 {
-                    listing.insert(key, (version, value));
+                    let newer = listing.get(&key).is_some_and(|(known, _)| *known > version);
+                    if !newer {
+                        listing.insert(key, (version, value));
+                    }
                 }
                 BTreeSet::new()
             }
@@ -559,4 +566,58 @@ pub(crate) fn number(resource_version: Option<&str>) -> u64 {
     resource_version
         .and_then(|version| version.parse().ok())
         .unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Object = (&'static str, u64, &'static str);
+
+    fn watched(
+        events: impl IntoIterator<Item = Event<Object>>,
+    ) -> Watched<&'static str, &'static str> {
+        let mut watched = Watched::default();
+        for event in events {
+            watched.event(event, Some);
+        }
+        watched
+    }
+
+    fn shown(watched: &Watched<&'static str, &'static str>) -> Vec<(&'static str, &'static str)> {
+        watched.iter().map(|(key, value)| (*key, *value)).collect()
+    }
+
+    #[test]
+    fn what_we_did_while_a_list_was_read_is_not_forgotten_with_it() {
+        let mut watched = watched([
+            Event::Apply(("a", 1, "old")),
+            Event::Init,
+            Event::InitApply(("a", 1, "old")),
+        ]);
+        watched.apply("a", 5, "new");
+        watched.apply("b", 6, "new");
+        for event in [Event::InitApply(("b", 2, "old")), Event::InitDone] {
+            watched.event(event, Some);
+        }
+        assert_eq!(shown(&watched), [("a", "new"), ("b", "new")]);
+    }
+
+    #[test]
+    fn a_list_is_the_truth_even_where_it_is_older_than_what_was_known() {
+        let listed = watched([
+            Event::Apply(("a", 9, "known")),
+            Event::Apply(("gone", 9, "known")),
+            Event::Init,
+            Event::InitApply(("a", 3, "restored")),
+            Event::InitDone,
+        ]);
+        assert_eq!(shown(&listed), [("a", "restored")]);
+    }
+
+    #[test]
+    fn an_event_takes_nothing_back_in_time() {
+        let kept = watched([Event::Apply(("a", 5, "new")), Event::Apply(("a", 4, "old"))]);
+        assert_eq!(shown(&kept), [("a", "new")]);
+    }
 }

@@ -1,5 +1,6 @@
 //! Trying again for as long as that may help.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::time::Duration;
 
@@ -14,9 +15,28 @@ use crate::plan::backoff;
 const SETTLING: Duration = Duration::from_secs(15);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// Whether a refusal by an apiserver that was first asked at `began` may pass.
-pub fn may_be_settling(began: Boot) -> bool {
-    Boot::now().since(began) < SETTLING
+/// Tells refusals that may pass from those that stay: by the time since the apiserver was last silent.
+#[derive(Debug)]
+pub struct Settling(Cell<Boot>);
+
+impl Settling {
+    #[allow(
+        clippy::new_without_default,
+        reason = "it begins now, which is no default"
+    )]
+    pub fn new() -> Self {
+        Self(Cell::new(Boot::now()))
+    }
+
+    /// It gave no answer.
+    pub fn was_silent(&self) {
+        self.0.set(Boot::now());
+    }
+
+    /// Whether a refusal may pass.
+    pub fn is_settling(&self) -> bool {
+        Boot::now().since(self.0.get()) < SETTLING
+    }
 }
 
 /// Attempts until it is done, with a line in the log for each failure; an error that `may_pass` does

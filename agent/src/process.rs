@@ -21,7 +21,6 @@ use crate::access::{
 };
 use crate::admin::{self, Readiness};
 use crate::chart::ChartCache;
-use crate::clock::Boot;
 use crate::cluster::{self, Cluster, ClusterError};
 use crate::dial::Dialer;
 use crate::enrolment::{self, EnrolError};
@@ -32,7 +31,7 @@ use crate::hub_chart::HubChart;
 use crate::identity::{Enrolled, Identity, IdentityError, Kept, Store};
 use crate::join::{self, JoinError, Start};
 use crate::ledger::{self, LedgerError};
-use crate::patience::patiently;
+use crate::patience::{Settling, patiently};
 use crate::plan::Policy;
 use crate::reconciler::{self, Member, StatusMode, Tools};
 use crate::report::ReportBoard;
@@ -94,8 +93,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     }
     tracing::info!(context = %found.context_name, %namespace, %replica, "agent starts");
 
-    let began = Boot::now();
-    let may_pass = |error: &ClusterError| error.may_pass(began);
+    let apiserver = Settling::new();
+    let may_pass = |error: &ClusterError| error.may_pass(&apiserver);
     let asking = patiently("the cluster", &stop, may_pass, async || {
         cluster::ask(&client).await
     });
@@ -169,6 +168,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
             foreign_lock_grace: flags.helm_timeout * 3 + Duration::from_secs(60),
             protected_namespaces: Some(namespace)
                 .into_iter()
+                .chain(account.map(|account| account.namespace().to_owned()))
                 .filter(|namespace| namespace != "default")
                 .collect(),
         },

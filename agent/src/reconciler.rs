@@ -7,7 +7,7 @@ mod perform;
 mod tenants;
 mod watches;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use krypton_crds::tenant::{Tenant, TenantSpec};
 use kube::Client;
 use kube::runtime::watcher::Event;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::chart::ChartCache;
@@ -143,6 +143,7 @@ pub async fn run(
         ahead: None,
         recording: JoinSet::new(),
         jobs: JoinSet::new(),
+        running: HashMap::new(),
         crd_jobs: JoinSet::new(),
         crd_checked: false,
         crd_not_before: Boot::default(),
@@ -219,6 +220,8 @@ struct Reconciler {
     ahead: Option<Version>,
     recording: JoinSet<(Arc<DesiredState>, Result<Advance, String>)>,
     jobs: JoinSet<Box<Done>>,
+    /// Whose each of them is.
+    running: HashMap<Id, TenantKey>,
     crd_jobs: JoinSet<Result<(), String>>,
     /// The CRD is up to date and nothing waits to be put back.
     crd_checked: bool,
@@ -271,7 +274,7 @@ impl Reconciler {
                         }
                     }
                 }
-                Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => {
+                Some(done) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => {
                     self.finish(done);
                 }
                 Some(done) = self.recording.join_next(), if !self.recording.is_empty() => {
@@ -292,6 +295,7 @@ impl Reconciler {
 
     /// Lets what runs end by itself, then asks it to, then makes it.
     async fn drain(&mut self, handle: &StopHandle) {
+        handle.close();
         self.crd_jobs.abort_all();
         self.recording.abort_all();
         let ended = async { while self.jobs.join_next().await.is_some() {} };

@@ -8,8 +8,7 @@ use krypton_agent::access::{
     ConfigError, Found, InCluster, LocalError, client_named, from_kubeconfig, local,
     read_kubeconfig, reason_of, without_content,
 };
-use krypton_agent::clock::Boot;
-use krypton_agent::patience::may_be_settling;
+use krypton_agent::patience::Settling;
 use krypton_common::kubeconfig::{self as sanitizer, Policy};
 use kube::config::Kubeconfig;
 use kube::{Api, Client, Config};
@@ -102,16 +101,21 @@ pub enum HomeError {
 }
 
 impl HomeError {
-    /// Whether it may go by itself: the apiserver of the hub's own cluster, first asked at `began`, may
-    /// not be up yet.
-    pub fn may_pass(&self, began: Boot) -> bool {
+    /// Whether it may go by itself: the `apiserver` of the hub's own cluster may not be up yet.
+    pub fn may_pass(&self, apiserver: &Settling) -> bool {
         match self {
-            Self::FetchSecretTimedOut { .. } => true,
-            Self::FetchSecret { code, .. } => match code {
-                None | Some(429 | 500..) => true,
-                Some(401 | 403) => may_be_settling(began),
-                Some(_) => false,
-            },
+            Self::FetchSecretTimedOut { .. }
+            | Self::FetchSecret {
+                code: None | Some(429 | 500..),
+                ..
+            } => {
+                apiserver.was_silent();
+                true
+            }
+            Self::FetchSecret {
+                code: Some(401 | 403),
+                ..
+            } => apiserver.is_settling(),
             _ => false,
         }
     }

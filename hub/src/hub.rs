@@ -10,7 +10,7 @@ use krypton_agent::chart::ChartCache;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish};
 use krypton_agent::helm::{Helm, HelmConfig};
-use krypton_agent::patience::patiently;
+use krypton_agent::patience::{Settling, patiently};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
 use krypton_agent::{admin, scratch, signals};
@@ -102,8 +102,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         ));
     }
 
-    let began = Boot::now();
-    let may_pass = |error: &HomeError| error.may_pass(began);
+    let apiserver = Settling::new();
+    let may_pass = |error: &HomeError| error.may_pass(&apiserver);
     let choosing = patiently("home", &stop, may_pass, async || {
         Home::choose(&settings.home, &settings.kubeconfig_policy).await
     });
@@ -146,6 +146,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let voices = Arc::new(Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead));
     voices.set_epoch(epoch);
     let charts = Arc::new(charts);
+    let account = settings.helm.service_account.as_ref();
     let shared = Arc::new(Shared {
         tools: Tools {
             helm: Arc::new(helm),
@@ -165,8 +166,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         policy: Policy {
             helm_timeout: settings.helm.timeout,
             foreign_lock_grace: settings.helm.timeout * 3 + Duration::from_secs(60),
-            protected_namespaces: vec![settings.namespace.clone()]
+            protected_namespaces: [settings.namespace.clone()]
                 .into_iter()
+                .chain(account.map(|account| account.namespace().to_owned()))
                 .filter(|namespace| namespace != "default")
                 .collect(),
         },

@@ -12,6 +12,10 @@ pub struct ServiceAccount {
 }
 
 impl ServiceAccount {
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
     /// From `NAMESPACE/NAME`, or `NAME` in `own_namespace`.
     pub fn parse(text: &str, own_namespace: &str) -> Option<Self> {
         let (namespace, name) = text.split_once('/').unwrap_or((own_namespace, text));

@@ -4,6 +4,7 @@ use tokio::sync::watch;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct State {
+    closed: bool,
     soft: bool,
     killed: bool,
     /// How often `kill` was said: a run that was under way then is over, though a permit came since.
@@ -23,6 +24,12 @@ impl StopHandle {
     pub fn new() -> (Self, StopSignal) {
         let (sender, receiver) = watch::channel(State::default());
         (Self(sender), StopSignal(receiver))
+    }
+
+    /// No new run is to be begun; those under way go on. Not to be taken back.
+    pub fn close(&self) {
+        self.0
+            .send_if_modified(|state| !std::mem::replace(&mut state.closed, true));
     }
 
     /// No new run starts, and those under way are asked to end. Not to be taken back.
@@ -63,6 +70,12 @@ pub(super) struct Orders {
 }
 
 impl StopSignal {
+    /// Whether a new run may be begun, which is for who would begin it to ask.
+    pub fn is_open(&self) -> bool {
+        let state = self.0.borrow();
+        !state.closed && !state.soft
+    }
+
     /// To be called before the run starts.
     pub(super) fn orders(&self) -> Orders {
         let state = self.0.clone();
@@ -111,6 +124,16 @@ mod tests {
         assert_eq!(signal.orders().now(), Order::Kill);
         handle.permit();
         assert_eq!(met.now(), Order::Kill);
+        assert_eq!(signal.orders().now(), Order::Go);
+    }
+
+    #[test]
+    fn what_is_closed_lets_those_under_way_go_on() {
+        let (handle, signal) = StopHandle::new();
+        assert!(signal.is_open());
+        handle.close();
+        handle.permit();
+        assert!(!signal.is_open());
         assert_eq!(signal.orders().now(), Order::Go);
     }
 

@@ -653,7 +653,7 @@ impl Performer {
     }
 
     fn still_permitted(&self) -> Result<(), Fault> {
-        let permitted = self.hold.borrow().may_start(Boot::now());
+        let permitted = self.stop.is_open() && self.hold.borrow().may_start(Boot::now());
         if permitted { Ok(()) } else { Err(Fault::Stale) }
     }
 }

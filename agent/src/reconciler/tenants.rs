@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_crds::tenant::Tenant;
 use kube::runtime::watcher::Event;
+use tokio::task::{Id, JoinError};
 
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
@@ -30,9 +31,16 @@ impl Reconciler {
         for key in std::mem::take(&mut self.dirty) {
             self.look_at(&key, now);
         }
+        // Not by who gives a call back: what waits may need none by now, and the next one would stay.
+        while self.calls.available_permits() > 0
+            && let Some(key) = self.waiting.first().cloned()
+        {
+            self.look_at(&key, now);
+        }
     }
 
     fn look_at(&mut self, key: &TenantKey, now: Boot) {
+        self.waiting.remove(key);
         let Some(tenant) = self.index.tenants.get(key).cloned() else {
             if self.slots.get(key).is_none_or(|slot| !slot.busy) {
                 self.slots.remove(key);
@@ -151,8 +159,9 @@ impl Reconciler {
         if let Some(slot) = self.slots.get_mut(key) {
             slot.busy = true;
         }
-        self.jobs
-            .spawn(Arc::clone(&self.performer).perform(Box::new(job)));
+        let performing = Arc::clone(&self.performer).perform(Box::new(job));
+        let task = self.jobs.spawn(performing).id();
+        self.running.insert(task, key.clone());
     }
 
     /// Whether there is anything to say. When not, the pass over this Tenant costs nothing.
@@ -184,16 +193,26 @@ impl Reconciler {
             .is_none_or(|status| !same_but_for_time(status, &next))
     }
 
-    pub(super) fn finish(&mut self, done: Result<Box<Done>, tokio::task::JoinError>) {
-        self.dirty.extend(self.waiting.pop_first());
+    pub(super) fn finish(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
+        let now = Boot::now();
         let done = match done {
-            Ok(done) => *done,
+            Ok((task, done)) => {
+                self.running.remove(&task);
+                *done
+            }
             Err(error) => {
-                tracing::error!(%error, member = %self.member.name, "an action ended badly");
+                let key = self.running.remove(&error.id());
+                tracing::error!(%error, member = %self.member.name, tenant = ?key, "an action ended badly");
+                if let Some(key) = key
+                    && let Some(slot) = self.slots.get_mut(&key)
+                {
+                    slot.busy = false;
+                    slot.not_before = Some(Boot(now.0 + self.member.retry_max));
+                    self.dirty.insert(key);
+                }
                 return;
             }
         };
-        let now = Boot::now();
         if let Some(tenant) = done.tenant {
             let dirty = self.index.tenant_written(tenant);
             self.dirty.extend(dirty);

@@ -47,7 +47,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "krypton.fullname" .) .Values.serviceAccount.name }}
 {{- else }}
-{{- default "default" .Values.serviceAccount.name }}
+{{- required "serviceAccount.create is false, so serviceAccount.name must name an account: what Krypton may do is not for the namespace's default one" .Values.serviceAccount.name }}
 {{- end }}
 {{- end }}
 

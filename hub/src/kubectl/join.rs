@@ -35,6 +35,9 @@ pub(super) struct Join {
     /// The agent's Helm chart in that command: a folder, an archive, or a reference that helm knows.
     #[arg(long, value_name = "CHART", default_value = "charts/krypton-agent")]
     chart: String,
+    /// A value for that chart, as helm's --set; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    values: Vec<String>,
     #[command(flatten)]
     pub(super) home: HomeArgs,
 }
@@ -120,19 +123,35 @@ pub(super) async fn run(
     bundle.token = made.token;
     bundle.expires = made.expires;
     let yaml = bundle.to_yaml().map_err(JoinError::Encode)?;
-    Ok(printed(&bundle, yaml, join.output, &join.chart))
+    Ok(printed(
+        &bundle,
+        yaml,
+        join.output,
+        &join.chart,
+        &join.values,
+    ))
 }
 
 /// The bundle on standard output, in either form; what to do with it on the other.
-fn printed(bundle: &JoinBundle, yaml: String, format: Format, chart: &str) -> Printed {
+fn printed(
+    bundle: &JoinBundle,
+    yaml: String,
+    format: Format,
+    chart: &str,
+    values: &[String],
+) -> Printed {
     let JoinBundle {
         cluster, expires, ..
     } = bundle;
     let once = format!("One agent of cluster {cluster} can join with this until {expires}.");
-    let install = format!(
+    let mut install = format!(
         "helm upgrade --install krypton-agent {} --namespace {SYSTEM_NAMESPACE} --create-namespace",
         quoted(chart)
     );
+    for value in values {
+        install.push_str(" --set ");
+        install.push_str(&quoted(value));
+    }
     match format {
         Format::Bundle => Printed {
             stdout: yaml,
@@ -272,12 +291,22 @@ mod tests {
     #[test]
     fn what_is_pasted_gives_helm_the_bundle_unharmed() {
         let yaml = bundle().to_yaml().unwrap();
-        let printed = printed(&bundle(), yaml, Format::Helm, "the charts/krypton-agent");
+        let printed = printed(
+            &bundle(),
+            yaml,
+            Format::Helm,
+            "the charts/krypton-agent",
+            &[
+                "image.registry=example.org".to_owned(),
+                "hub={a:1}".to_owned(),
+            ],
+        );
         let (command, rest) = printed.stdout.split_once('\n').unwrap();
         assert_eq!(
             command,
             "helm upgrade --install krypton-agent 'the charts/krypton-agent' --namespace \
-             krypton-system --create-namespace --values - <<'END-OF-BUNDLE'"
+             krypton-system --create-namespace --set image.registry=example.org --set 'hub={a:1}' \
+             --values - <<'END-OF-BUNDLE'"
         );
         let values = rest.strip_suffix("END-OF-BUNDLE\n").unwrap();
         let values: Value = serde_saphyr::from_str(values).unwrap();
