@@ -56,9 +56,12 @@ images: ## Build the images of hub and agent with docker (IMAGES_FROM=containers
 e2e-kind: ## Hub, agent and a real chart on two kind clusters, by our own Helm charts (E2E_HOME, E2E_EDGE, SKIP_CLEANUP=1)
 	hack/e2e-kind.sh
 
+# Hub and agent are those of the images; only the benchmark itself, and the agents it simulates, are built fast.
 bench: rust tools ## Figures beside plain helm, and of 1,000 agents on one hub (BENCH_ARGS='edge --tenants 30', 'fan-out')
 	$(binaries) --profile fast
-	$(target)/fast/bench $(BENCH_ARGS)
+	hack/images/files.sh krypton $(target)/shipped
+	KRYPTON_HUB_BIN=$(abspath $(target)/shipped/krypton-hub) KRYPTON_AGENT_BIN=$(abspath $(target)/shipped/krypton-agent) \
+	  $(target)/fast/bench $(BENCH_ARGS)
 
 deny: rust ## Licences, sources and banned crates; needs cargo-deny and the network, and is not part of check
 	@command -v cargo-deny >/dev/null || { echo "make deny: no cargo-deny found; run 'cargo install --locked cargo-deny'" >&2; exit 1; }
