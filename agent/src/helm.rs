@@ -249,6 +249,11 @@ impl Helm {
         })
     }
 
+    /// How many may run at once, at least 1.
+    pub fn max_concurrent(&self) -> usize {
+        self.config.max_concurrent.max(1)
+    }
+
     /// Replaces the times of [`Patience::default`].
     #[must_use]
     pub fn with_patience(mut self, patience: Patience) -> Self {

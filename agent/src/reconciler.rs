@@ -5,6 +5,7 @@
 mod member;
 mod perform;
 mod tenants;
+mod turns;
 mod watches;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,7 +20,7 @@ use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use kube::Client;
 use kube::runtime::watcher::Event;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -36,6 +37,7 @@ use crate::report::ReportBoard;
 use crate::status::Told;
 use crate::workload;
 use perform::{Done, Performer};
+use turns::Turns;
 use watches::{Seen, Watch};
 
 /// Who writes the status of the member's Tenants.
@@ -123,6 +125,8 @@ pub async fn run(
     let handle = Arc::new(handle);
     let watchdog = tokio::spawn(watchdog(hold.clone(), Arc::clone(&handle)));
     let member = Arc::new(member);
+    // As many again have their chart at hand when a run ends; more would only wait, and be stale by then.
+    let runs = 2 * tools.helm.max_concurrent();
     let performer = Arc::new(Performer {
         member: Arc::clone(&member),
         tools,
@@ -152,8 +156,8 @@ pub async fn run(
         slots: BTreeMap::new(),
         facts: BTreeMap::new(),
         dirty: BTreeSet::new(),
-        waiting: BTreeSet::new(),
-        calls: Arc::new(Semaphore::new(CALLS)),
+        calls: Turns::new(CALLS),
+        runs: Turns::new(runs),
         wakes: BTreeSet::new(),
         permitted: false,
         problem: None,
@@ -231,9 +235,9 @@ struct Reconciler {
     slots: BTreeMap<TenantKey, Slot>,
     facts: BTreeMap<ReleaseKey, Arc<Release>>,
     dirty: BTreeSet<TenantKey>,
-    /// Those to be looked at when one of `calls` is free.
-    waiting: BTreeSet<TenantKey>,
-    calls: Arc<Semaphore>,
+    /// Of all actions but runs of helm.
+    calls: Turns,
+    runs: Turns,
     wakes: BTreeSet<(Boot, TenantKey)>,
     permitted: bool,
     problem: Option<String>,

@@ -36,7 +36,7 @@ use crate::status::{self, Told};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Whether an action may wait for a slot of helm, which is bounded by itself.
+/// Whether an action may wait long, for a slot of helm and for its run.
 pub(super) fn waits_for_helm(action: &Action) -> bool {
     matches!(action, Action::Helm(_) | Action::Uninstall)
 }
@@ -52,9 +52,9 @@ pub(super) struct Job {
     pub newest: Option<Revision>,
     pub workspace_exists: bool,
     pub desired: Arc<DesiredState>,
-    /// One of the calls that may be made at once, given back with the job; `None` for a run of helm.
+    /// Given back with the job.
     #[expect(dead_code, reason = "it is held, not read")]
-    pub call: Option<OwnedSemaphorePermit>,
+    pub turn: OwnedSemaphorePermit,
 }
 
 /// What came of it.

@@ -28,19 +28,17 @@ impl Reconciler {
         if !self.index.synced() || self.index.crd() != Some(CrdState::Present) {
             return;
         }
-        for key in std::mem::take(&mut self.dirty) {
+        // Who waits goes before who comes.
+        while let Some(key) = self.calls.next().or_else(|| self.runs.next()) {
             self.look_at(&key, now);
         }
-        // Not by who gives a call back: what waits may need none by now, and the next one would stay.
-        while self.calls.available_permits() > 0
-            && let Some(key) = self.waiting.first().cloned()
-        {
+        for key in std::mem::take(&mut self.dirty) {
             self.look_at(&key, now);
         }
     }
 
     fn look_at(&mut self, key: &TenantKey, now: Boot) {
-        self.waiting.remove(key);
+        let (call, run) = (self.calls.leave(key), self.runs.leave(key));
         let Some(tenant) = self.index.tenants.get(key).cloned() else {
             if self.slots.get(key).is_none_or(|slot| !slot.busy) {
                 self.slots.remove(key);
@@ -135,15 +133,12 @@ impl Reconciler {
         if plan.action == Action::Nothing && !self.news(key, &tenant, &plan) {
             return;
         }
-        let call = match waits_for_helm(&plan.action) {
-            true => None,
-            false => match Arc::clone(&self.calls).try_acquire_owned() {
-                Ok(call) => Some(call),
-                Err(_) => {
-                    self.waiting.insert(key.clone());
-                    return;
-                }
-            },
+        let (turns, place) = match waits_for_helm(&plan.action) {
+            true => (&mut self.runs, run),
+            false => (&mut self.calls, call),
+        };
+        let Some(turn) = turns.take(key, place) else {
+            return;
         };
         let job = Job {
             key: key.clone(),
@@ -154,7 +149,7 @@ impl Reconciler {
             release: release_key,
             workspace_exists,
             desired: Arc::clone(&desired),
-            call,
+            turn,
         };
         if let Some(slot) = self.slots.get_mut(key) {
             slot.busy = true;
