@@ -12,7 +12,7 @@ use http::header::USER_AGENT;
 use kube::{Client, Config};
 
 pub(crate) use kubeconfig::pem;
-pub use kubeconfig::{RenderError, kubeconfig_yaml};
+pub use kubeconfig::{RenderError, kubeconfig_yaml, write_kubeconfig};
 pub use local::{
     ConfigError, Found, InCluster, LocalError, LocalSource, from_kubeconfig, local,
     read_kubeconfig, service_account_namespace, without_content,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use krypton_common::bundle::split_address;
-use krypton_common::names::is_dns_label;
+use krypton_common::names::namespace_name;
 use krypton_common::telemetry::LogFormat;
 
 use crate::access::{LocalSource, ServiceAccount};
@@ -232,13 +232,6 @@ fn duration(text: &str) -> Result<Duration, &'static str> {
     parse_duration(text)
         .filter(|duration| !duration.is_zero())
         .ok_or("write it as 90s, 3m or 1h30m")
-}
-
-fn namespace_name(text: &str) -> Result<String, &'static str> {
-    match is_dns_label(text) {
-        true => Ok(text.to_owned()),
-        false => Err("write lower-case letters, digits and '-', at most 63 characters"),
-    }
 }
 
 fn service_account(text: &str) -> Result<String, &'static str> {

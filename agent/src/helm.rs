@@ -214,7 +214,7 @@ impl Helm {
     /// # Errors
     /// When helm cannot be run or is of another version than 4.2.4 or newer of major version 4, and
     /// when the scratch folder cannot be written to.
-    pub async fn new(config: HelmConfig) -> Result<Self, HelmError> {
+    pub async fn new(mut config: HelmConfig) -> Result<Self, HelmError> {
         if config.supervisor.is_empty() {
             return Err(HelmError::NoSupervisor);
         }
@@ -237,9 +237,8 @@ impl Helm {
                 found: said,
             });
         }
-        let slots = Arc::new(Semaphore::new(
-            config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS),
-        ));
+        config.max_concurrent = config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS);
+        let slots = Arc::new(Semaphore::new(config.max_concurrent));
         Ok(Self {
             config,
             host,
@@ -251,7 +250,7 @@ impl Helm {
 
     /// How many may run at once, at least 1.
     pub fn max_concurrent(&self) -> usize {
-        self.config.max_concurrent.max(1)
+        self.config.max_concurrent
     }
 
     /// Replaces the times of [`Patience::default`].

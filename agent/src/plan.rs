@@ -32,6 +32,18 @@ pub struct Policy {
     pub protected_namespaces: Vec<String>,
 }
 
+impl Policy {
+    /// That of a process whose `own` namespaces are no workspaces; `default` is one for everybody.
+    pub fn new(helm_timeout: Duration, own: impl IntoIterator<Item = String>) -> Self {
+        let own = own.into_iter();
+        Self {
+            helm_timeout,
+            foreign_lock_grace: helm_timeout * 3 + Duration::from_secs(60),
+            protected_namespaces: own.filter(|namespace| namespace != "default").collect(),
+        }
+    }
+}
+
 /// Whether the member may be written to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Permit {

@@ -1,9 +1,7 @@
 //! The agent's process: what is started, in which order, and how it ends.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
@@ -18,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::access::{
     ServiceAccount, client_named, kubeconfig_yaml, local, service_account_namespace,
+    write_kubeconfig,
 };
 use crate::admin::{self, Readiness};
 use crate::chart::ChartCache;
@@ -74,7 +73,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     )
     .await?;
     let account = flags.helm_account(&namespace);
-    let kubeconfig = write_kubeconfig(scratch.path(), &found.config, account.as_ref())?;
+    let kubeconfig = helm_kubeconfig(scratch.path(), &found.config, account.as_ref())?;
     let client =
         client_named(found.config, USER_AGENT).context("making the cluster's client failed")?;
 
@@ -163,15 +162,12 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         namespaces: None,
         allow_chart_skip: false,
         retry_max: flags.retry_max,
-        policy: Policy {
-            helm_timeout: flags.helm_timeout,
-            foreign_lock_grace: flags.helm_timeout * 3 + Duration::from_secs(60),
-            protected_namespaces: Some(namespace)
+        policy: Policy::new(
+            flags.helm_timeout,
+            [namespace]
                 .into_iter()
-                .chain(account.map(|account| account.namespace().to_owned()))
-                .filter(|namespace| namespace != "default")
-                .collect(),
-        },
+                .chain(account.map(|account| account.namespace().to_owned())),
+        ),
     };
     let tools = Tools {
         helm: Arc::new(helm),
@@ -340,20 +336,15 @@ fn addresses(flags: &Flags, known: &[String]) -> Vec<String> {
     }
 }
 
-/// Readable by us alone: it holds credentials.
-fn write_kubeconfig(
+/// What helm reads.
+fn helm_kubeconfig(
     scratch: &Path,
     config: &Config,
     account: Option<&ServiceAccount>,
 ) -> anyhow::Result<PathBuf> {
     let yaml = kubeconfig_yaml(config, account)?;
     let path = scratch.join("kubeconfig");
-    let write = || {
-        let mut file = tempfile::NamedTempFile::new_in(scratch)?;
-        file.write_all(yaml.as_bytes())?;
-        file.persist(&path).map_err(|error| error.error)
-    };
-    write().with_context(|| {
+    write_kubeconfig(scratch, &path, &yaml).with_context(|| {
         format!(
             "writing the kubeconfig of helm to {} failed",
             path.display()

@@ -57,6 +57,14 @@ pub fn is_dns_label(name: &str) -> bool {
     name.len() <= LABEL_MAX && is_label_shaped(name)
 }
 
+/// A namespace as a person gives it; the error says how to write it.
+pub fn namespace_name(text: &str) -> Result<String, &'static str> {
+    match is_dns_label(text) {
+        true => Ok(text.to_owned()),
+        false => Err("write lower-case letters, digits and '-', at most 63 characters"),
+    }
+}
+
 /// Whether `name` is an RFC 1123 subdomain: a legal name of most objects. Unlike a host name's,
 /// its labels have no limit of their own.
 pub fn is_dns_subdomain(name: &str) -> bool {

@@ -163,15 +163,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             .reporting_instance
             .clone()
             .unwrap_or_else(|| "krypton-hub".to_owned()),
-        policy: Policy {
-            helm_timeout: settings.helm.timeout,
-            foreign_lock_grace: settings.helm.timeout * 3 + Duration::from_secs(60),
-            protected_namespaces: [settings.namespace.clone()]
+        policy: Policy::new(
+            settings.helm.timeout,
+            [settings.namespace.clone()]
                 .into_iter()
-                .chain(account.map(|account| account.namespace().to_owned()))
-                .filter(|namespace| namespace != "default")
-                .collect(),
-        },
+                .chain(account.map(|account| account.namespace().to_owned())),
+        ),
         retry_max: settings.retry_max,
         allow_chart_skip: settings.allow_chart_skip,
         watch_namespaces: settings.watch_namespaces.clone(),

@@ -2,7 +2,7 @@
 //! as far as no agent of the member does (design §3, rule 4).
 
 use std::ops::ControlFlow::{self, Break, Continue};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -202,26 +202,19 @@ async fn reach(
         Ok((config, yaml)) => match home::client(config) {
             Err(error) => Err(ReachError::Client(error)),
             Ok(client) => {
-                write_kubeconfig(&shared.scratch, name, &yaml).map(|kubeconfig| Reached {
-                    client,
-                    kubeconfig,
-                    uid: String::new(),
-                })
+                let kubeconfig = shared.scratch.join(format!("{name}.kubeconfig"));
+                match access::write_kubeconfig(&shared.scratch, &kubeconfig, &yaml) {
+                    Ok(()) => Ok(Reached {
+                        client,
+                        kubeconfig,
+                        uid: String::new(),
+                    }),
+                    Err(error) => Err(ReachError::Write(kubeconfig, error)),
+                }
             }
         },
     };
     reached.map_err(|error| (reason::CLIENT_FAILED, chain(&error)))
-}
-
-/// Readable by us alone, and never seen half written.
-fn write_kubeconfig(scratch: &Path, name: &str, yaml: &str) -> Result<PathBuf, ReachError> {
-    use std::io::Write;
-    let path = scratch.join(format!("{name}.kubeconfig"));
-    let failed = |error| ReachError::Write(path.clone(), error);
-    let mut file = tempfile::NamedTempFile::new_in(scratch).map_err(failed)?;
-    file.write_all(yaml.as_bytes()).map_err(failed)?;
-    file.persist(&path).map_err(|error| failed(error.error))?;
-    Ok(path)
 }
 
 /// Asks the cluster who it is until it answers.

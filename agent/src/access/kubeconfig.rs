@@ -1,6 +1,7 @@
 //! A kubeconfig for helm from a client's configuration.
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::ByteString;
 use kube::Config;
@@ -30,6 +31,7 @@ pub enum RenderError {
 ///
 /// Certificates and keys are inline. A token file stays a path, as its content is replaced every
 /// few minutes. TLS is verified unless `config` itself does not.
+///
 /// Whoever reads it acts as `account`, if one is given, with the groups that the apiserver knows it
 /// has (<https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/>).
 pub fn kubeconfig_yaml(
@@ -81,6 +83,15 @@ pub fn kubeconfig_yaml(
         ..Default::default()
     };
     serde_json::to_string(&kubeconfig).map_err(RenderError::Encode)
+}
+
+/// Writes a kubeconfig to `path` in the folder `scratch`: readable by us alone, as it holds credentials,
+/// and never seen half written.
+pub fn write_kubeconfig(scratch: &Path, path: &Path, yaml: &str) -> std::io::Result<()> {
+    let mut file = tempfile::NamedTempFile::new_in(scratch)?;
+    file.write_all(yaml.as_bytes())?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
 }
 
 fn with_inline_files(mut user: AuthInfo) -> Result<AuthInfo, RenderError> {

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use krypton_agent::fence::SYSTEM_NAMESPACE;
 use krypton_common::bundle::{BundleError, JoinBundle, split_address};
-use krypton_common::names::{self, SELF_CLUSTER};
+use krypton_common::names::{SELF_CLUSTER, namespace_name};
 use krypton_common::spiffe::is_member_name;
 use kube::Client;
 
@@ -248,13 +248,6 @@ fn member_name(text: &str) -> Result<String, &'static str> {
         _ => Err(
             "write lower-case letters, digits, '-' and '.', at most 63 characters, with a letter or digit at both ends",
         ),
-    }
-}
-
-fn namespace_name(text: &str) -> Result<String, &'static str> {
-    match names::is_dns_label(text) {
-        true => Ok(text.to_owned()),
-        false => Err("write lower-case letters, digits and '-', at most 63 characters"),
     }
 }
 

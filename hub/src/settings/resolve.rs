@@ -83,13 +83,7 @@ impl Given {
     }
 
     fn namespace_name(self) -> Result<String, SettingsError> {
-        if names::is_dns_label(&self.text) {
-            return Ok(self.text);
-        }
-        Err(self.invalid(
-            "a namespace name",
-            "write lower-case letters, digits and '-', at most 63 characters",
-        ))
+        names::namespace_name(&self.text).map_err(|remedy| self.invalid("a namespace name", remedy))
     }
 
     fn data_key(self) -> Result<String, SettingsError> {
