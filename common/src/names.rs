@@ -21,6 +21,10 @@ pub const MANAGED_BY_HUB: &str = "krypton-hub";
 pub const DISCOVERY_LABEL: &str = "sigs.k8s.io/multicluster-runtime-kubeconfig";
 /// Default of the key under which such a Secret holds its kubeconfig.
 pub const KUBECONFIG_KEY: &str = "kubeconfig";
+/// Annotation on a Secret with a kubeconfig: the key that it is under.
+pub const KUBECONFIG_KEY_ANNOTATION: &str = "mesh.openkcm.io/kubeconfig-key";
+/// Annotation on the object that a member is found by: the member's name, when it is not the object's.
+pub const MEMBER_NAME_ANNOTATION: &str = "mesh.openkcm.io/member-name";
 /// The home cluster as a member.
 pub const SELF_CLUSTER: &str = "self-cluster";
 

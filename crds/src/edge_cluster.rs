@@ -100,12 +100,13 @@ pub struct EdgeClusterSpec {
 /// The object on home that a member was found by.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[x_kube(
-    validation = Rule::new("self.kind == 'SelfCluster' || (has(self.namespace) && has(self.name))")
-        .message("sourceRef needs namespace and name, unless its kind is SelfCluster")
+    validation = Rule::new("self.kind == 'SelfCluster' || (has(self.name) && (self.kind == 'File' || has(self.namespace)))")
+        .message("sourceRef needs namespace and name, unless its kind is SelfCluster, or File, which has a name only")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SourceRef {
-    /// `Secret`, or `SelfCluster` for home itself; more to come.
+    /// `Secret`, `ClusterProfile`, `Cluster` (Cluster API), `TenantControlPlane` (Kamaji), `File`, or
+    /// `SelfCluster` for home itself.
     #[schemars(length(min = 1, max = 63))]
     pub kind: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]

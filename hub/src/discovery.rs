@@ -1,138 +1,309 @@
-//! Labelled kubeconfig Secrets on home: which there are now, and what each holds.
+//! Where members come from. Several providers look at once, each at one kind of object; each tells of
+//! all that it has found, in one slot, so that one that hangs or floods costs nobody else.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+pub mod labelled_secrets;
+pub mod listed;
+pub mod membership;
 
-use futures::StreamExt;
-use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::watch_backoff::WatchBackoff;
-use krypton_common::error_chain::chain;
-use krypton_common::kubeconfig::{self, Policy, Sanitized};
-use krypton_common::names;
-use kube::Client;
-use kube::api::Api;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{Config, Event, watcher};
-use tokio::sync::watch;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::settings::Discovery;
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _};
+use jiff::Timestamp;
+use krypton_common::kubeconfig::Sanitized;
+use krypton_crds::edge_cluster::SourceRef;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 
-/// A kubeconfig Secret, read. A bad one is a member all the same: it is shown with its fault.
+/// What kind of object a member was found by: `spec.sourceRef.kind` of its EdgeCluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A labelled kubeconfig Secret.
+    Secret,
+    /// `multicluster.x-k8s.io`.
+    ClusterProfile,
+    /// `cluster.x-k8s.io`.
+    Cluster,
+    /// `kamaji.clastix.io`.
+    TenantControlPlane,
+    /// A kubeconfig in a file of the hub.
+    File,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [
+        Self::Secret,
+        Self::ClusterProfile,
+        Self::Cluster,
+        Self::TenantControlPlane,
+        Self::File,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Secret => "Secret",
+            Self::ClusterProfile => "ClusterProfile",
+            Self::Cluster => "Cluster",
+            Self::TenantControlPlane => "TenantControlPlane",
+            Self::File => "File",
+        }
+    }
+}
+
+/// The object that a member was found by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Origin {
+    pub kind: Kind,
+    /// `None` for a file.
+    pub namespace: Option<String>,
+    /// Of a file: its path.
+    pub name: String,
+}
+
+impl Origin {
+    /// `None` when it is none of a provider's: `self-cluster`, or of a later version.
+    pub fn of(source: &SourceRef) -> Option<Self> {
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|kind| kind.as_str() == source.kind)?;
+        Some(Self {
+            kind,
+            namespace: source.namespace.clone(),
+            name: source.name.clone()?,
+        })
+    }
+
+    pub fn source_ref(&self) -> SourceRef {
+        SourceRef {
+            kind: self.kind.as_str().to_owned(),
+            namespace: self.namespace.clone(),
+            name: Some(self.name.clone()),
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.kind.as_str();
+        match &self.namespace {
+            Some(namespace) => write!(f, "{kind} {namespace}/{}", self.name),
+            None => write!(f, "{kind} {}", self.name),
+        }
+    }
+}
+
+/// Why a cluster that was found cannot be reached: a reason of `TargetClusterResolved`, and a text that
+/// names the object and says what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unresolved {
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// A cluster that was found. One that cannot be reached is a member all the same: it is shown with its
+/// fault.
 #[derive(Clone, Debug)]
 pub struct Source {
-    pub namespace: String,
-    pub name: String,
+    pub origin: Origin,
+    /// Of the object; empty for a file.
     pub uid: String,
-    pub access: Result<Arc<Sanitized>, String>,
+    /// The name that it asks for.
+    pub member: String,
+    /// When the object was made: of two that ask for one name, the older gets it.
+    pub since: Option<Timestamp>,
+    pub access: Result<Arc<Sanitized>, Unresolved>,
+    /// Why nothing is to be written there for now, though nothing has failed: paused, asleep.
+    pub suspended: Option<String>,
 }
 
 impl PartialEq for Source {
     fn eq(&self, other: &Self) -> bool {
-        let digest = |source: &Self| source.access.clone().map(|access| access.digest.clone());
-        (&self.namespace, &self.name, &self.uid) == (&other.namespace, &other.name, &other.uid)
-            && digest(self) == digest(other)
+        let access = |source: &Self| {
+            let access = source.access.as_ref();
+            access
+                .map(|access| access.digest.clone())
+                .map_err(Clone::clone)
+        };
+        (&self.origin, &self.uid, &self.member, self.since)
+            == (&other.origin, &other.uid, &other.member, other.since)
+            && self.suspended == other.suspended
+            && access(self) == access(other)
     }
 }
 
-/// The Secrets by member name; `None` until the first list is complete.
-pub type Sources = Option<Arc<BTreeMap<String, Source>>>;
-
-/// Reads one Secret. Errors name the Secret, the key and the remedy.
-pub fn read(secret: &Secret, key: &str, policy: &Policy) -> Option<Source> {
-    let meta = &secret.metadata;
-    let name = meta.name.clone()?;
-    let namespace = meta.namespace.clone().unwrap_or_default();
-    let access = match secret.data.as_ref().and_then(|data| data.get(key)) {
-        None => Err(format!(
-            "Secret {namespace}/{name} has no key {key:?}: put the cluster's kubeconfig there, or name another key with --kubeconfig-key"
-        )),
-        Some(bytes) => kubeconfig::parse(&bytes.0, policy)
-            .map(Arc::new)
-            .map_err(|error| format!("Secret {namespace}/{name}, key {key:?}: {}", chain(&error))),
-    };
-    Some(Source {
-        namespace,
-        name,
-        uid: meta.uid.clone().unwrap_or_default(),
-        access,
-    })
+/// All that one provider has found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Listing {
+    /// `None` until its first list is complete. What was found stays while it is in trouble.
+    pub sources: Option<Arc<BTreeMap<Origin, Arc<Source>>>>,
+    /// Why it does not see what there is now.
+    pub trouble: Option<String>,
+    /// It has ended, and finds nothing any more.
+    pub closed: bool,
 }
 
-/// Follows the Secrets until the process ends.
-pub async fn follow(
-    client: Client,
-    namespace: String,
-    discovery: Discovery,
-    policy: Policy,
-    sources: watch::Sender<Sources>,
-) {
-    let api: Api<Secret> = Api::namespaced(client, &namespace);
-    let config = Config::default().labels(&format!("{}=true", discovery.label));
-    let mut events = watcher(api, config)
-        .backoff(WatchBackoff::default())
-        .boxed();
-    let mut known: BTreeMap<String, Source> = BTreeMap::new();
-    let mut listing: BTreeMap<String, Source> = BTreeMap::new();
-    let read = |secret: &Secret| {
-        let source = read(secret, &discovery.key, &policy)?;
-        if source.name == names::SELF_CLUSTER {
-            tracing::info!(
-                "Secret {}/{} stands for the home cluster itself; its content is not used",
-                source.namespace,
-                source.name
-            );
-            return None;
-        }
-        Some(source)
-    };
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(Event::Init) => {
-                listing.clear();
-                continue;
-            }
-            Ok(Event::InitApply(secret)) => {
-                listing.extend(read(&secret).map(|source| (source.name.clone(), source)));
-                continue;
-            }
-            Ok(Event::InitDone) => known = std::mem::take(&mut listing),
-            Ok(Event::Apply(secret)) => {
-                known.extend(read(&secret).map(|source| (source.name.clone(), source)));
-            }
-            Ok(Event::Delete(secret)) => {
-                known.remove(secret.metadata.name.as_deref().unwrap_or_default());
-            }
-            Err(error) => {
-                tracing::warn!(error = %chain(&error), %namespace, "watching kubeconfig Secrets failed; it is tried again");
-                continue;
-            }
-        }
-        let now = Some(Arc::new(known.clone()));
-        sources.send_if_modified(|before| {
-            let changed = *before != now;
-            *before = now;
+/// A source of members.
+pub trait Provider: Send + Sync + 'static {
+    /// For logs: what it looks at.
+    fn describe(&self) -> String;
+
+    /// Whether it would find this object, were it there.
+    fn covers(&self, origin: &Origin) -> bool;
+
+    /// Tells of what there is until it is dropped.
+    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()>;
+}
+
+/// The far end of a provider: its slot, and what it is asked to look at again.
+#[derive(Debug)]
+pub struct Finds {
+    listing: watch::Sender<Listing>,
+    doubts: Arc<Doubts>,
+}
+
+impl Finds {
+    /// All that is there now. What is the same as before is no news.
+    pub fn found(&self, sources: BTreeMap<Origin, Arc<Source>>) {
+        self.listing.send_if_modified(|listing| {
+            let next = Listing {
+                sources: Some(Arc::new(sources)),
+                ..Listing::default()
+            };
+            let changed = *listing != next;
+            *listing = next;
             changed
         });
     }
+
+    /// It cannot be seen what there is.
+    pub fn trouble(&self, why: String) {
+        self.listing.send_if_modified(|listing| {
+            let changed = listing.trouble.as_ref() != Some(&why);
+            listing.trouble = Some(why);
+            changed
+        });
+    }
+
+    /// Waits for a source to look at again at once: its cluster has refused the credential.
+    pub async fn doubted(&self) -> Origin {
+        self.doubts.next().await
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::ByteString;
+/// Sources whose credential was refused, each once: bounded by the number of sources.
+#[derive(Debug, Default)]
+struct Doubts {
+    origins: Mutex<BTreeSet<Origin>>,
+    more: Notify,
+}
 
-    use super::*;
-
-    #[test]
-    fn a_secret_without_the_key_is_a_member_with_a_fault_that_names_both() {
-        let mut secret = Secret::default();
-        secret.metadata.name = Some("edge-1".to_owned());
-        secret.metadata.namespace = Some("krypton".to_owned());
-        secret.data = Some([("other".to_owned(), ByteString(Vec::new()))].into());
-        let fault = read(&secret, "kubeconfig", &Policy::default())
-            .unwrap()
-            .access
-            .unwrap_err();
-        assert!(fault.contains("krypton/edge-1"), "{fault}");
-        assert!(fault.contains("\"kubeconfig\""), "{fault}");
+impl Doubts {
+    fn add(&self, origin: &Origin) {
+        let mut origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
+        origins.insert(origin.clone());
+        drop(origins);
+        self.more.notify_one();
     }
+
+    async fn next(&self) -> Origin {
+        loop {
+            let first = {
+                let mut origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
+                origins.pop_first()
+            };
+            match first {
+                Some(origin) => return origin,
+                None => self.more.notified().await,
+            }
+        }
+    }
+}
+
+/// A provider that runs, and what it has found.
+#[derive(Clone)]
+pub struct Found {
+    pub provider: Arc<dyn Provider>,
+    pub listing: Listing,
+    doubts: Arc<Doubts>,
+}
+
+impl fmt::Debug for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Found")
+            .field("provider", &self.provider.describe())
+            .field("listing", &self.listing)
+            .finish_non_exhaustive()
+    }
+}
+
+/// All providers.
+#[derive(Clone, Debug, Default)]
+pub struct Sources(Vec<Found>);
+
+impl Sources {
+    pub fn iter(&self) -> impl Iterator<Item = &Found> {
+        self.0.iter()
+    }
+
+    /// The credential of this source was refused: it is looked at again at once.
+    pub fn doubt(&self, origin: &Origin) {
+        let of = |found: &&Found| found.provider.covers(origin);
+        if let Some(found) = self.0.iter().find(of) {
+            found.doubts.add(origin);
+        }
+    }
+}
+
+/// Starts all providers; they end with `stop`. The receiver has the newest of each.
+pub fn start(
+    providers: Vec<Arc<dyn Provider>>,
+    stop: &CancellationToken,
+) -> watch::Receiver<Sources> {
+    let mut changes = futures::stream::SelectAll::new();
+    let mut all = Vec::new();
+    for (index, provider) in providers.into_iter().enumerate() {
+        let doubts = Arc::new(Doubts::default());
+        let (listing, listings) = watch::channel(Listing::default());
+        let finds = Finds {
+            listing: listing.clone(),
+            doubts: Arc::clone(&doubts),
+        };
+        tracing::info!(provider = provider.describe(), "looking for members");
+        let name = provider.describe();
+        let following = Arc::clone(&provider).follow(finds);
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            // A panic of one provider is its own.
+            let following = std::panic::AssertUnwindSafe(following).catch_unwind();
+            if let Some(ended) = stop.run_until_cancelled(following).await {
+                tracing::error!(provider = name, panicked = ended.is_err(), "looking for members has ended; those that were found stay as they are, until the hub is started again");
+            }
+            listing.send_modify(|listing| listing.closed = true);
+        });
+        changes.push(Box::pin(futures::stream::unfold(
+            listings,
+            move |mut listings| async move {
+                listings.changed().await.ok()?;
+                let listing = listings.borrow_and_update().clone();
+                Some(((index, listing), listings))
+            },
+        )));
+        all.push(Found {
+            provider,
+            listing: Listing::default(),
+            doubts,
+        });
+    }
+    let (sources, receiver) = watch::channel(Sources(all));
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        while let Some(Some((index, listing))) = stop.run_until_cancelled(changes.next()).await {
+            sources.send_modify(|sources| sources.0[index].listing = listing);
+        }
+        // Nobody leaves because the hub stops.
+        stop.cancelled().await;
+    });
+    receiver
 }

@@ -17,10 +17,22 @@ pub mod reason {
     pub const RESOLVED: &str = "Resolved";
     pub const KUBECONFIG_INVALID: &str = "KubeconfigInvalid";
     pub const SOURCE_GONE: &str = "SourceGone";
+    pub const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";
+    /// The next nine are the Knative operator's, for its users (reference 2.1).
+    pub const PROFILE_NOT_FOUND: &str = "ClusterProfileNotFound";
+    pub const PROFILE_NOT_READY: &str = "ClusterProfileNotReady";
+    pub const PROFILE_UNAVAILABLE: &str = "ClusterProfileUnavailable";
+    pub const ACCESS_FAILED: &str = "AccessProviderFailed";
+    pub const MULTICLUSTER_DISABLED: &str = "MulticlusterDisabled";
+    pub const PROVIDER_NOT_CONFIGURED: &str = "AccessProviderNotConfigured";
+    pub const CLUSTER_STALE: &str = "RemoteClusterStale";
+    pub const PROVIDER_CLOSED: &str = "ClusterProviderClosed";
     pub const CLIENT_FAILED: &str = "RemoteClientCreationFailed";
     pub const CONNECTED: &str = "Connected";
     pub const CONNECTING: &str = "Connecting";
     pub const UNREACHABLE: &str = "Unreachable";
+    /// Nothing is to be written there for now, and nothing has failed.
+    pub const SUSPENDED: &str = "Suspended";
     pub const BANNED: &str = "Banned";
     pub const DUPLICATE: &str = "DuplicateCluster";
     pub const RENAMED: &str = "ClusterRenamed";
@@ -38,6 +50,8 @@ pub mod reason {
 pub struct Facts {
     pub mode: Mode,
     pub resolved: State,
+    /// What is known of the member's source instead, while it cannot be looked at.
+    pub source: Option<State>,
     pub connected: State,
     pub healthy: State,
     pub kubernetes_version: Option<String>,
@@ -56,6 +70,7 @@ impl Default for Facts {
         Self {
             mode: Mode::None,
             resolved: starting(),
+            source: None,
             connected: starting(),
             healthy: starting(),
             kubernetes_version: None,
@@ -137,7 +152,10 @@ pub fn status(
     next.mode = Some(facts.mode);
     for (type_, state) in [
         ("Connected", &facts.connected),
-        ("TargetClusterResolved", &facts.resolved),
+        (
+            "TargetClusterResolved",
+            facts.source.as_ref().unwrap_or(&facts.resolved),
+        ),
         ("Healthy", &facts.healthy),
     ] {
         conditions::set(&mut next.conditions, type_, state, generation, now);

@@ -23,9 +23,11 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::Reports;
-use crate::discovery::{Source, Sources};
+use crate::discovery::membership::{self, Before, Membership, Refusal};
+use crate::discovery::{Found, Origin, Source, Sources, Unresolved};
 use crate::facts::{self, reason};
-use crate::found::Found;
+use crate::found::Found as Clusters;
+use crate::notices::Notice;
 use crate::identity::{self, Claim};
 use crate::members::{Admission, Dealer, Member, Members};
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
@@ -42,6 +44,8 @@ const HEARTBEAT: Duration = Duration::from_secs(20);
 const WRITERS: usize = 8;
 /// What is found out about clusters is looked at so often.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Sources that have not listed yet are waited for so long before a new name is given away.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Events taken in before the next look.
 const BATCH: usize = 512;
 
@@ -72,7 +76,7 @@ pub struct Fleet {
     pub shared: Arc<Shared>,
     pub members: Arc<Members>,
     pub reports: Arc<Reports>,
-    pub found: Arc<Found>,
+    pub found: Arc<Clusters>,
 }
 
 impl std::fmt::Debug for Fleet {
@@ -86,6 +90,8 @@ struct Known {
     edge_clusters: BTreeMap<String, EdgeCluster>,
     listed: Option<BTreeSet<String>>,
     synced: bool,
+    /// Sources that are no members, as it was last told.
+    refused: BTreeMap<Origin, Refusal>,
     /// Members whose EdgeCluster has gone or was made anew: what was known of them is of another.
     anew: BTreeSet<String>,
 }
@@ -106,6 +112,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();
     let mut dirty: BTreeSet<String> = BTreeSet::new();
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
+    let begun = Boot::now();
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_soon, mut look_next) = (true, false, Boot::default());
     loop {
@@ -113,10 +120,13 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         let leading = fleet.lead.borrow_and_update().may_start(now);
         // Members that come one after the other are looked at together.
         look |= look_soon && now >= look_next;
-        let wanted = if look { wanted(&fleet) } else { None };
-        if let Some(wanted) = wanted.as_ref().filter(|_| known.synced) {
+        if look && known.synced {
             (look, look_soon) = (false, false);
             look_next = Boot(now.0 + LOOK_EVERY);
+            let membership = members_now(&fleet, &known, now.since(begun) < PATIENCE);
+            tell_refused(&fleet.shared, &mut known, &membership.refused);
+            look_soon |= membership.waiting;
+            let wanted = &wanted(&fleet, &membership);
             for name in std::mem::take(&mut known.anew) {
                 fleet.shared.voices.forget_agent(&name, now);
                 fleet.found.forget_agent(&name);
@@ -128,16 +138,28 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
             for (name, member) in wanted {
                 // An EdgeCluster comes first: its age decides between two that are one cluster.
-                if !known.edge_clusters.contains_key(name) {
+                let object = known.edge_clusters.get(name);
+                if object.is_none_or(|object| object.spec.source_ref.is_none()) {
                     let due = next_write.get(name).is_none_or(|at| *at <= now);
                     if leading && due && !writing.contains(name) && writes.len() < WRITERS {
                         writing.insert(name.clone());
                         next_write.insert(name.clone(), Boot(now.0 + PACE));
-                        writes.spawn(create(fleet.client.clone(), name.clone(), member.1.clone()));
+                        let (client, source) = (fleet.client.clone(), member.1.clone());
+                        match object {
+                            None => writes.spawn(create(client, name.clone(), source)),
+                            Some(object) => {
+                                let version = object.metadata.resource_version.clone();
+                                writes.spawn(bind(client, name.clone(), version, source))
+                            }
+                        };
                     } else {
                         look = true;
                     }
-                } else if let Some(proxy) = running.get(name) {
+                }
+                if object.is_none() {
+                    continue;
+                }
+                if let Some(proxy) = running.get(name) {
                     update(&proxy.access, member.0.clone());
                 } else if !gone.contains(name) {
                     let entry = enter(&fleet.members, &known, name);
@@ -147,6 +169,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let departed: Vec<String> = running
                 .keys()
                 .filter(|name| !wanted.contains_key(*name))
+                .filter(|name| !membership.unseen.contains_key(*name))
                 .cloned()
                 .collect();
             for name in departed {
@@ -164,19 +187,31 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 });
             }
             let given = fleet.given.borrow_and_update().clone();
-            let verdicts = identity::verdicts(&claims(&known, wanted, &fleet.found));
+            let claims = claims(&known, wanted, &membership, &fleet.found);
+            let verdicts = identity::verdicts(&claims);
             for (name, object) in &known.edge_clusters {
+                let doubt = membership
+                    .troubled
+                    .get(name)
+                    .or_else(|| membership.unseen.get(name));
+                say_of_source(&fleet.shared, name, doubt);
+                let seen = wanted.contains_key(name) || membership.unseen.contains_key(name);
                 // Without a source, and after a restart too: say so.
-                if !wanted.contains_key(name) && !gone.contains(name) {
-                    say_source_gone(&fleet.shared, name, object, now);
+                if !seen && !gone.contains(name) {
+                    let why = membership.gone.get(name);
+                    say_source_gone(&fleet.shared, name, object, why, now);
                 }
                 let wishes = wishes(object);
+                let suspended = membership
+                    .members
+                    .get(name)
+                    .and_then(|source| source.suspended.clone());
                 let entry = enter(&fleet.members, &known, name);
                 let next = dealer.next(
                     entry.slot.borrow().as_ref(),
                     given.epoch,
                     &given.chart,
-                    wishes.paused,
+                    wishes.paused || suspended.is_some(),
                     now,
                 );
                 let held_back = verdicts
@@ -186,6 +221,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 if let Some(next) = next.filter(|_| held_back.is_none()) {
                     entry.slot.send_replace(Some(next));
                 }
+                let held_back =
+                    held_back.or_else(|| suspended.map(|why| (reason::SUSPENDED, why)));
                 let admission = Admission {
                     refused: wishes.banned.then(|| {
                         format!(
@@ -262,7 +299,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         }
         tokio::select! {
             () = stop.cancelled() => break,
-            changed = fleet.sources.changed() => { if changed.is_err() { break } look = true; }
+            changed = fleet.sources.changed() => { if changed.is_err() { break } look_soon = true; }
             changed = fleet.given.changed() => { if changed.is_err() { break } look = true; }
             changed = fleet.lead.changed() => { if changed.is_err() { break } look = true; }
             () = fleet.found.changed.notified() => look_soon = true,
@@ -324,42 +361,76 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     while leaving.join_next().await.is_some() {}
 }
 
-/// The members there are to be, with how they are reached and where they come from. `None` while
-/// the sources are not known: then nobody leaves.
-fn wanted(fleet: &Fleet) -> Option<BTreeMap<String, (Access, SourceRef)>> {
-    let sources = fleet.sources.borrow().clone()?;
-    let mut wanted: BTreeMap<String, (Access, SourceRef)> = sources
+/// Which source is which member, by what is known now.
+fn members_now(fleet: &Fleet, known: &Known, patient: bool) -> Membership {
+    let sources = fleet.sources.borrow();
+    let found: Vec<&Found> = sources.iter().collect();
+    let bound = known
+        .edge_clusters
         .iter()
-        .map(|(name, source)| (name.clone(), (access(source), source_ref(source))))
+        .map(|(name, object)| (name.clone(), object.spec.source_ref.clone()))
+        .collect();
+    let before = Before {
+        bound: &bound,
+        dismissed: &BTreeSet::new(),
+        patient,
+    };
+    membership::membership(&found, before)
+}
+
+/// The members there are to be, with how they are reached and where they come from.
+fn wanted(fleet: &Fleet, membership: &Membership) -> BTreeMap<String, (Access, SourceRef)> {
+    let mut wanted: BTreeMap<String, (Access, SourceRef)> = membership
+        .members
+        .iter()
+        .map(|(name, source)| {
+            let member = (access(source), source.origin.source_ref());
+            (name.clone(), member)
+        })
         .collect();
     if let Some(config) = &fleet.home {
         let source = SourceRef {
-            kind: "SelfCluster".to_owned(),
+            kind: membership::SELF_CLUSTER.to_owned(),
             namespace: None,
             name: None,
         };
         let access = Access::Home(Box::new(config.clone()));
         wanted.insert(names::SELF_CLUSTER.to_owned(), (access, source));
     }
-    Some(wanted)
+    wanted
 }
 
 fn access(source: &Source) -> Access {
-    Access::Kubeconfig(source.access.clone())
+    Access::Kubeconfig(source.origin.clone(), source.access.clone())
 }
 
-fn source_ref(source: &Source) -> SourceRef {
-    SourceRef {
-        kind: "Secret".to_owned(),
-        namespace: Some(source.namespace.clone()),
-        name: Some(source.name.clone()),
+/// Tells of sources that are no members: once, on the EdgeCluster whose name they ask for.
+fn tell_refused(shared: &Shared, known: &mut Known, refused: &BTreeMap<Origin, Refusal>) {
+    for (origin, refusal) in refused {
+        if known.refused.get(origin) == Some(refusal) {
+            continue;
+        }
+        tracing::warn!(%origin, reason = refusal.reason(), "is no member: {refusal}");
+        let holder = refusal
+            .member()
+            .and_then(|member| known.edge_clusters.get(member));
+        if let Some(holder) = holder {
+            shared.notices.tell(Notice {
+                member: holder.metadata.name.clone().unwrap_or_default(),
+                uid: holder.metadata.uid.clone().unwrap_or_default(),
+                reason: refusal.reason(),
+                message: format!("{origin} is no member: {refusal}"),
+            });
+        }
     }
+    known.refused.clone_from(refused);
 }
 
 fn claims(
     known: &Known,
     wanted: &BTreeMap<String, (Access, SourceRef)>,
-    found: &Found,
+    membership: &Membership,
+    found: &Clusters,
 ) -> BTreeMap<String, Claim> {
     // Members that are yet to get their EdgeCluster count too: one of them may go first.
     let names: BTreeSet<&String> = known.edge_clusters.keys().chain(wanted.keys()).collect();
@@ -371,7 +442,9 @@ fn claims(
             let agent = object.is_some_and(enrolled);
             let recorded = object.and_then(|object| object.status.as_ref()?.cluster_uid.clone());
             let claim = Claim {
-                present: wanted.contains_key(name) || object.is_some_and(joined),
+                present: wanted.contains_key(name)
+                    || membership.unseen.contains_key(name)
+                    || object.is_some_and(joined),
                 agent,
                 created: object
                     .and_then(|object| object.metadata.creation_timestamp.as_ref())
@@ -464,10 +537,12 @@ fn send<T: PartialEq>(channel: &watch::Sender<T>, value: T) {
 fn update(channel: &watch::Sender<Access>, access: Access) {
     channel.send_if_modified(|before| {
         let changed = match (&*before, &access) {
-            (Access::Kubeconfig(Ok(before)), Access::Kubeconfig(Ok(after))) => {
+            (Access::Kubeconfig(_, Ok(before)), Access::Kubeconfig(_, Ok(after))) => {
                 before.digest != after.digest
             }
-            (Access::Kubeconfig(Err(before)), Access::Kubeconfig(Err(after))) => before != after,
+            (Access::Kubeconfig(_, Err(before)), Access::Kubeconfig(_, Err(after))) => {
+                before != after
+            }
             (Access::Home(_), Access::Home(_)) => false,
             _ => true,
         };
@@ -478,8 +553,20 @@ fn update(channel: &watch::Sender<Access>, access: Access) {
     });
 }
 
+/// What is known of a member's source, while it cannot be looked at.
+fn say_of_source(shared: &Shared, name: &str, doubt: Option<&Unresolved>) {
+    let state = doubt.map(|doubt| State::new(Truth::Unknown, doubt.reason, doubt.message.clone()));
+    shared.facts.set(name, |facts| facts.source = state);
+}
+
 /// A member without a source is one by its agent, or has left.
-fn say_source_gone(shared: &Shared, name: &str, object: &EdgeCluster, now: Boot) {
+fn say_source_gone(
+    shared: &Shared,
+    name: &str,
+    object: &EdgeCluster,
+    why: Option<&Unresolved>,
+    now: Boot,
+) {
     if joined(object) {
         let message = "a member by its agent; the hub has no kubeconfig for it";
         shared.facts.set(name, |facts| {
@@ -488,9 +575,14 @@ fn say_source_gone(shared: &Shared, name: &str, object: &EdgeCluster, now: Boot)
         shared.voices.link(name, None, now);
         return;
     }
-    let message =
-        "the kubeconfig Secret is gone or no longer labelled; its releases are left alone";
-    let gone = State::new(Truth::False, reason::SOURCE_GONE, message);
+    let gone = match why {
+        Some(why) => State::new(Truth::False, why.reason, why.message.clone()),
+        None => State::new(
+            Truth::False,
+            reason::SOURCE_GONE,
+            "the hub runs without --self-cluster; the member's releases are left alone",
+        ),
+    };
     shared
         .facts
         .set(name, |facts| facts.resolved = gone.clone());
@@ -589,6 +681,25 @@ async fn create(client: Client, name: String, source: SourceRef) -> (String, Opt
         name.clone(),
         outcome(&name, "making", tokio::time::timeout(DEADLINE, call).await),
     )
+}
+
+/// A member by its agent alone is from here on one by this source too.
+async fn bind(
+    client: Client,
+    name: String,
+    version: Option<String>,
+    source: SourceRef,
+) -> (String, Option<EdgeCluster>) {
+    let api: Api<EdgeCluster> = Api::all(client);
+    let params = PatchParams::default();
+    let patch = Patch::Merge(serde_json::json!({
+        "metadata": { "resourceVersion": version },
+        "spec": { "sourceRef": source },
+    }));
+    let call = api.patch(&name, &params, &patch);
+    let result = tokio::time::timeout(DEADLINE, call).await;
+    let object = outcome(&name, "naming the source of", result);
+    (name, object)
 }
 
 async fn write_status(

@@ -1,5 +1,6 @@
 //! The hub's process: what is started, in which order, and how it ends.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -24,7 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
 use crate::desired;
-use crate::discovery;
+use crate::discovery::labelled_secrets::LabelledSecrets;
+use crate::discovery::{self, Provider};
 use crate::facts::FactsBoard;
 use crate::fleet::{self, Fleet, Given};
 use crate::found::Found;
@@ -36,7 +38,7 @@ use crate::metrics::{self, SessionMetrics};
 use crate::notices::Notices;
 use crate::proxy::Shared;
 use crate::session::Sessions;
-use crate::settings::Settings;
+use crate::settings::{ProviderKind, Settings};
 use crate::values_file::{self, ValuesFile};
 use crate::voices::Voices;
 use krypton_common::error_chain::chain;
@@ -147,6 +149,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     voices.set_epoch(epoch);
     let charts = Arc::new(charts);
     let account = settings.helm.service_account.as_ref();
+    let instance = settings
+        .reporting_instance
+        .clone()
+        .unwrap_or_else(|| "krypton-hub".to_owned());
     let shared = Arc::new(Shared {
         tools: Tools {
             helm: Arc::new(helm),
@@ -157,12 +163,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         grace: settings.proxy_grace,
         scratch: scratch.path().to_owned(),
         helm_account: settings.helm.service_account.clone(),
-        namespace: settings.namespace.clone(),
+        notices: Notices::start(client.clone(), instance.clone()),
         holder: holder(settings.reporting_instance.as_deref()),
-        instance: settings
-            .reporting_instance
-            .clone()
-            .unwrap_or_else(|| "krypton-hub".to_owned()),
+        instance,
         policy: Policy::new(
             settings.helm.timeout,
             [settings.namespace.clone()]
@@ -175,14 +178,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         found: Arc::clone(&found),
     });
 
-    let (sources_tx, sources) = watch::channel(None);
-    tokio::spawn(discovery::follow(
-        client.clone(),
-        settings.namespace.clone(),
-        settings.discovery.clone(),
-        settings.kubeconfig_policy,
-        sources_tx,
-    ));
+    let sources = discovery::start(providers(&client, &settings), &stop);
     let rules = Rules {
         self_cluster: settings.self_cluster,
         allow_chart_skip: settings.allow_chart_skip,
@@ -220,7 +216,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             voices: Arc::clone(&voices),
             found: Arc::clone(&found),
             metrics: session_metrics,
-            notices: Notices::start(client.clone(), shared.instance.clone()),
+            notices: shared.notices.clone(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             numbers: AtomicU64::new(0),
             stop: stop.clone(),
@@ -295,6 +291,39 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tasks.abort_all();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// What looks for members, as the settings want it.
+fn providers(client: &Client, settings: &Settings) -> Vec<Arc<dyn Provider>> {
+    let mut providers: Vec<Arc<dyn Provider>> = Vec::new();
+    let discovery = &settings.discovery;
+    for kind in &discovery.providers {
+        match kind {
+            ProviderKind::Kubeconfig => {
+                for namespace in each(discovery.namespaces.as_ref()) {
+                    providers.push(Arc::new(LabelledSecrets {
+                        client: client.clone(),
+                        namespace,
+                        discovery: discovery.clone(),
+                        policy: settings.kubeconfig_policy,
+                    }));
+                }
+            }
+            ProviderKind::ClusterProfile
+            | ProviderKind::ClusterApi
+            | ProviderKind::Kamaji
+            | ProviderKind::File => {}
+        }
+    }
+    providers
+}
+
+/// One for each namespace, so that one that cannot be read costs the others nothing; `None` is for all.
+fn each(namespaces: Option<&BTreeSet<String>>) -> Vec<Option<String>> {
+    match namespaces {
+        None => vec![None],
+        Some(names) => names.iter().cloned().map(Some).collect(),
+    }
 }
 
 /// Each agent is an open file, and the usual soft limit is 1,024.

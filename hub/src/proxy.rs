@@ -23,10 +23,12 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::discovery::{Origin, Unresolved};
 use crate::facts::{FactsBoard, reason};
 use crate::found::Found;
 use crate::home;
 use crate::members::Slot;
+use crate::notices::Notices;
 use crate::voices::{Presence, SILENCE, VoiceId, Voices};
 use krypton_common::error_chain::chain;
 
@@ -35,7 +37,7 @@ use krypton_common::error_chain::chain;
 pub enum Access {
     /// The home cluster itself.
     Home(Box<kube::Config>),
-    Kubeconfig(Result<Arc<Sanitized>, String>),
+    Kubeconfig(Origin, Result<Arc<Sanitized>, Unresolved>),
 }
 
 /// What all proxies share.
@@ -48,8 +50,7 @@ pub struct Shared {
     pub scratch: PathBuf,
     /// What helm acts as on home.
     pub helm_account: Option<ServiceAccount>,
-    /// Where the kubeconfig Secrets are.
-    pub namespace: String,
+    pub notices: Notices,
     pub holder: String,
     pub instance: String,
     pub policy: Policy,
@@ -128,6 +129,8 @@ enum ReachError {
 struct Reached {
     client: Client,
     kubeconfig: PathBuf,
+    /// What the client was made from; `None`: home itself.
+    origin: Option<Origin>,
     /// Of the cluster that has answered; empty before.
     uid: String,
 }
@@ -187,9 +190,13 @@ async fn reach(
     shared: &Shared,
     access: Access,
 ) -> Result<Reached, (&'static str, String)> {
+    let origin = match &access {
+        Access::Kubeconfig(origin, _) => Some(origin.clone()),
+        Access::Home(_) => None,
+    };
     let made = match access {
-        Access::Kubeconfig(Err(problem)) => return Err((reason::KUBECONFIG_INVALID, problem)),
-        Access::Kubeconfig(Ok(sanitized)) => home::member_config(&sanitized.yaml)
+        Access::Kubeconfig(_, Err(why)) => return Err((why.reason, why.message)),
+        Access::Kubeconfig(_, Ok(sanitized)) => home::member_config(&sanitized.yaml)
             .await
             .map(|config| (config, sanitized.yaml.clone()))
             .map_err(ReachError::Config),
@@ -207,6 +214,7 @@ async fn reach(
                     Ok(()) => Ok(Reached {
                         client,
                         kubeconfig,
+                        origin,
                         uid: String::new(),
                     }),
                     Err(error) => Err(ReachError::Write(kubeconfig, error)),
@@ -337,7 +345,7 @@ async fn reconcile(
     let home = name == names::SELF_CLUSTER;
     let member = Member {
         name: name.to_owned(),
-        source_namespace: (!home).then(|| shared.namespace.clone()),
+        source_namespace: reached.origin.as_ref().and_then(|origin| origin.namespace.clone()),
         client: reached.client.clone(),
         kubeconfig: reached.kubeconfig.clone(),
         // Two members that lead to one cluster must not take each other for themselves.
@@ -395,13 +403,13 @@ async fn reconcile(
             changed = inputs.access.changed() => {
                 if changed.is_err() { break Some(Break(())) }
                 let refused = match &*inputs.access.borrow_and_update() {
-                    Access::Kubeconfig(Err(problem)) => Some(problem.clone()),
+                    Access::Kubeconfig(_, Err(why)) => Some(why.clone()),
                     _ => None,
                 };
                 // Any other is taken up by starting anew.
-                let Some(problem) = refused else { break Some(Continue(())) };
-                tracing::warn!(member = %name, %problem, "the new kubeconfig is refused; the last good one stays in use");
-                let state = State::new(Truth::False, reason::KUBECONFIG_INVALID, problem);
+                let Some(why) = refused else { break Some(Continue(())) };
+                tracing::warn!(member = %name, reason = why.reason, problem = %why.message, "the member's new access is refused; the last good one stays in use");
+                let state = State::new(Truth::False, why.reason, why.message);
                 shared.facts.set(name, |facts| facts.resolved = state);
             }
         }

@@ -22,7 +22,7 @@ pub use krypton_agent::go_values::{parse_bool, parse_duration};
 /// Everything that a hub is told at its start.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Namespace of the hub, where kubeconfig Secrets are discovered.
+    /// Namespace of the hub: its CA, its Leases, and as a rule the kubeconfig Secrets are there.
     pub namespace: String,
     /// Namespaces of home whose Tenants are followed; `None` means all.
     pub watch_namespaces: Option<BTreeSet<String>>,
@@ -80,12 +80,44 @@ pub enum HomeChoice {
     Local,
 }
 
-/// How kubeconfig Secrets are recognised.
+/// Where members are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ProviderKind {
+    Kubeconfig,
+    ClusterProfile,
+    ClusterApi,
+    Kamaji,
+    File,
+}
+
+impl ProviderKind {
+    /// All, each as it is written.
+    pub const ALL: [(&'static str, Self); 5] = [
+        ("kubeconfig", Self::Kubeconfig),
+        ("cluster-profile", Self::ClusterProfile),
+        ("cluster-api", Self::ClusterApi),
+        ("kamaji", Self::Kamaji),
+        ("file", Self::File),
+    ];
+}
+
+/// How members are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discovery {
+    pub providers: BTreeSet<ProviderKind>,
+    /// Where labelled Secrets are; `None` means all namespaces.
+    pub namespaces: Option<BTreeSet<String>>,
+    /// Where ClusterProfiles, Cluster API clusters and Kamaji control planes are; `None` means all.
+    pub cluster_namespaces: Option<BTreeSet<String>>,
+    /// The access providers of ClusterProfiles.
+    pub provider_file: Option<PathBuf>,
+    /// Data key in Kamaji's Secrets.
+    pub kamaji_key: String,
+    /// Files and directories of kubeconfigs.
+    pub paths: Vec<PathBuf>,
     /// Label key; its value must be `true`.
     pub label: String,
-    /// Data key.
+    /// Data key in labelled Secrets.
     pub key: String,
 }
 

@@ -51,6 +51,24 @@ pub struct Flags {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Home cluster")]
     pub ensure_watch_crds: Option<String>,
 
+    /// Where members are looked for, separated by commas: kubeconfig (labelled Secrets), cluster-profile, cluster-api, kamaji, file.
+    #[arg(long, value_name = "LIST", help_heading = "Members")]
+    pub providers: Option<String>,
+    /// Namespaces in which labelled kubeconfig Secrets are looked for, separated by commas; * means all.
+    #[arg(long, value_name = "LIST", help_heading = "Members")]
+    pub kubeconfig_namespaces: Option<String>,
+    /// Namespaces in which ClusterProfiles, Cluster API clusters and Kamaji control planes are looked for, separated by commas; * means all.
+    #[arg(long, value_name = "LIST", help_heading = "Members")]
+    pub cluster_namespaces: Option<String>,
+    /// File with the access providers of ClusterProfiles (Cluster Inventory API, JSON); without it no ClusterProfile can be reached.
+    #[arg(long, value_name = "FILE", help_heading = "Members")]
+    pub clusterprofile_provider_file: Option<String>,
+    /// Key of the kubeconfig in the Secrets of Kamaji: admin.conf, or admin.svc where the hub runs beside the control planes.
+    #[arg(long, value_name = "KEY", help_heading = "Members")]
+    pub kamaji_kubeconfig_key: Option<String>,
+    /// Kubeconfig files, and directories of them, of the provider file, separated by commas. A file is one cluster: its current context.
+    #[arg(long, value_name = "LIST", help_heading = "Members")]
+    pub kubeconfig_paths: Option<String>,
     /// Label key of kubeconfig Secrets; its value must be "true".
     #[arg(long, value_name = "LABEL", help_heading = "Members")]
     pub kubeconfig_label: Option<String>,

@@ -11,7 +11,7 @@ use krypton_common::telemetry::LogFormat;
 
 use super::{
     BindAddress, ChartSettings, Discovery, Flags, HelmSettings, HomeChoice, HomeSource,
-    LocalSource, NotABindAddress, Origin, ServiceAccount, Settings, SettingsError, parse_bool,
+    LocalSource, NotABindAddress, Origin, ProviderKind, ServiceAccount, Settings, SettingsError, parse_bool,
     parse_duration, table,
 };
 
@@ -34,6 +34,7 @@ pub(super) fn resolve(
     let [listen, metrics, health] = inputs.bind_addresses(flags)?;
     let (log_format, log_level) = inputs.log(flags)?;
     let helm = inputs.helm(flags, &namespace)?;
+    let discovery = inputs.discovery(flags, &namespace)?;
     inputs.refuse_foreign_helm_driver()?;
     inputs.note_flags_without_effect(flags)?;
 
@@ -42,7 +43,7 @@ pub(super) fn resolve(
         watch_namespaces: inputs.watch_namespaces(flags)?,
         home,
         ensure_watch_crds: inputs.ensure_watch_crds(flags)?,
-        discovery: inputs.discovery(flags)?,
+        discovery,
         self_cluster: inputs.boolean("self-cluster", &flags.self_cluster)?,
         kubeconfig_policy: inputs.kubeconfig_policy(flags)?,
         listen,
@@ -72,6 +73,24 @@ struct Given {
 }
 
 impl Given {
+    /// What is between commas, without blanks and empty ones.
+    fn items(&self) -> impl Iterator<Item = Self> + '_ {
+        let items = self.text.split(',').map(str::trim);
+        items.filter(|item| !item.is_empty()).map(|item| Self {
+            text: item.to_owned(),
+            origin: self.origin,
+        })
+    }
+
+    /// `None`, which means all, when it is empty or `*`.
+    fn namespaces(&self) -> Result<Option<BTreeSet<String>>, SettingsError> {
+        if self.text.trim() == "*" {
+            return Ok(None);
+        }
+        let names: BTreeSet<String> = self.items().map(Self::namespace_name).collect::<Result<_, _>>()?;
+        Ok((!names.is_empty()).then_some(names))
+    }
+
     fn invalid(&self, class: &'static str, remedy: &'static str) -> SettingsError {
         let value = self.text.chars().take(SHOWN_CHARS).collect();
         SettingsError::Invalid {
@@ -190,23 +209,7 @@ impl Inputs<'_> {
         flags: &Flags,
     ) -> Result<Option<BTreeSet<String>>, SettingsError> {
         let given = self.text("watch-namespaces", &flags.watch_namespaces);
-        if given.text.trim() == "*" {
-            return Ok(None);
-        }
-        let names: BTreeSet<String> = given
-            .text
-            .split(',')
-            .map(str::trim)
-            .filter(|name| !name.is_empty())
-            .map(|name| {
-                Given {
-                    text: name.to_owned(),
-                    origin: given.origin,
-                }
-                .namespace_name()
-            })
-            .collect::<Result<_, _>>()?;
-        Ok((!names.is_empty()).then_some(names))
+        given.namespaces()
     }
 
     fn home(&mut self, flags: &Flags, namespace: &str) -> Result<HomeSource, SettingsError> {
@@ -287,7 +290,37 @@ impl Inputs<'_> {
         Ok(by_flag || by_variable)
     }
 
-    fn discovery(&mut self, flags: &Flags) -> Result<Discovery, SettingsError> {
+    fn discovery(
+        &mut self,
+        flags: &Flags,
+        namespace: &str,
+    ) -> Result<Discovery, SettingsError> {
+        let given = self.text("providers", &flags.providers);
+        let providers = given
+            .items()
+            .map(|item| {
+                let of = |(name, kind): &(&str, ProviderKind)| (*name == item.text).then_some(*kind);
+                ProviderKind::ALL.iter().find_map(of).ok_or_else(|| {
+                    item.invalid(
+                        "a provider of members",
+                        "write some of kubeconfig, cluster-profile, cluster-api, kamaji, file",
+                    )
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        let given = self.text("kubeconfig-namespaces", &flags.kubeconfig_namespaces);
+        let namespaces = if given.items().next().is_none() {
+            Some([namespace.to_owned()].into())
+        } else {
+            given.namespaces()?
+        };
+        let cluster_namespaces = self
+            .text("cluster-namespaces", &flags.cluster_namespaces)
+            .namespaces()?;
+        let paths = self.text("kubeconfig-paths", &flags.kubeconfig_paths);
+        let kamaji_key = self
+            .text("kamaji-kubeconfig-key", &flags.kamaji_kubeconfig_key)
+            .data_key()?;
         let label = self.text("kubeconfig-label", &flags.kubeconfig_label);
         if !is_label_key(&label.text) {
             return Err(label.invalid("a label key", "write it as name or as example.org/name"));
@@ -296,6 +329,15 @@ impl Inputs<'_> {
             .text("kubeconfig-key", &flags.kubeconfig_key)
             .data_key()?;
         Ok(Discovery {
+            providers,
+            namespaces,
+            cluster_namespaces,
+            provider_file: self.path(
+                "clusterprofile-provider-file",
+                &flags.clusterprofile_provider_file,
+            ),
+            kamaji_key,
+            paths: paths.items().map(|item| item.text.into()).collect(),
             label: label.text,
             key,
         })

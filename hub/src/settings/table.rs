@@ -130,6 +130,27 @@ pub const ROWS: &[Row] = &[
         "false",
         "from G5 on; the variable can only switch on, with exactly `true`, `1` or `yes`",
     ),
+    flag("providers", &["KRYPTON_PROVIDERS"], "kubeconfig", NEW),
+    computed(
+        "kubeconfig-namespaces",
+        &["KRYPTON_KUBECONFIG_NAMESPACES"],
+        "the value of `--namespace`",
+        "new; always the operator's own namespace in the original",
+    ),
+    flag(
+        "cluster-namespaces",
+        &["KRYPTON_CLUSTER_NAMESPACES"],
+        "*",
+        NEW,
+    ),
+    flag(
+        "clusterprofile-provider-file",
+        &["KRYPTON_CLUSTERPROFILE_PROVIDER_FILE"],
+        "",
+        "new; as in the Knative operator",
+    ),
+    flag("kamaji-kubeconfig-key", &[], "admin.conf", NEW),
+    flag("kubeconfig-paths", &["KRYPTON_KUBECONFIG_PATHS"], "", NEW),
     flag(
         "kubeconfig-label",
         &["KUBECONFIG_SECRET_LABEL"],

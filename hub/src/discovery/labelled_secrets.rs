@@ -1,0 +1,221 @@
+//! Labelled Secrets with a kubeconfig, in one namespace or in all: the original's way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _};
+use k8s_openapi::api::core::v1::Secret;
+use krypton_common::error_chain::chain;
+use krypton_common::kubeconfig::{self, Policy, Sanitized};
+use krypton_common::names;
+use kube::api::Api;
+use kube::runtime::watcher::{Config, Event};
+use kube::{Client, ResourceExt as _};
+
+use super::listed::{self, Listed, OBJECTS_MAX};
+use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
+use crate::facts::reason;
+use crate::settings::Discovery;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The labelled Secrets of one namespace, or of all.
+pub struct LabelledSecrets {
+    pub client: Client,
+    /// `None`: all.
+    pub namespace: Option<String>,
+    pub discovery: Discovery,
+    pub policy: Policy,
+}
+
+impl std::fmt::Debug for LabelledSecrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+impl Provider for LabelledSecrets {
+    fn describe(&self) -> String {
+        let namespace = self.namespace.as_deref().unwrap_or("*");
+        format!("Secrets {namespace}/* with label {}", self.discovery.label)
+    }
+
+    fn covers(&self, origin: &Origin) -> bool {
+        origin.kind == Kind::Secret
+            && (self.namespace.is_none() || self.namespace == origin.namespace)
+    }
+
+    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
+        async move { self.run(&finds).await }.boxed()
+    }
+}
+
+impl LabelledSecrets {
+    async fn run(&self, finds: &Finds) {
+        let api: Api<Secret> = match &self.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        let config = Config::default().labels(&format!("{}=true", self.discovery.label));
+        let mut events = listed::watch(api, config);
+        let mut listed = Listed::default();
+        loop {
+            let event = tokio::select! {
+                event = events.next() => match event {
+                    Some(Ok(event)) => event,
+                    Some(Err(error)) => {
+                        tracing::warn!(provider = self.describe(), error = %chain(&error), "watching failed; it is tried again");
+                        finds.trouble(chain(&error));
+                        continue;
+                    }
+                    None => return,
+                },
+                origin = finds.doubted() => match self.again(&origin).await {
+                    Some(event) => event,
+                    None => continue,
+                },
+            };
+            let read = |secret: Secret| read(&secret, &self.discovery, &self.policy).map(Arc::new);
+            if !listed.take(event, read) {
+                continue;
+            }
+            if listed.left_out() {
+                tracing::warn!(provider = self.describe(), "more than {OBJECTS_MAX} Secrets: the others are left out");
+            }
+            if let Some(known) = listed.known() {
+                let by_origin = known.values().map(|source| (source.origin.clone(), Arc::clone(source)));
+                finds.found(by_origin.collect());
+            }
+        }
+    }
+
+    /// Reads one Secret afresh: the watch may lag.
+    async fn again(&self, origin: &Origin) -> Option<Event<Secret>> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), origin.namespace.as_deref()?);
+        match tokio::time::timeout(DEADLINE, api.get(&origin.name)).await {
+            Ok(Ok(secret)) => Some(Event::Apply(secret)),
+            Ok(Err(error)) => {
+                tracing::debug!(%origin, error = %chain(&error), "reading the Secret again failed");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+/// Reads one Secret; `None` when it is not, or not any more, one of a member.
+pub fn read(secret: &Secret, discovery: &Discovery, policy: &Policy) -> Option<Source> {
+    let meta = &secret.metadata;
+    let name = meta.name.clone()?;
+    let labelled = secret.labels().get(&discovery.label).map(String::as_str) == Some("true");
+    if !labelled || meta.deletion_timestamp.is_some() {
+        return None;
+    }
+    if name == names::SELF_CLUSTER {
+        tracing::debug!(
+            "Secret {}/{name} stands for the home cluster itself; its content is not used",
+            meta.namespace.as_deref().unwrap_or_default()
+        );
+        return None;
+    }
+    let annotation = |key| secret.annotations().get(key).cloned();
+    let key = annotation(names::KUBECONFIG_KEY_ANNOTATION);
+    Some(Source {
+        origin: Origin {
+            kind: Kind::Secret,
+            namespace: meta.namespace.clone(),
+            name: name.clone(),
+        },
+        uid: meta.uid.clone().unwrap_or_default(),
+        member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or(name),
+        since: meta.creation_timestamp.as_ref().map(|time| time.0),
+        access: kubeconfig_in(secret, key.as_deref().unwrap_or(&discovery.key), policy),
+        suspended: None,
+    })
+}
+
+/// The kubeconfig under `key` of a Secret. Errors name the Secret, the key and the remedy.
+pub fn kubeconfig_in(
+    secret: &Secret,
+    key: &str,
+    policy: &Policy,
+) -> Result<Arc<Sanitized>, Unresolved> {
+    let object = format!(
+        "Secret {}/{}",
+        secret.metadata.namespace.as_deref().unwrap_or_default(),
+        secret.name_any()
+    );
+    let invalid = |message| Unresolved {
+        reason: reason::KUBECONFIG_INVALID,
+        message,
+    };
+    match secret.data.as_ref().and_then(|data| data.get(key)) {
+        None => Err(invalid(format!(
+            "{object} has no key {key:?}: put the cluster's kubeconfig there, or name another key with the annotation {} or with --kubeconfig-key",
+            names::KUBECONFIG_KEY_ANNOTATION
+        ))),
+        Some(bytes) => kubeconfig::parse(&bytes.0, policy)
+            .map(Arc::new)
+            .map_err(|error| invalid(format!("{object}, key {key:?}: {}", chain(&error)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    fn labelled(name: &str) -> Secret {
+        let mut secret = Secret::default();
+        secret.metadata.name = Some(name.to_owned());
+        secret.metadata.namespace = Some("krypton".to_owned());
+        secret.metadata.labels = Some([("there".to_owned(), "true".to_owned())].into());
+        secret
+    }
+
+    fn found(secret: &Secret) -> Option<Source> {
+        let discovery = Discovery {
+            label: "there".to_owned(),
+            key: "kubeconfig".to_owned(),
+        };
+        read(secret, &discovery, &Policy::default())
+    }
+
+    #[test]
+    fn a_secret_without_the_key_is_a_member_with_a_fault_that_names_both() {
+        let mut secret = labelled("edge-1");
+        secret.data = Some([("other".to_owned(), ByteString(Vec::new()))].into());
+        let fault = found(&secret).unwrap().access.unwrap_err().message;
+        assert!(fault.contains("krypton/edge-1"), "{fault}");
+        assert!(fault.contains("\"kubeconfig\""), "{fault}");
+    }
+
+    #[test]
+    fn an_annotation_names_the_key_and_another_the_member() {
+        let mut secret = labelled("edge-1");
+        secret.metadata.annotations = Some(
+            [
+                (names::KUBECONFIG_KEY_ANNOTATION.to_owned(), "value".to_owned()),
+                (names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned()),
+            ]
+            .into(),
+        );
+        let source = found(&secret).unwrap();
+        assert_eq!(source.member, "paris");
+        assert!(source.access.unwrap_err().message.contains("\"value\""));
+    }
+
+    #[test]
+    fn what_is_not_labelled_or_is_being_deleted_or_stands_for_home_is_no_member() {
+        let mut secret = labelled("edge-1");
+        secret.metadata.labels = Some([("there".to_owned(), "false".to_owned())].into());
+        assert!(found(&secret).is_none());
+        let mut secret = labelled("edge-1");
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH);
+        secret.metadata.deletion_timestamp = Some(now);
+        assert!(found(&secret).is_none());
+        assert!(found(&labelled(names::SELF_CLUSTER)).is_none());
+    }
+}

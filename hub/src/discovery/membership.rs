@@ -1,0 +1,236 @@
+//! Which source is which member: a name belongs to the source that it was first given to, as its
+//! EdgeCluster says, and is never inherited by another (design §3, rule 6). Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use krypton_common::names;
+use krypton_crds::edge_cluster::SourceRef;
+
+use super::{Found, Kind, Origin, Source, Unresolved};
+use crate::facts::reason;
+
+/// Why a source is no member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The name is another's.
+    Taken { member: String, by: String },
+    /// It cannot be a name.
+    NotAName(String),
+    /// Its EdgeCluster was deleted by a person.
+    Dismissed { member: String },
+}
+
+impl Refusal {
+    /// The member whose EdgeCluster is to tell of it.
+    pub fn member(&self) -> Option<&str> {
+        match self {
+            Self::Taken { member, .. } => Some(member),
+            Self::NotAName(_) | Self::Dismissed { .. } => None,
+        }
+    }
+
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Taken { .. } => "NameTaken",
+            Self::NotAName(_) => "NotAName",
+            Self::Dismissed { .. } => "Dismissed",
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let annotation = names::MEMBER_NAME_ANNOTATION;
+        match self {
+            Self::Taken { member, by } => write!(
+                f,
+                "the name {member} is that of {by}, and stays so; give this one another name with the annotation {annotation}, or, if it is to take the member over, set spec.sourceRef of EdgeCluster {member}"
+            ),
+            Self::NotAName(name) => write!(
+                f,
+                "{name:?} cannot be the name of a member; write lower-case letters, digits, '-' and '.' into the annotation {annotation}"
+            ),
+            Self::Dismissed { member } => write!(
+                f,
+                "EdgeCluster {member} was deleted; to have the member back, take the label off and put it on again, or delete and make the object anew"
+            ),
+        }
+    }
+}
+
+/// Who is a member by a source.
+#[derive(Clone, Debug, Default)]
+pub struct Membership {
+    pub members: BTreeMap<String, Arc<Source>>,
+    pub refused: BTreeMap<Origin, Refusal>,
+    /// Bound to a source that its provider has not been able to look for yet: neither here nor gone.
+    pub unseen: BTreeMap<String, Unresolved>,
+    /// Bound to a source that is not there.
+    pub gone: BTreeMap<String, Unresolved>,
+    /// Members whose provider is in trouble: they are as they were when it last looked.
+    pub troubled: BTreeMap<String, Unresolved>,
+    /// Names that wait for providers that have not listed yet, as one of them may know an older source.
+    pub waiting: bool,
+}
+
+/// What has been decided before.
+#[derive(Clone, Copy, Debug)]
+pub struct Before<'a> {
+    /// The EdgeClusters that there are, each with its source.
+    pub bound: &'a BTreeMap<String, Option<SourceRef>>,
+    /// Sources that are no members any more until they are labelled anew.
+    pub dismissed: &'a BTreeSet<Origin>,
+    /// Providers that have not listed yet are waited for.
+    pub patient: bool,
+}
+
+/// Decides for all sources at once.
+pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
+    let mut membership = Membership::default();
+    let all_listed = found.iter().all(|found| {
+        found.listing.sources.is_some() || found.listing.trouble.is_some() || found.listing.closed
+    });
+    let mut by_name: BTreeMap<&str, Vec<&Arc<Source>>> = BTreeMap::new();
+    for source in found
+        .iter()
+        .filter_map(|found| found.listing.sources.as_deref())
+        .flat_map(BTreeMap::values)
+    {
+        let name = source.member.as_str();
+        if !names::is_dns_subdomain(name) {
+            let refusal = Refusal::NotAName(name.to_owned());
+            membership.refused.insert(source.origin.clone(), refusal);
+        } else if before.dismissed.contains(&source.origin) {
+            let member = name.to_owned();
+            let refusal = Refusal::Dismissed { member };
+            membership.refused.insert(source.origin.clone(), refusal);
+        } else {
+            by_name.entry(name).or_default().push(source);
+        }
+    }
+    for (name, mut sources) in by_name {
+        // Without a date, as of a file, it is the youngest.
+        sources.sort_by_key(|source| (source.since.is_none(), source.since, source.origin.clone()));
+        let (winner, by) = match before.bound.get(name) {
+            _ if name == names::SELF_CLUSTER => (None, "the home cluster itself".to_owned()),
+            Some(Some(bound)) => {
+                let of = |source: &&&Arc<Source>| source.origin.source_ref() == *bound;
+                (sources.iter().find(of).copied(), described(bound))
+            }
+            Some(None) | None => {
+                if before.bound.get(name).is_none() && before.patient && !all_listed {
+                    membership.waiting = true;
+                    continue;
+                }
+                let first = sources[0];
+                (Some(first), first.origin.to_string())
+            }
+        };
+        for source in sources {
+            if winner.is_some_and(|winner| winner.origin == source.origin) {
+                let source = Arc::clone(source);
+                membership.members.insert(name.to_owned(), source);
+            } else {
+                let (member, by) = (name.to_owned(), by.clone());
+                let refusal = Refusal::Taken { member, by };
+                membership.refused.insert(source.origin.clone(), refusal);
+            }
+        }
+    }
+    for (name, source) in before.bound {
+        let Some(source) = source.as_ref().filter(|source| source.kind != SELF_CLUSTER) else {
+            continue;
+        };
+        let origin = Origin::of(source);
+        let covering = origin
+            .as_ref()
+            .and_then(|origin| found.iter().find(|found| found.provider.covers(origin)));
+        let listing = covering.map(|found| &found.listing);
+        let here = membership.members.contains_key(name);
+        match (listing, origin) {
+            (Some(listing), Some(origin)) if here => {
+                if let Some(trouble) = trouble(&origin, listing.trouble.as_deref(), listing.closed)
+                {
+                    membership.troubled.insert(name.clone(), trouble);
+                }
+            }
+            (Some(listing), Some(origin)) if listing.sources.is_none() => {
+                let trouble = trouble(&origin, listing.trouble.as_deref(), listing.closed);
+                let looking = || Unresolved {
+                    reason: reason::STARTING,
+                    message: format!("{origin} is being looked for"),
+                };
+                let unseen = trouble.unwrap_or_else(looking);
+                membership.unseen.insert(name.clone(), unseen);
+            }
+            (listing, origin) => {
+                let gone = gone(source, origin.as_ref(), listing.is_some());
+                membership.gone.insert(name.clone(), gone);
+            }
+        }
+    }
+    membership
+}
+
+/// `spec.sourceRef.kind` of home as a member.
+pub const SELF_CLUSTER: &str = "SelfCluster";
+
+fn described(source: &SourceRef) -> String {
+    Origin::of(source).map_or_else(
+        || format!("a {}, which this hub does not know", source.kind),
+        |origin| origin.to_string(),
+    )
+}
+
+/// Reasons are those of the Knative operator for a ClusterProfile (reference 2.1).
+fn trouble(origin: &Origin, trouble: Option<&str>, closed: bool) -> Option<Unresolved> {
+    if closed {
+        return Some(Unresolved {
+            reason: reason::PROVIDER_CLOSED,
+            message: format!(
+                "nothing looks for {origin} any more: what did so has ended; see the hub's log, and start the hub again"
+            ),
+        });
+    }
+    trouble.map(|why| Unresolved {
+        reason: if origin.kind == Kind::ClusterProfile {
+            reason::PROFILE_UNAVAILABLE
+        } else {
+            reason::SOURCE_UNAVAILABLE
+        },
+        message: format!("{origin} cannot be looked at now; what is known of it stands: {why}"),
+    })
+}
+
+fn gone(source: &SourceRef, origin: Option<&Origin>, looked: bool) -> Unresolved {
+    let name = described(source);
+    if !looked {
+        return Unresolved {
+            reason: reason::PROVIDER_NOT_CONFIGURED,
+            message: format!(
+                "{name} is not looked for: see --providers and --kubeconfig-namespaces of the hub; its releases are left alone"
+            ),
+        };
+    }
+    match origin.map(|origin| origin.kind) {
+        Some(Kind::ClusterProfile) => Unresolved {
+            reason: reason::PROFILE_NOT_FOUND,
+            message: format!("{name} is gone; the member's releases are left alone"),
+        },
+        Some(Kind::Secret) => Unresolved {
+            reason: reason::SOURCE_GONE,
+            message: format!(
+                "{name} is gone or no longer labelled; the member's releases are left alone"
+            ),
+        },
+        _ => Unresolved {
+            reason: reason::SOURCE_GONE,
+            message: format!("{name} is gone; the member's releases are left alone"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
