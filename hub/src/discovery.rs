@@ -278,7 +278,11 @@ pub fn start(
             // A panic of one provider is its own.
             let following = std::panic::AssertUnwindSafe(following).catch_unwind();
             if let Some(ended) = stop.run_until_cancelled(following).await {
-                tracing::error!(provider = name, panicked = ended.is_err(), "looking for members has ended; those that were found stay as they are, until the hub is started again");
+                tracing::error!(
+                    provider = name,
+                    panicked = ended.is_err(),
+                    "looking for members has ended; those that were found stay as they are, until the hub is started again"
+                );
             }
             listing.send_modify(|listing| listing.closed = true);
         });

@@ -27,9 +27,9 @@ use crate::discovery::membership::{self, Before, Membership, Refusal};
 use crate::discovery::{Found, Origin, Source, Sources, Unresolved};
 use crate::facts::{self, reason};
 use crate::found::Found as Clusters;
-use crate::notices::Notice;
 use crate::identity::{self, Claim};
 use crate::members::{Admission, Dealer, Member, Members};
+use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
 
@@ -221,8 +221,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 if let Some(next) = next.filter(|_| held_back.is_none()) {
                     entry.slot.send_replace(Some(next));
                 }
-                let held_back =
-                    held_back.or_else(|| suspended.map(|why| (reason::SUSPENDED, why)));
+                let held_back = held_back.or_else(|| suspended.map(|why| (reason::SUSPENDED, why)));
                 let admission = Admission {
                     refused: wishes.banned.then(|| {
                         format!(

@@ -304,7 +304,8 @@ fn providers(client: &Client, settings: &Settings) -> Vec<Arc<dyn Provider>> {
                     providers.push(Arc::new(LabelledSecrets {
                         client: client.clone(),
                         namespace,
-                        discovery: discovery.clone(),
+                        label: discovery.label.clone(),
+                        key: discovery.key.clone(),
                         policy: settings.kubeconfig_policy,
                     }));
                 }

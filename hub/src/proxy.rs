@@ -345,7 +345,10 @@ async fn reconcile(
     let home = name == names::SELF_CLUSTER;
     let member = Member {
         name: name.to_owned(),
-        source_namespace: reached.origin.as_ref().and_then(|origin| origin.namespace.clone()),
+        source_namespace: reached
+            .origin
+            .as_ref()
+            .and_then(|origin| origin.namespace.clone()),
         client: reached.client.clone(),
         kubeconfig: reached.kubeconfig.clone(),
         // Two members that lead to one cluster must not take each other for themselves.

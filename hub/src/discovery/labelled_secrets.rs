@@ -16,7 +16,6 @@ use kube::{Client, ResourceExt as _};
 use super::listed::{self, Listed, OBJECTS_MAX};
 use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
 use crate::facts::reason;
-use crate::settings::Discovery;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -25,7 +24,10 @@ pub struct LabelledSecrets {
     pub client: Client,
     /// `None`: all.
     pub namespace: Option<String>,
-    pub discovery: Discovery,
+    /// Label key; its value must be `true`.
+    pub label: String,
+    /// Key of the kubeconfig, unless an annotation names another.
+    pub key: String,
     pub policy: Policy,
 }
 
@@ -38,7 +40,7 @@ impl std::fmt::Debug for LabelledSecrets {
 impl Provider for LabelledSecrets {
     fn describe(&self) -> String {
         let namespace = self.namespace.as_deref().unwrap_or("*");
-        format!("Secrets {namespace}/* with label {}", self.discovery.label)
+        format!("Secrets {namespace}/* with label {}", self.label)
     }
 
     fn covers(&self, origin: &Origin) -> bool {
@@ -57,7 +59,7 @@ impl LabelledSecrets {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
             None => Api::all(self.client.clone()),
         };
-        let config = Config::default().labels(&format!("{}=true", self.discovery.label));
+        let config = Config::default().labels(&format!("{}=true", self.label));
         let mut events = listed::watch(api, config);
         let mut listed = Listed::default();
         loop {
@@ -76,15 +78,22 @@ impl LabelledSecrets {
                     None => continue,
                 },
             };
-            let read = |secret: Secret| read(&secret, &self.discovery, &self.policy).map(Arc::new);
+            let read = |secret: Secret| {
+                read(&secret, (&self.label, &self.key), &self.policy).map(Arc::new)
+            };
             if !listed.take(event, read) {
                 continue;
             }
             if listed.left_out() {
-                tracing::warn!(provider = self.describe(), "more than {OBJECTS_MAX} Secrets: the others are left out");
+                tracing::warn!(
+                    provider = self.describe(),
+                    "more than {OBJECTS_MAX} Secrets: the others are left out"
+                );
             }
             if let Some(known) = listed.known() {
-                let by_origin = known.values().map(|source| (source.origin.clone(), Arc::clone(source)));
+                let by_origin = known
+                    .values()
+                    .map(|source| (source.origin.clone(), Arc::clone(source)));
                 finds.found(by_origin.collect());
             }
         }
@@ -105,10 +114,14 @@ impl LabelledSecrets {
 }
 
 /// Reads one Secret; `None` when it is not, or not any more, one of a member.
-pub fn read(secret: &Secret, discovery: &Discovery, policy: &Policy) -> Option<Source> {
+pub fn read(
+    secret: &Secret,
+    (label, default_key): (&str, &str),
+    policy: &Policy,
+) -> Option<Source> {
     let meta = &secret.metadata;
     let name = meta.name.clone()?;
-    let labelled = secret.labels().get(&discovery.label).map(String::as_str) == Some("true");
+    let labelled = secret.labels().get(label).map(String::as_str) == Some("true");
     if !labelled || meta.deletion_timestamp.is_some() {
         return None;
     }
@@ -130,7 +143,7 @@ pub fn read(secret: &Secret, discovery: &Discovery, policy: &Policy) -> Option<S
         uid: meta.uid.clone().unwrap_or_default(),
         member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or(name),
         since: meta.creation_timestamp.as_ref().map(|time| time.0),
-        access: kubeconfig_in(secret, key.as_deref().unwrap_or(&discovery.key), policy),
+        access: kubeconfig_in(secret, key.as_deref().unwrap_or(default_key), policy),
         suspended: None,
     })
 }
@@ -176,11 +189,7 @@ mod tests {
     }
 
     fn found(secret: &Secret) -> Option<Source> {
-        let discovery = Discovery {
-            label: "there".to_owned(),
-            key: "kubeconfig".to_owned(),
-        };
-        read(secret, &discovery, &Policy::default())
+        read(secret, ("there", "kubeconfig"), &Policy::default())
     }
 
     #[test]
@@ -197,7 +206,10 @@ mod tests {
         let mut secret = labelled("edge-1");
         secret.metadata.annotations = Some(
             [
-                (names::KUBECONFIG_KEY_ANNOTATION.to_owned(), "value".to_owned()),
+                (
+                    names::KUBECONFIG_KEY_ANNOTATION.to_owned(),
+                    "value".to_owned(),
+                ),
                 (names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned()),
             ]
             .into(),

@@ -105,7 +105,5 @@ pub fn watch<K>(
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
-    Box::pin(
-        watcher::watcher(api, config.page_size(PAGE)).backoff(WatchBackoff::default()),
-    )
+    Box::pin(watcher::watcher(api, config.page_size(PAGE)).backoff(WatchBackoff::default()))
 }

@@ -11,8 +11,8 @@ use krypton_common::telemetry::LogFormat;
 
 use super::{
     BindAddress, ChartSettings, Discovery, Flags, HelmSettings, HomeChoice, HomeSource,
-    LocalSource, NotABindAddress, Origin, ProviderKind, ServiceAccount, Settings, SettingsError, parse_bool,
-    parse_duration, table,
+    LocalSource, NotABindAddress, Origin, ProviderKind, ServiceAccount, Settings, SettingsError,
+    parse_bool, parse_duration, table,
 };
 
 const CHECK_INTERVAL_DEFAULT: Duration = Duration::from_secs(60);
@@ -87,7 +87,10 @@ impl Given {
         if self.text.trim() == "*" {
             return Ok(None);
         }
-        let names: BTreeSet<String> = self.items().map(Self::namespace_name).collect::<Result<_, _>>()?;
+        let names: BTreeSet<String> = self
+            .items()
+            .map(Self::namespace_name)
+            .collect::<Result<_, _>>()?;
         Ok((!names.is_empty()).then_some(names))
     }
 
@@ -290,16 +293,13 @@ impl Inputs<'_> {
         Ok(by_flag || by_variable)
     }
 
-    fn discovery(
-        &mut self,
-        flags: &Flags,
-        namespace: &str,
-    ) -> Result<Discovery, SettingsError> {
+    fn discovery(&mut self, flags: &Flags, namespace: &str) -> Result<Discovery, SettingsError> {
         let given = self.text("providers", &flags.providers);
         let providers = given
             .items()
             .map(|item| {
-                let of = |(name, kind): &(&str, ProviderKind)| (*name == item.text).then_some(*kind);
+                let of =
+                    |(name, kind): &(&str, ProviderKind)| (*name == item.text).then_some(*kind);
                 ProviderKind::ALL.iter().find_map(of).ok_or_else(|| {
                     item.invalid(
                         "a provider of members",
