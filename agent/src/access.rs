@@ -5,11 +5,15 @@ mod kubeconfig;
 mod local;
 mod service_account;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
 use http::header::USER_AGENT;
+use http::{HeaderValue, StatusCode};
+use kube::client::ClientBuilder;
 use kube::{Client, Config};
+use tokio::sync::Notify;
+use tower::util::MapResponseLayer;
 
 pub(crate) use kubeconfig::pem;
 pub use kubeconfig::{RenderError, kubeconfig_yaml, write_kubeconfig};
@@ -28,7 +32,27 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// only one that waits.
 ///
 /// Must be called inside a tokio runtime.
-pub fn client_named(mut config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
+pub fn client_named(config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
+    Client::try_from(bounded(config, user_agent))
+}
+
+/// As [`client_named`]. Whenever the apiserver answers that it does not know us (401), `refused` is told.
+pub fn client_watched(
+    config: Config,
+    user_agent: &'static str,
+    refused: Arc<Notify>,
+) -> Result<Client, kube::Error> {
+    let builder = ClientBuilder::try_from(bounded(config, user_agent))?;
+    let layer = MapResponseLayer::new(move |response: http::Response<_>| {
+        if response.status() == StatusCode::UNAUTHORIZED {
+            refused.notify_one();
+        }
+        response
+    });
+    Ok(builder.with_layer(&layer).build())
+}
+
+fn bounded(mut config: Config, user_agent: &'static str) -> Config {
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Watches stay open for minutes: each call has its own deadline instead.
     config.read_timeout = None;
@@ -37,7 +61,7 @@ pub fn client_named(mut config: Config, user_agent: &'static str) -> Result<Clie
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(user_agent)));
-    Client::try_from(config)
+    config
 }
 
 /// What went wrong in a call, as an apiserver told it: kube's own text repeats the answer in full.

@@ -1,6 +1,6 @@
 //! The agent's process: what is started, in which order, and how it ends.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -10,6 +10,7 @@ use krypton_common::bundle::JoinBundle;
 use krypton_common::desired::DesiredState;
 use krypton_common::error_chain::chain;
 use kube::{Client, Config};
+use tempfile::TempPath;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -153,7 +154,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         name: enrolled.cluster.clone(),
         source_namespace: None,
         client,
-        kubeconfig,
+        kubeconfig: kubeconfig.to_path_buf(),
         // One process, one name: a restarted agent must not take itself for the one before.
         holder: format!("agent/{replica}/{:08x}", rand::random::<u32>()),
         lease: LeaseWish::Hold,
@@ -341,14 +342,12 @@ fn helm_kubeconfig(
     scratch: &Path,
     config: &Config,
     account: Option<&ServiceAccount>,
-) -> anyhow::Result<PathBuf> {
+) -> anyhow::Result<TempPath> {
     let yaml = kubeconfig_yaml(config, account)?;
-    let path = scratch.join("kubeconfig");
-    write_kubeconfig(scratch, &path, &yaml).with_context(|| {
+    write_kubeconfig(scratch, &yaml).with_context(|| {
         format!(
-            "writing the kubeconfig of helm to {} failed",
-            path.display()
+            "writing the kubeconfig of helm into {} failed",
+            scratch.display()
         )
-    })?;
-    Ok(path)
+    })
 }

@@ -1,6 +1,7 @@
 //! The home cluster: which one it is, and how it is reached.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
@@ -12,6 +13,7 @@ use krypton_agent::patience::Settling;
 use krypton_common::kubeconfig::{self as sanitizer, Policy};
 use kube::config::Kubeconfig;
 use kube::{Api, Client, Config};
+use tokio::sync::Notify;
 
 use crate::settings::{HomeChoice, HomeSource};
 
@@ -183,6 +185,14 @@ async fn choose_with(
 /// Must be called inside a tokio runtime.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
     client_named(config, concat!("krypton-hub/", env!("CARGO_PKG_VERSION")))
+}
+
+/// [`krypton_agent::access::client_watched`] under the hub's name.
+///
+/// Must be called inside a tokio runtime.
+pub fn client_watched(config: Config, refused: Arc<Notify>) -> Result<Client, kube::Error> {
+    let user_agent = concat!("krypton-hub/", env!("CARGO_PKG_VERSION"));
+    krypton_agent::access::client_watched(config, user_agent, refused)
 }
 
 /// The configuration of a member from its sanitized kubeconfig.

@@ -20,7 +20,7 @@ use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use kube::Client;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
@@ -50,6 +50,10 @@ const HUB_LEASE: &str = "krypton-hub";
 /// A new epoch is a new desired state for every member: not more often than this, and not at once after
 /// the start, when several members may know of one.
 const EPOCH_EVERY: Duration = Duration::from_secs(10);
+
+/// A dead member holds its place for ten seconds out of some 25: as many as a large fleet may have of
+/// them, so that those that live do not wait.
+const CONNECTING: usize = 256;
 
 type Values = serde_json::Map<String, serde_json::Value>;
 
@@ -153,6 +157,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         .reporting_instance
         .clone()
         .unwrap_or_else(|| "krypton-hub".to_owned());
+    let sources = discovery::start(providers(&client, &settings), &stop);
     let shared = Arc::new(Shared {
         tools: Tools {
             helm: Arc::new(helm),
@@ -176,9 +181,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         allow_chart_skip: settings.allow_chart_skip,
         watch_namespaces: settings.watch_namespaces.clone(),
         found: Arc::clone(&found),
+        sources: sources.clone(),
+        connecting: Semaphore::new(CONNECTING),
     });
 
-    let sources = discovery::start(providers(&client, &settings), &stop);
     let rules = Rules {
         self_cluster: settings.self_cluster,
         allow_chart_skip: settings.allow_chart_skip,

@@ -1,13 +1,14 @@
 //! A task that plays the agent for one member: it runs the reconciler against the member's kubeconfig,
 //! as far as no agent of the member does (design §3, rule 4).
 
+mod reach;
+
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Namespace;
-use krypton_agent::access::{self, ServiceAccount};
+use krypton_agent::access::ServiceAccount;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::LeaseWish;
 use krypton_agent::plan::Policy;
@@ -18,19 +19,18 @@ use krypton_common::desired::DesiredState;
 use krypton_common::kubeconfig::Sanitized;
 use krypton_common::names;
 use kube::Client;
-use kube::api::Api;
-use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::discovery::{Origin, Unresolved};
+use crate::discovery::{Origin, Sources, Unresolved};
 use crate::facts::{FactsBoard, reason};
 use crate::found::Found;
-use crate::home;
 use crate::members::Slot;
 use crate::notices::Notices;
 use crate::voices::{Presence, SILENCE, VoiceId, Voices};
 use krypton_common::error_chain::chain;
+
+use reach::Reached;
 
 /// How a member is reached.
 #[derive(Clone, Debug)]
@@ -38,6 +38,16 @@ pub enum Access {
     /// The home cluster itself.
     Home(Box<kube::Config>),
     Kubeconfig(Origin, Result<Arc<Sanitized>, Unresolved>),
+}
+
+impl Access {
+    /// Of what a client is made from.
+    fn digest(&self) -> Option<&String> {
+        match self {
+            Self::Kubeconfig(_, Ok(sanitized)) => Some(&sanitized.digest),
+            Self::Home(_) | Self::Kubeconfig(_, Err(_)) => None,
+        }
+    }
 }
 
 /// What all proxies share.
@@ -58,6 +68,9 @@ pub struct Shared {
     pub allow_chart_skip: bool,
     pub watch_namespaces: Option<std::collections::BTreeSet<String>>,
     pub found: Arc<Found>,
+    pub sources: watch::Receiver<Sources>,
+    /// Members that are asked who they are at the same time: a fleet is not dialled all at once.
+    pub connecting: Semaphore,
 }
 
 impl std::fmt::Debug for Shared {
@@ -112,165 +125,149 @@ fn role(presence: Presence, grace: Duration, now: Boot) -> (Role, Option<Boot>) 
     }
 }
 
-#[derive(Debug, Error)]
-enum ReachError {
-    #[error("the kubeconfig cannot be used")]
-    Config(#[source] access::ConfigError),
-    #[error("the kubeconfig of the home cluster cannot be handed to helm")]
-    Render(#[source] access::RenderError),
-    #[error("no client can be made from the kubeconfig")]
-    Client(#[source] kube::Error),
-    #[error("the kubeconfig for helm cannot be written to {0}")]
-    Write(PathBuf, #[source] std::io::Error),
-}
+/// The pause between two looks at a cluster where nobody of us holds the Lease, give or take a fifth.
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+const PROBE_DEADLINE: Duration = Duration::from_secs(5);
+/// One lost answer is nothing yet.
+const PROBES_LOST: u32 = 2;
 
-/// A member that can be talked to.
-#[derive(Clone)]
-struct Reached {
-    client: Client,
-    kubeconfig: PathBuf,
-    /// What the client was made from; `None`: home itself.
-    origin: Option<Origin>,
-    /// Of the cluster that has answered; empty before.
-    uid: String,
-}
-
-const IDENTIFY_DEADLINE: Duration = Duration::from_secs(10);
-const RETRY_MAX: Duration = Duration::from_secs(30);
-
-/// Follows one member until `stop`.
+/// Follows one member until `stop`. The last good client stays in use until a newer one has been
+/// answered.
 pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: CancellationToken) {
-    let mut reached: Option<Reached> = None;
+    let mut access = inputs.access.clone();
+    let mut good: Option<Arc<Reached>> = None;
     loop {
-        let access = inputs.access.borrow_and_update().clone();
-        match reach(&name, &shared, access).await {
-            Ok(fresh) => {
-                shared.facts.set(&name, |facts| {
-                    facts.resolved = State::new(Truth::True, reason::RESOLVED, "");
-                });
-                reached = Some(fresh);
-            }
-            // The last good client stays in use; without one, only a new kubeconfig can help.
-            Err((why, problem)) => {
-                tracing::warn!(member = %name, %problem, "the member's kubeconfig is refused");
-                shared.facts.set(&name, |facts| {
-                    facts.resolved = State::new(Truth::False, why, problem.clone());
-                });
-                if reached.is_none() {
-                    let link = State::new(Truth::False, why, problem);
-                    shared.voices.link(&name, Some(link), Boot::now());
-                    // Whoever waits for our identity must not wait for a kubeconfig.
-                    shared.found.set(&name, None);
-                }
-            }
-        }
-        let Some(current) = reached.clone() else {
-            tokio::select! {
+        let newer = newer(&name, &shared, &mut access, good.as_deref());
+        let newer = match good.clone() {
+            None => tokio::select! {
                 () = stop.cancelled() => return,
-                changed = inputs.access.changed() => if changed.is_err() { return },
-            }
-            continue;
-        };
-        tokio::select! {
-            () = stop.cancelled() => return,
-            changed = inputs.access.changed() => if changed.is_err() { return },
-            uid = identify(&name, &shared, &current.client) => {
-                let current = Reached { uid, ..current };
-                if act(&name, &shared, &mut inputs, current, &stop).await.is_break() {
-                    return;
+                newer = newer => newer,
+            },
+            Some(current) => {
+                let replaced = CancellationToken::new();
+                let acting = act(&name, &shared, &mut inputs, &current, &stop, &replaced);
+                tokio::pin!(acting);
+                tokio::select! {
+                    end = &mut acting => match end {
+                        Break(()) => return,
+                        // Another cluster answers: who, is asked anew.
+                        Continue(()) => {
+                            good = None;
+                            access.mark_changed();
+                            continue;
+                        }
+                    },
+                    newer = newer => {
+                        replaced.cancel();
+                        if acting.await.is_break() {
+                            return;
+                        }
+                        newer
+                    }
                 }
             }
-        }
+        };
+        // The sender is gone: the fleet has ended.
+        let Some(newer) = newer else { return };
+        good = Some(Arc::new(newer));
     }
 }
 
-/// Makes a client and the file that helm reads.
-async fn reach(
+/// Waits for an access other than the present one that a cluster answers to; `None` when there will be
+/// none. `current` is the one that is good, if any.
+async fn newer(
     name: &str,
-    shared: &Shared,
-    access: Access,
-) -> Result<Reached, (&'static str, String)> {
-    let origin = match &access {
-        Access::Kubeconfig(origin, _) => Some(origin.clone()),
-        Access::Home(_) => None,
-    };
-    let made = match access {
-        Access::Kubeconfig(_, Err(why)) => return Err((why.reason, why.message)),
-        Access::Kubeconfig(_, Ok(sanitized)) => home::member_config(&sanitized.yaml)
-            .await
-            .map(|config| (config, sanitized.yaml.clone()))
-            .map_err(ReachError::Config),
-        Access::Home(config) => access::kubeconfig_yaml(&config, shared.helm_account.as_ref())
-            .map(|yaml| (*config, yaml))
-            .map_err(ReachError::Render),
-    };
-    let reached = match made {
-        Err(error) => Err(error),
-        Ok((config, yaml)) => match home::client(config) {
-            Err(error) => Err(ReachError::Client(error)),
-            Ok(client) => {
-                let kubeconfig = shared.scratch.join(format!("{name}.kubeconfig"));
-                match access::write_kubeconfig(&shared.scratch, &kubeconfig, &yaml) {
-                    Ok(()) => Ok(Reached {
-                        client,
-                        kubeconfig,
-                        origin,
-                        uid: String::new(),
-                    }),
-                    Err(error) => Err(ReachError::Write(kubeconfig, error)),
+    shared: &Arc<Shared>,
+    access: &mut watch::Receiver<Access>,
+    current: Option<&Reached>,
+) -> Option<Reached> {
+    let in_use = current.is_some();
+    if in_use {
+        access.changed().await.ok()?;
+    }
+    loop {
+        let wanted = access.borrow_and_update().clone();
+        // What was refused has been taken back.
+        if current.is_some_and(|current| wanted.digest() == Some(&current.digest)) {
+            resolved(name, shared, State::new(Truth::True, reason::RESOLVED, ""));
+            access.changed().await.ok()?;
+            continue;
+        }
+        let found = match reach::reach(shared, wanted).await {
+            Ok(reached) => {
+                if !in_use {
+                    resolved(name, shared, State::new(Truth::True, reason::RESOLVED, ""));
+                }
+                let failed = |problem| say_unanswered(name, shared, in_use, problem);
+                tokio::select! {
+                    changed = access.changed() => { changed.ok()?; continue }
+                    answer = reach::identify(shared, &reached.client, failed) => Ok((reached, answer)),
                 }
             }
-        },
-    };
-    reached.map_err(|error| (reason::CLIENT_FAILED, chain(&error)))
-}
-
-/// Asks the cluster who it is until it answers.
-async fn identify(name: &str, shared: &Shared, client: &Client) -> String {
-    let mut attempts = 0;
-    loop {
-        let problem = match tokio::time::timeout(IDENTIFY_DEADLINE, ask(client)).await {
-            Ok(Ok((uid, version))) => {
+            Err(why) => Err(why),
+        };
+        match found {
+            Ok((mut reached, answer)) => {
+                resolved(name, shared, State::new(Truth::True, reason::RESOLVED, ""));
+                let version = Some(answer.version);
                 shared
                     .facts
-                    .set(name, |facts| facts.kubernetes_version = Some(version));
+                    .set(name, |facts| facts.kubernetes_version = version);
                 let link = State::new(Truth::True, reason::CONNECTED, "");
                 shared.voices.link(name, Some(link), Boot::now());
-                shared.found.set(name, Some(uid.clone()));
-                return uid;
+                shared.found.set(name, Some(answer.uid.clone()));
+                reached.uid = answer.uid;
+                return Some(reached);
             }
-            Ok(Err(error)) => chain(&error),
-            Err(_) => format!("no answer within {} s", IDENTIFY_DEADLINE.as_secs()),
-        };
-        let link = State::new(Truth::False, reason::UNREACHABLE, problem);
-        shared.voices.link(name, Some(link), Boot::now());
-        shared.found.set(name, None);
-        attempts += 1;
-        let pause = krypton_agent::plan::backoff(attempts, RETRY_MAX, rand::random());
-        tokio::time::sleep(pause).await;
+            // Only another access can help.
+            Err(why) => {
+                tracing::warn!(member = %name, reason = why.reason, problem = %why.message, in_use,
+                    "the member's access is refused; the last good one, if there is any, stays in use");
+                let state = State::new(Truth::False, why.reason, why.message);
+                resolved(name, shared, state.clone());
+                if !in_use {
+                    shared.voices.link(name, Some(state), Boot::now());
+                    // Whoever waits for our identity must not wait for a kubeconfig.
+                    shared.found.set(name, None);
+                }
+                access.changed().await.ok()?;
+            }
+        }
     }
 }
 
-async fn ask(client: &Client) -> kube::Result<(String, String)> {
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    let system = namespaces.get_metadata("kube-system").await?;
-    let version = client.apiserver_version().await?;
-    Ok((system.metadata.uid.unwrap_or_default(), version.git_version))
+fn resolved(name: &str, shared: &Shared, state: State) {
+    shared.facts.set(name, |facts| facts.resolved = state);
 }
 
-/// Reconciles while the member is ours to act on. Returns to be started anew when its access has
-/// changed.
+fn say_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
+    if in_use {
+        let message =
+            format!("the last good client stays in use, as the new one is not answered: {problem}");
+        let state = State::new(Truth::False, reason::CLUSTER_STALE, message);
+        resolved(name, shared, state);
+    } else {
+        let link = reach::unreachable(problem);
+        shared.voices.link(name, Some(link), Boot::now());
+        shared.found.set(name, None);
+    }
+}
+
+/// Reconciles while the member is ours to act on, until `stop`, or until the client is `replaced`.
+/// `Continue` when another cluster answers than the one that was reached.
 async fn act(
     name: &str,
     shared: &Arc<Shared>,
     inputs: &mut Inputs,
-    reached: Reached,
+    reached: &Reached,
     stop: &CancellationToken,
+    replaced: &CancellationToken,
 ) -> ControlFlow<()> {
+    let mut lost = 0;
     loop {
         let now = Boot::now();
         let permit = inputs.permit.borrow_and_update().clone();
-        let may_act = permit.is_some_and(|permit| is_of(name, shared, &reached, &permit));
+        let may_act = permit.is_some_and(|permit| is_of(name, shared, reached, &permit));
         let (role, look_again) = role(*inputs.presence.borrow_and_update(), shared.grace, now);
         let slot = inputs.slot.borrow_and_update().clone();
         if let (true, Some(slot), Role::Act | Role::Observe) = (may_act, slot, role) {
@@ -279,22 +276,55 @@ async fn act(
                 look_again,
                 first: slot.desired,
             };
-            if let Some(end) = reconcile(name, shared, inputs, &reached, run, stop).await {
+            if let Some(end) = reconcile(name, shared, inputs, reached, run, (stop, replaced)).await
+            {
                 return end;
             }
             continue;
         }
+        let probe_after = PROBE_EVERY.mul_f64(0.8 + 0.4 * rand::random::<f64>());
         tokio::select! {
             () = stop.cancelled() => return Break(()),
-            changed = inputs.access.changed() => {
-                return if changed.is_err() { Break(()) } else { Continue(()) };
-            }
+            () = replaced.cancelled() => return Continue(()),
             changed = inputs.permit.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.slot.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.presence.changed() => if changed.is_err() { return Break(()) },
             () = clock::sleep_until(look_again, now) => {}
+            uid = probe(&reached.client, probe_after) => {
+                lost = if uid.is_ok() { 0 } else { lost + 1 };
+                if probed(name, shared, reached, uid, lost).is_break() {
+                    return Continue(());
+                }
+            }
         }
     }
+}
+
+async fn probe(client: &Client, after: Duration) -> Result<String, String> {
+    tokio::time::sleep(after).await;
+    match tokio::time::timeout(PROBE_DEADLINE, reach::cluster_uid(client)).await {
+        Ok(Ok(uid)) => Ok(uid),
+        Ok(Err(error)) => Err(chain(&error)),
+        Err(_) => Err(format!("no answer within {} s", PROBE_DEADLINE.as_secs())),
+    }
+}
+
+/// Says how the way to the cluster stands; `Break` when another cluster is at its end.
+fn probed(
+    name: &str,
+    shared: &Shared,
+    reached: &Reached,
+    uid: Result<String, String>,
+    lost: u32,
+) -> ControlFlow<()> {
+    let link = match uid {
+        Ok(uid) if uid != reached.uid => return Break(()),
+        Ok(_) => State::new(Truth::True, reason::CONNECTED, ""),
+        Err(_) if lost < PROBES_LOST => return Continue(()),
+        Err(problem) => reach::unreachable(problem),
+    };
+    shared.voices.link(name, Some(link), Boot::now());
+    Continue(())
 }
 
 /// Whether the cluster that we reach is the one on record. An agent of the member may be on the right
@@ -313,8 +343,11 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
             "the kubeconfig leads to another cluster (UID {}) than the one on record; correct the Secret",
             reached.uid
         );
-        let state = State::new(Truth::False, reason::IDENTITY_CHANGED, message);
-        shared.facts.set(name, |facts| facts.resolved = state);
+        resolved(
+            name,
+            shared,
+            State::new(Truth::False, reason::IDENTITY_CHANGED, message),
+        );
     }
     ours
 }
@@ -334,7 +367,7 @@ async fn reconcile(
     inputs: &mut Inputs,
     reached: &Reached,
     run: Run,
-    stop: &CancellationToken,
+    (stop, replaced): (&CancellationToken, &CancellationToken),
 ) -> Option<ControlFlow<()>> {
     tracing::info!(member = %name, role = ?run.role, "acting as the member's proxy");
     let mut asks = shared.voices.open(name, VoiceId::Proxy, Boot::now());
@@ -350,7 +383,7 @@ async fn reconcile(
             .as_ref()
             .and_then(|origin| origin.namespace.clone()),
         client: reached.client.clone(),
-        kubeconfig: reached.kubeconfig.clone(),
+        kubeconfig: reached.kubeconfig().to_owned(),
         // Two members that lead to one cluster must not take each other for themselves.
         holder: format!("{}/{name}", shared.holder),
         lease: match run.role {
@@ -378,6 +411,7 @@ async fn reconcile(
     let ended = loop {
         tokio::select! {
             () = stop.cancelled() => break Some(Break(())),
+            () = replaced.cancelled() => break Some(Continue(())),
             changes = board.changes() => {
                 shared.voices.say(name, VoiceId::Proxy, changes, complete.take(), Boot::now());
             }
@@ -403,18 +437,6 @@ async fn reconcile(
                 if role(presence, shared.grace, Boot::now()).0 != run.role { break None }
             }
             () = clock::sleep_until(run.look_again, Boot::now()) => break None,
-            changed = inputs.access.changed() => {
-                if changed.is_err() { break Some(Break(())) }
-                let refused = match &*inputs.access.borrow_and_update() {
-                    Access::Kubeconfig(_, Err(why)) => Some(why.clone()),
-                    _ => None,
-                };
-                // Any other is taken up by starting anew.
-                let Some(why) = refused else { break Some(Continue(())) };
-                tracing::warn!(member = %name, reason = why.reason, problem = %why.message, "the member's new access is refused; the last good one stays in use");
-                let state = State::new(Truth::False, why.reason, why.message);
-                shared.facts.set(name, |facts| facts.resolved = state);
-            }
         }
     };
     inner.cancel();

@@ -9,6 +9,8 @@ use kube::config::{
     AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext,
 };
 
+use tempfile::TempPath;
+
 use super::ServiceAccount;
 
 const NAME: &str = "self";
@@ -85,13 +87,14 @@ pub fn kubeconfig_yaml(
     serde_json::to_string(&kubeconfig).map_err(RenderError::Encode)
 }
 
-/// Writes a kubeconfig to `path` in the folder `scratch`: readable by us alone, as it holds credentials,
-/// and never seen half written.
-pub fn write_kubeconfig(scratch: &Path, path: &Path, yaml: &str) -> std::io::Result<()> {
-    let mut file = tempfile::NamedTempFile::new_in(scratch)?;
+/// Writes a kubeconfig into the folder `scratch`: readable by us alone, as it holds credentials. It is
+/// removed when the path is dropped.
+pub fn write_kubeconfig(scratch: &Path, yaml: &str) -> std::io::Result<TempPath> {
+    let mut file = tempfile::Builder::new()
+        .prefix("kubeconfig-")
+        .tempfile_in(scratch)?;
     file.write_all(yaml.as_bytes())?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
+    Ok(file.into_temp_path())
 }
 
 fn with_inline_files(mut user: AuthInfo) -> Result<AuthInfo, RenderError> {

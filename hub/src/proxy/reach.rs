@@ -1,0 +1,159 @@
+//! How a member is reached: a client, the kubeconfig that helm reads, and who answers.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Namespace;
+use krypton_agent::access;
+use krypton_common::conditions::{State, Truth};
+use krypton_common::error_chain::chain;
+use kube::Client;
+use kube::api::Api;
+use tempfile::TempPath;
+use thiserror::Error;
+use tokio::sync::Notify;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{Access, Shared};
+use crate::discovery::{Origin, Unresolved};
+use crate::facts::reason;
+use crate::home;
+
+const IDENTIFY_DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// A source is not looked at again more often because its credential is refused.
+const DOUBT_EVERY: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+enum ReachError {
+    #[error("the kubeconfig cannot be used")]
+    Config(#[source] access::ConfigError),
+    #[error("the kubeconfig of the home cluster cannot be handed to helm")]
+    Render(#[source] access::RenderError),
+    #[error("no client can be made from the kubeconfig")]
+    Client(#[source] kube::Error),
+    #[error("the kubeconfig for helm cannot be written to {0}")]
+    Write(PathBuf, #[source] std::io::Error),
+}
+
+/// A member that can be talked to. All of it is freed when it is dropped.
+pub(super) struct Reached {
+    pub(super) client: Client,
+    kubeconfig: TempPath,
+    /// What the client was made from; `None`: home itself.
+    pub(super) origin: Option<Origin>,
+    /// As [`Access::digest`].
+    pub(super) digest: String,
+    /// Of the cluster that has answered; empty before.
+    pub(super) uid: String,
+    /// Tells the source when the credential is refused.
+    _doubting: AbortOnDropHandle<()>,
+}
+
+impl Reached {
+    /// What helm reads.
+    pub(super) fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+}
+
+/// Makes a client and the file that helm reads.
+pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reached, Unresolved> {
+    let digest = access.digest().cloned().unwrap_or_default();
+    let (origin, made) = match access {
+        Access::Kubeconfig(_, Err(why)) => return Err(why),
+        Access::Kubeconfig(origin, Ok(sanitized)) => {
+            let config = home::member_config(&sanitized.yaml).await;
+            let made = config.map(|config| (config, sanitized.yaml.clone()));
+            (Some(origin), made.map_err(ReachError::Config))
+        }
+        Access::Home(config) => {
+            let yaml = access::kubeconfig_yaml(&config, shared.helm_account.as_ref());
+            (
+                None,
+                yaml.map(|yaml| (*config, yaml)).map_err(ReachError::Render),
+            )
+        }
+    };
+    let reached = made.and_then(|(config, yaml)| {
+        let refused = Arc::new(Notify::new());
+        let client = home::client_watched(config, Arc::clone(&refused));
+        let client = client.map_err(ReachError::Client)?;
+        let kubeconfig = access::write_kubeconfig(&shared.scratch, &yaml)
+            .map_err(|error| ReachError::Write(shared.scratch.clone(), error))?;
+        let doubting = tokio::spawn(doubt(Arc::clone(shared), origin.clone(), refused));
+        Ok(Reached {
+            client,
+            kubeconfig,
+            origin,
+            digest,
+            uid: String::new(),
+            _doubting: AbortOnDropHandle::new(doubting),
+        })
+    });
+    reached.map_err(|error| Unresolved {
+        reason: reason::CLIENT_FAILED,
+        message: chain(&error),
+    })
+}
+
+/// Has the source looked at again whenever its credential is refused: there may be a newer one.
+async fn doubt(shared: Arc<Shared>, origin: Option<Origin>, refused: Arc<Notify>) {
+    let Some(origin) = origin else { return };
+    loop {
+        refused.notified().await;
+        tracing::debug!(%origin, "the cluster refuses the credential; looking whether there is a newer one");
+        shared.sources.borrow().doubt(&origin);
+        tokio::time::sleep(DOUBT_EVERY.mul_f64(0.5 + rand::random::<f64>())).await;
+    }
+}
+
+/// Who answers, and its version.
+pub(super) struct Answer {
+    pub(super) uid: String,
+    pub(super) version: String,
+}
+
+/// Asks the cluster who it is until it answers. `failed` hears of each failure.
+pub(super) async fn identify(
+    shared: &Shared,
+    client: &Client,
+    mut failed: impl FnMut(String),
+) -> Answer {
+    let mut attempts = 0;
+    loop {
+        let asked = {
+            // A fleet that is met for the first time is not dialled all at once.
+            let _turn = shared.connecting.acquire().await;
+            tokio::time::timeout(IDENTIFY_DEADLINE, ask(client)).await
+        };
+        match asked {
+            Ok(Ok(answer)) => return answer,
+            Ok(Err(error)) => failed(chain(&error)),
+            Err(_) => failed(format!(
+                "no answer within {} s",
+                IDENTIFY_DEADLINE.as_secs()
+            )),
+        }
+        attempts += 1;
+        let pause = krypton_agent::plan::backoff(attempts, RETRY_MAX, rand::random());
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn ask(client: &Client) -> kube::Result<Answer> {
+    let uid = cluster_uid(client).await?;
+    let version = client.apiserver_version().await?.git_version;
+    Ok(Answer { uid, version })
+}
+
+pub(super) async fn cluster_uid(client: &Client) -> kube::Result<String> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let system = namespaces.get_metadata("kube-system").await?;
+    Ok(system.metadata.uid.unwrap_or_default())
+}
+
+pub(super) fn unreachable(problem: String) -> State {
+    State::new(Truth::False, reason::UNREACHABLE, problem)
+}
