@@ -4,6 +4,7 @@
 pub mod labelled_secrets;
 pub mod listed;
 pub mod membership;
+pub mod register;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -161,11 +162,15 @@ pub trait Provider: Send + Sync + 'static {
 pub struct Finds {
     listing: watch::Sender<Listing>,
     doubts: Arc<Doubts>,
+    departures: Arc<Departures>,
 }
 
 impl Finds {
     /// All that is there now. What is the same as before is no news.
     pub fn found(&self, sources: BTreeMap<Origin, Arc<Source>>) {
+        if let Some(before) = &self.listing.borrow().sources {
+            self.departures.note(before, &sources);
+        }
         self.listing.send_if_modified(|listing| {
             let next = Listing {
                 sources: Some(Arc::new(sources)),
@@ -221,12 +226,30 @@ impl Doubts {
     }
 }
 
+/// Sources that were away since it was last asked, though they may be back: the newest listing alone
+/// does not tell. Emptied at each look at the sources.
+#[derive(Debug, Default)]
+struct Departures(Mutex<BTreeSet<Origin>>);
+
+impl Departures {
+    fn note(&self, before: &BTreeMap<Origin, Arc<Source>>, now: &BTreeMap<Origin, Arc<Source>>) {
+        let gone = before.keys().filter(|origin| !now.contains_key(*origin));
+        let mut departures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        departures.extend(gone.cloned());
+    }
+
+    fn take(&self) -> BTreeSet<Origin> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 /// A provider that runs, and what it has found.
 #[derive(Clone)]
 pub struct Found {
     pub provider: Arc<dyn Provider>,
     pub listing: Listing,
     doubts: Arc<Doubts>,
+    departures: Arc<Departures>,
 }
 
 impl fmt::Debug for Found {
@@ -247,6 +270,12 @@ impl Sources {
         self.0.iter()
     }
 
+    /// The sources that were away since the last call.
+    pub fn take_departed(&self) -> BTreeSet<Origin> {
+        let each = self.0.iter();
+        each.flat_map(|found| found.departures.take()).collect()
+    }
+
     /// The credential of this source was refused: it is looked at again at once.
     pub fn doubt(&self, origin: &Origin) {
         let of = |found: &&Found| found.provider.covers(origin);
@@ -265,10 +294,12 @@ pub fn start(
     let mut all = Vec::new();
     for (index, provider) in providers.into_iter().enumerate() {
         let doubts = Arc::new(Doubts::default());
+        let departures = Arc::new(Departures::default());
         let (listing, listings) = watch::channel(Listing::default());
         let finds = Finds {
             listing: listing.clone(),
             doubts: Arc::clone(&doubts),
+            departures: Arc::clone(&departures),
         };
         tracing::info!(provider = provider.describe(), "looking for members");
         let name = provider.describe();
@@ -298,6 +329,7 @@ pub fn start(
             provider,
             listing: Listing::default(),
             doubts,
+            departures,
         });
     }
     let (sources, receiver) = watch::channel(Sources(all));
@@ -310,4 +342,17 @@ pub fn start(
         stop.cancelled().await;
     });
     receiver
+}
+
+#[cfg(test)]
+impl Found {
+    /// What a provider has found, without one that runs.
+    pub(crate) fn given(provider: Arc<dyn Provider>, listing: Listing) -> Self {
+        Self {
+            provider,
+            listing,
+            doubts: Arc::default(),
+            departures: Arc::default(),
+        }
+    }
 }

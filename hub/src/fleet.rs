@@ -2,6 +2,7 @@
 //! for, what each is to do, and the verdict which of them may act.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::Reports;
 use crate::discovery::membership::{self, Before, Membership, Refusal};
+use crate::discovery::register::{self, OnRecord, Register, RegisterError};
 use crate::discovery::{Found, Origin, Source, Sources, Unresolved};
 use crate::facts::{self, reason};
 use crate::found::Found as Clusters;
@@ -67,6 +69,8 @@ struct Running {
 /// What the fleet is built from.
 pub struct Fleet {
     pub client: Client,
+    /// The hub's, on home.
+    pub namespace: String,
     /// How home is reached as a member; `None` without `--self-cluster`.
     pub home: Option<kube::Config>,
     pub sources: watch::Receiver<Sources>,
@@ -90,6 +94,13 @@ struct Known {
     edge_clusters: BTreeMap<String, EdgeCluster>,
     listed: Option<BTreeSet<String>>,
     synced: bool,
+    /// Members that there have been; `None` until it is read.
+    on_record: Option<OnRecord>,
+    /// Sources that were away since that was written, and those that are being written.
+    departed: BTreeSet<Origin>,
+    departing: BTreeSet<Origin>,
+    /// An EdgeCluster has gone: deleted by a person, or with the CRD.
+    vanished: bool,
     /// Sources that are no members, as it was last told.
     refused: BTreeMap<Origin, Refusal>,
     /// Members whose EdgeCluster has gone or was made anew: what was known of them is of another.
@@ -113,11 +124,41 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut dirty: BTreeSet<String> = BTreeSet::new();
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
     let begun = Boot::now();
+    let mut book: JoinSet<Booked> = JoinSet::new();
+    let mut book_next = Boot::default();
+    let mut led = false;
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_soon, mut look_next) = (true, false, Boot::default());
     loop {
         let now = Boot::now();
         let leading = fleet.lead.borrow_and_update().may_start(now);
+        if leading && !led {
+            // Another hub may have written it meanwhile.
+            known.on_record = None;
+        }
+        led = leading;
+        if book.is_empty() && now >= book_next {
+            let (client, namespace) = (fleet.client.clone(), fleet.namespace.clone());
+            match &known.on_record {
+                None => drop(book.spawn(read_book(client, namespace))),
+                Some(_) if std::mem::take(&mut known.vanished) => {
+                    book.spawn(read_crd(client, namespace));
+                }
+                Some(on_record) if leading => {
+                    known
+                        .departed
+                        .extend(fleet.sources.borrow().take_departed());
+                    let next = members_on_record(&fleet, &known, &on_record.register);
+                    let departed = std::mem::take(&mut known.departed);
+                    if next != on_record.register {
+                        known.departing = departed;
+                        book.spawn(write_book(client, namespace, on_record.clone(), next));
+                        book_next = Boot(now.0 + PACE);
+                    }
+                }
+                Some(_) => {}
+            }
+        }
         // Members that come one after the other are looked at together.
         look |= look_soon && now >= look_next;
         if look && known.synced {
@@ -140,7 +181,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 // An EdgeCluster comes first: its age decides between two that are one cluster.
                 let object = known.edge_clusters.get(name);
                 if object.is_none_or(|object| object.spec.source_ref.is_none()) {
-                    let due = next_write.get(name).is_none_or(|at| *at <= now);
+                    // One that was dismissed is not made again: first it is read who was.
+                    let due = next_write.get(name).is_none_or(|at| *at <= now)
+                        && (object.is_some() || known.on_record.is_some());
                     if leading && due && !writing.contains(name) && writes.len() < WRITERS {
                         writing.insert(name.clone());
                         next_write.insert(name.clone(), Boot(now.0 + PACE));
@@ -255,6 +298,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         }
         // A member that is still to be made waits for its turn.
         let mut wake = look.then(|| Boot(now.0 + PACE));
+        if book_next > now {
+            wake = Some(wake.map_or(book_next, |wake| wake.min(book_next)));
+        }
         if look_soon {
             wake = Some(wake.map_or(look_next, |wake| wake.min(look_next)));
         }
@@ -328,6 +374,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     gone.remove(&name);
                 }
             }
+            Some(booked) = book.join_next(), if !book.is_empty() => {
+                look_soon = true;
+                let booked = booked.unwrap_or(Booked::Failed);
+                if take_booked(&mut known, booked).is_break() {
+                    let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
+                    book_next = Boot(Boot::now().0 + pause);
+                }
+            }
             Some(written) = writes.join_next(), if !writes.is_empty() => {
                 if let Ok((name, object)) = written {
                     writing.remove(&name);
@@ -364,17 +418,96 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
 fn members_now(fleet: &Fleet, known: &Known, patient: bool) -> Membership {
     let sources = fleet.sources.borrow();
     let found: Vec<&Found> = sources.iter().collect();
-    let bound = known
-        .edge_clusters
-        .iter()
-        .map(|(name, object)| (name.clone(), object.spec.source_ref.clone()))
-        .collect();
+    let bound = bound(known);
+    let on_record = known.on_record.as_ref();
+    let dismissed = on_record.map(|on_record| on_record.register.dismissed(&bound));
     let before = Before {
         bound: &bound,
-        dismissed: &BTreeSet::new(),
+        dismissed: &dismissed.unwrap_or_default(),
         patient,
     };
     membership::membership(&found, before)
+}
+
+fn members_on_record(fleet: &Fleet, known: &Known, register: &Register) -> Register {
+    if !known.synced {
+        return register.clone();
+    }
+    let sources = fleet.sources.borrow();
+    let found: Vec<&Found> = sources.iter().collect();
+    register.next(&found, &known.departed, &bound(known))
+}
+
+fn bound(known: &Known) -> BTreeMap<String, Option<SourceRef>> {
+    let objects = known.edge_clusters.iter();
+    objects
+        .map(|(name, object)| (name.clone(), object.spec.source_ref.clone()))
+        .collect()
+}
+
+/// What came of a look into the register.
+enum Booked {
+    Here(OnRecord),
+    /// UID of the CRD of EdgeClusters, if it is there to stay.
+    Crd(Option<String>),
+    Failed,
+}
+
+async fn read_book(client: Client, namespace: String) -> Booked {
+    booked(register::load(client, &namespace).await.map(Booked::Here))
+}
+
+async fn read_crd(client: Client, namespace: String) -> Booked {
+    booked(register::crd(client, &namespace).await.map(Booked::Crd))
+}
+
+async fn write_book(client: Client, namespace: String, before: OnRecord, next: Register) -> Booked {
+    booked(
+        register::save(client, &namespace, &before, next)
+            .await
+            .map(Booked::Here),
+    )
+}
+
+fn booked(result: Result<Booked, RegisterError>) -> Booked {
+    result.unwrap_or_else(|error| {
+        tracing::warn!(error = %chain(&error), "the register of members is not up to date; it is tried again");
+        Booked::Failed
+    })
+}
+
+/// `Break` when it is to be tried again after a while.
+fn take_booked(known: &mut Known, booked: Booked) -> ControlFlow<()> {
+    match booked {
+        Booked::Here(on_record) => {
+            known.on_record = Some(on_record);
+            known.departing.clear();
+        }
+        Booked::Crd(uid) => {
+            let Some(on_record) = &mut known.on_record else {
+                return ControlFlow::Continue(());
+            };
+            if uid.as_ref() != Some(&on_record.register.crd) {
+                tracing::warn!(
+                    "the CRD of EdgeClusters was deleted, and with it all of them: every member comes back"
+                );
+                on_record.register = Register {
+                    crd: uid.clone().unwrap_or_default(),
+                    ..Register::default()
+                };
+                // Until there is one again.
+                known.vanished |= uid.is_none();
+            }
+        }
+        // Another hub may have written it: it is read again.
+        Booked::Failed => {
+            known.on_record = None;
+            let departing = std::mem::take(&mut known.departing);
+            known.departed.extend(departing);
+            return ControlFlow::Break(());
+        }
+    }
+    ControlFlow::Continue(())
 }
 
 /// The members there are to be, with how they are reached and where they come from.
@@ -609,6 +742,7 @@ fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster
                 let stays = listed.contains(name);
                 if !stays {
                     anew.insert(name.clone());
+                    known.vanished = true;
                 }
                 stays
             });
@@ -627,6 +761,7 @@ fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster
         }
         Event::Delete(object) => {
             known.edge_clusters.remove(&name(&object));
+            known.vanished = true;
             known.anew.insert(name(&object));
             true
         }
@@ -673,13 +808,15 @@ async fn create(client: Client, name: String, source: SourceRef) -> (String, Opt
         },
         status: None,
     };
-    let api: Api<EdgeCluster> = Api::all(client);
+    let api: Api<EdgeCluster> = Api::all(client.clone());
     let params = PostParams::default();
-    let call = api.create(&params, &object);
-    (
-        name.clone(),
-        outcome(&name, "making", tokio::time::timeout(DEADLINE, call).await),
-    )
+    let made = tokio::time::timeout(DEADLINE, api.create(&params, &object)).await;
+    if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404)
+        && let Err(error) = krypton_agent::crd::ensure(&client, &EdgeCluster::crd()).await
+    {
+        tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and cannot be made again; it is tried again");
+    }
+    (name.clone(), outcome(&name, "making", made))
 }
 
 /// A member by its agent alone is from here on one by this source too.

@@ -240,6 +240,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let fleet = tokio::spawn(fleet::run(
         Fleet {
             client: client.clone(),
+            namespace: settings.namespace.clone(),
             home: settings.self_cluster.then(|| chosen.config.clone()),
             sources,
             given: given_rx,

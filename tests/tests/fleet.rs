@@ -24,7 +24,7 @@ const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 in_both_modes!(
     a_tenant_on_home_counts_those_of_its_name_on_all_members,
     of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes_nothing,
-    a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back,
+    a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back_only_when_wanted_anew,
 );
 
 /// What home says of a member that is well.
@@ -396,7 +396,22 @@ async fn of_two_hubs_one_writes_and_the_other_follows_when_it_leaves() {
     assert_eq!(now, releases);
 }
 
-async fn a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back(mode: Mode) {
+async fn dismissed(hub: &Hub) {
+    eventually(
+        "the hub to say that the member was dismissed",
+        PATIENCE,
+        async || {
+            let said = hub.log()?.contains("EdgeCluster edge-1 was deleted");
+            Ok(said.then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+}
+
+async fn a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back_only_when_wanted_anew(
+    mode: Mode,
+) {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -434,6 +449,16 @@ async fn a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back(mode: Mo
         .await
         .unwrap();
         pair.join_again().await.unwrap();
+    } else {
+        dismissed(pair.hub().unwrap()).await;
+        // Nor does a new hub take it for a new member.
+        pair.hub().unwrap().stop().await.unwrap();
+        pair.start_hub_again().unwrap();
+        dismissed(pair.hub().unwrap()).await;
+        assert!(members.get_opt(pair.name()).await.unwrap().is_none());
+        assert_eq!(at_edge.releases().await.unwrap(), releases);
+        desk.label_member(pair.name(), false).await.unwrap();
+        desk.label_member(pair.name(), true).await.unwrap();
     }
     eventually("another EdgeCluster of that name", PATIENCE, async || {
         let now = desk

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use krypton_common::names;
 use krypton_crds::edge_cluster::SourceRef;
 
+use super::register::Entry;
 use super::{Found, Kind, Origin, Source, Unresolved};
 use crate::facts::reason;
 
@@ -81,7 +82,7 @@ pub struct Before<'a> {
     /// The EdgeClusters that there are, each with its source.
     pub bound: &'a BTreeMap<String, Option<SourceRef>>,
     /// Sources that are no members any more until they are labelled anew.
-    pub dismissed: &'a BTreeSet<Origin>,
+    pub dismissed: &'a BTreeSet<Entry>,
     /// Providers that have not listed yet are waited for.
     pub patient: bool,
 }
@@ -102,10 +103,6 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
         if !names::is_dns_subdomain(name) {
             let refusal = Refusal::NotAName(name.to_owned());
             membership.refused.insert(source.origin.clone(), refusal);
-        } else if before.dismissed.contains(&source.origin) {
-            let member = name.to_owned();
-            let refusal = Refusal::Dismissed { member };
-            membership.refused.insert(source.origin.clone(), refusal);
         } else {
             by_name.entry(name).or_default().push(source);
         }
@@ -113,6 +110,11 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
     for (name, mut sources) in by_name {
         // Without a date, as of a file, it is the youngest.
         sources.sort_by_key(|source| (source.since.is_none(), source.since, source.origin.clone()));
+        let dismissed = |source: &Source| {
+            before
+                .dismissed
+                .contains(&(name.to_owned(), source.origin.clone()))
+        };
         let (winner, by) = match before.bound.get(name) {
             _ if name == names::SELF_CLUSTER => (None, "the home cluster itself".to_owned()),
             Some(Some(bound)) => {
@@ -124,8 +126,9 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
                     membership.waiting = true;
                     continue;
                 }
-                let first = sources[0];
-                (Some(first), first.origin.to_string())
+                let first = sources.iter().find(|source| !dismissed(source)).copied();
+                let by = first.map(|first| first.origin.to_string());
+                (first, by.unwrap_or_default())
             }
         };
         for source in sources {
@@ -134,7 +137,11 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
                 membership.members.insert(name.to_owned(), source);
             } else {
                 let (member, by) = (name.to_owned(), by.clone());
-                let refusal = Refusal::Taken { member, by };
+                let refusal = if dismissed(source) {
+                    Refusal::Dismissed { member }
+                } else {
+                    Refusal::Taken { member, by }
+                };
                 membership.refused.insert(source.origin.clone(), refusal);
             }
         }

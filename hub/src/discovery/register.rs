@@ -1,0 +1,242 @@
+//! Which sources have been members, kept in a ConfigMap on home. One that has been, and has no
+//! EdgeCluster any more, was dismissed by a person: it is no member again until it has been away, which
+//! is seen while the hub runs (design §4). So no finalizer is needed, which would outlive the hub.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
+use kube::api::{Api, PostParams};
+use kube::{Client, Error as KubeError};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{Found, Origin};
+
+/// The ConfigMap, in the hub's namespace.
+pub const CONFIG_MAP: &str = "krypton-hub-members";
+const KEY: &str = "members.json";
+/// A ConfigMap holds 1 MiB. What comes after may come back by itself once it is deleted.
+const SIZE_MAX: usize = 900 * 1024;
+const DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+pub enum RegisterError {
+    #[error("reading ConfigMap {namespace}/{CONFIG_MAP} failed; check that the hub may get it")]
+    Read {
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error(
+        "writing ConfigMap {namespace}/{CONFIG_MAP} failed; check that the hub may create and update it"
+    )]
+    Write {
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("reading the CRD of EdgeClusters failed")]
+    Crd(#[source] KubeError),
+    #[error("ConfigMap {namespace}/{CONFIG_MAP}: no answer within {} s", DEADLINE.as_secs())]
+    Deadline { namespace: String },
+}
+
+/// A source under the name that it asks for.
+pub type Entry = (String, Origin);
+
+/// What is on record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Register {
+    /// UID of the CRD of EdgeClusters: when it was made anew, nobody was dismissed by a person.
+    pub crd: String,
+    pub entries: BTreeSet<Entry>,
+}
+
+impl Register {
+    /// The entries that have no EdgeCluster any more.
+    pub fn dismissed(&self, bound: &BTreeMap<String, Option<SourceRef>>) -> BTreeSet<Entry> {
+        let here = |(member, _): &&Entry| !bound.contains_key(member);
+        self.entries.iter().filter(here).cloned().collect()
+    }
+
+    /// What is to be on record: every source that is a member, or that asks for the name of one. An
+    /// entry goes when its source is seen to be away, or is one of those that were, `departed`.
+    #[must_use]
+    pub fn next(
+        &self,
+        found: &[&Found],
+        departed: &BTreeSet<Origin>,
+        bound: &BTreeMap<String, Option<SourceRef>>,
+    ) -> Self {
+        let listed = |origin: &Origin| {
+            found
+                .iter()
+                .find(|found| found.provider.covers(origin))
+                .and_then(|found| found.listing.sources.as_ref())
+        };
+        let stays = |(member, origin): &&Entry| {
+            // Nobody looks for it, or not yet: it is not known to be away.
+            listed(origin).is_none_or(|sources| {
+                sources
+                    .get(origin)
+                    .is_some_and(|source| source.member == *member)
+            })
+        };
+        let entries = self.entries.iter().filter(stays);
+        let mut entries: BTreeSet<Entry> = entries
+            .filter(|(_, origin)| !departed.contains(origin))
+            .cloned()
+            .collect();
+        let sources = found
+            .iter()
+            .filter_map(|found| found.listing.sources.as_deref())
+            .flat_map(BTreeMap::values);
+        let with_object = sources.filter(|source| bound.contains_key(&source.member));
+        entries.extend(with_object.map(|source| (source.member.clone(), source.origin.clone())));
+        Self {
+            crd: self.crd.clone(),
+            entries,
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut kept = Kept {
+            crd: self.crd.clone(),
+            members: Vec::new(),
+        };
+        let mut size = 0;
+        for (member, origin) in &self.entries {
+            let entry = KeptEntry {
+                member: member.clone(),
+                source: origin.source_ref(),
+            };
+            size += serde_json::to_string(&entry).map_or(0, |text| text.len() + 1);
+            if size > SIZE_MAX {
+                break;
+            }
+            kept.members.push(entry);
+        }
+        serde_json::to_string(&kept).unwrap_or_default()
+    }
+
+    /// Rubbish is nothing on record.
+    fn read(text: &str) -> Self {
+        let kept: Kept = serde_json::from_str(text).unwrap_or_default();
+        let entries = kept.members.into_iter();
+        Self {
+            crd: kept.crd,
+            entries: entries
+                .filter_map(|entry| Some((entry.member, Origin::of(&entry.source)?)))
+                .collect(),
+        }
+    }
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Kept {
+    crd: String,
+    members: Vec<KeptEntry>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct KeptEntry {
+    member: String,
+    source: SourceRef,
+}
+
+/// The register, and the version of the ConfigMap that it was read from or written as.
+#[derive(Clone, Debug, Default)]
+pub struct OnRecord {
+    pub register: Register,
+    version: Option<String>,
+}
+
+/// Reads it. What was written for another CRD than the present one counts for nothing.
+pub async fn load(client: Client, namespace: &str) -> Result<OnRecord, RegisterError> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let found = in_time(namespace, api.get_opt(CONFIG_MAP)).await?;
+    let found = found.map_err(|source| RegisterError::Read {
+        namespace: namespace.to_owned(),
+        source,
+    })?;
+    let crd = crd(client, namespace).await?.unwrap_or_default();
+    let Some(found) = found else {
+        let register = Register {
+            crd,
+            ..Register::default()
+        };
+        return Ok(OnRecord {
+            register,
+            version: None,
+        });
+    };
+    let text = found.data.unwrap_or_default().remove(KEY);
+    let mut register = Register::read(text.as_deref().unwrap_or_default());
+    if register.crd != crd {
+        register = Register {
+            crd,
+            ..Register::default()
+        };
+    }
+    Ok(OnRecord {
+        register,
+        version: found.metadata.resource_version,
+    })
+}
+
+/// Writes `next` in the place of what is on record.
+pub async fn save(
+    client: Client,
+    namespace: &str,
+    on_record: &OnRecord,
+    next: Register,
+) -> Result<OnRecord, RegisterError> {
+    let api: Api<ConfigMap> = Api::namespaced(client, namespace);
+    let object = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(CONFIG_MAP.to_owned()),
+            resource_version: on_record.version.clone(),
+            ..ObjectMeta::default()
+        },
+        data: Some([(KEY.to_owned(), next.text())].into()),
+        ..ConfigMap::default()
+    };
+    let params = PostParams::default();
+    let written = match &on_record.version {
+        None => in_time(namespace, api.create(&params, &object)).await?,
+        Some(_) => in_time(namespace, api.replace(CONFIG_MAP, &params, &object)).await?,
+    };
+    let written = written.map_err(|source| RegisterError::Write {
+        namespace: namespace.to_owned(),
+        source,
+    })?;
+    Ok(OnRecord {
+        register: next,
+        version: written.metadata.resource_version,
+    })
+}
+
+/// UID of the CRD of EdgeClusters; `None` while there is none that stays.
+pub async fn crd(client: Client, namespace: &str) -> Result<Option<String>, RegisterError> {
+    let api: Api<CustomResourceDefinition> = Api::all(client);
+    let name = EdgeCluster::crd().metadata.name.unwrap_or_default();
+    let found = in_time(namespace, api.get_metadata_opt(&name)).await?;
+    let found = found.map_err(RegisterError::Crd)?;
+    Ok(found
+        .filter(|crd| crd.metadata.deletion_timestamp.is_none())
+        .and_then(|crd| crd.metadata.uid))
+}
+
+async fn in_time<T>(namespace: &str, call: impl Future<Output = T>) -> Result<T, RegisterError> {
+    let deadline = |_| RegisterError::Deadline {
+        namespace: namespace.to_owned(),
+    };
+    tokio::time::timeout(DEADLINE, call).await.map_err(deadline)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+
+use super::*;
+use crate::discovery::{Finds, Kind, Listing, Provider, Source, Unresolved};
+
+/// Looks for nothing: what it has found is given.
+struct Given;
+
+impl Provider for Given {
+    fn describe(&self) -> String {
+        "given".to_owned()
+    }
+
+    fn covers(&self, origin: &Origin) -> bool {
+        origin.kind == Kind::Secret
+    }
+
+    fn follow(self: Arc<Self>, _: Finds) -> BoxFuture<'static, ()> {
+        async {}.boxed()
+    }
+}
+
+fn origin(namespace: &str, name: &str) -> Origin {
+    Origin {
+        kind: Kind::Secret,
+        namespace: Some(namespace.to_owned()),
+        name: name.to_owned(),
+    }
+}
+
+fn found(sources: Option<&[(&str, &str, &str)]>) -> Found {
+    let sources = sources.map(|sources| {
+        let made = sources.iter().map(|(namespace, name, member)| {
+            let source = Source {
+                origin: origin(namespace, name),
+                uid: String::new(),
+                member: (*member).to_owned(),
+                since: None,
+                access: Err(Unresolved {
+                    reason: "None",
+                    message: String::new(),
+                }),
+                suspended: None,
+            };
+            (source.origin.clone(), Arc::new(source))
+        });
+        Arc::new(made.collect())
+    });
+    let listing = Listing {
+        sources,
+        ..Listing::default()
+    };
+    Found::given(Arc::new(Given), listing)
+}
+
+fn bound(names: &[&str]) -> BTreeMap<String, Option<SourceRef>> {
+    let names = names.iter();
+    names
+        .map(|name| {
+            (
+                (*name).to_owned(),
+                Some(origin("krypton", name).source_ref()),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn whoever_was_a_member_and_has_no_edge_cluster_is_dismissed_until_it_was_away() {
+    let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
+    let register = Register::default().next(&[&both], &BTreeSet::new(), &bound(&["a", "b"]));
+    assert_eq!(register.entries.len(), 2);
+    assert!(register.dismissed(&bound(&["a", "b"])).is_empty());
+
+    let without_b = bound(&["a"]);
+    let register = register.next(&[&both], &BTreeSet::new(), &without_b);
+    let dismissed = register.dismissed(&without_b);
+    assert_eq!(dismissed, [("b".to_owned(), origin("krypton", "b"))].into());
+
+    // Label taken off and put on again, faster than it is looked at.
+    let departed = [origin("krypton", "b")].into();
+    let anew = register.next(&[&both], &departed, &without_b);
+    assert!(anew.dismissed(&without_b).is_empty());
+    // Not looked at yet, after a restart: it may be there.
+    let register = register.next(&[&found(None)], &BTreeSet::new(), &without_b);
+    assert_eq!(register.dismissed(&without_b).len(), 1);
+    // Label taken off, and put on again.
+    let register = register.next(
+        &[&found(Some(&[("krypton", "a", "a")]))],
+        &BTreeSet::new(),
+        &without_b,
+    );
+    assert!(
+        register
+            .next(&[&both], &BTreeSet::new(), &without_b)
+            .dismissed(&without_b)
+            .is_empty()
+    );
+}
+
+#[test]
+fn who_asks_for_a_name_of_another_does_not_get_it_when_the_other_is_dismissed() {
+    let rivals = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
+    let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
+    let register = register.next(&[&rivals], &BTreeSet::new(), &bound(&[]));
+    assert_eq!(register.dismissed(&bound(&[])).len(), 2);
+    // Under a name of its own it is somebody else.
+    let renamed = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a-2")]));
+    let register = register.next(&[&renamed], &BTreeSet::new(), &bound(&[]));
+    assert_eq!(register.dismissed(&bound(&[])).len(), 1);
+}
+
+#[test]
+fn what_is_written_is_read_back_and_rubbish_is_nothing() {
+    let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "c")]));
+    let register = Register {
+        crd: "u".to_owned(),
+        ..Register::default()
+    };
+    let register = register.next(&[&both], &BTreeSet::new(), &bound(&["a", "c"]));
+    assert_eq!(Register::read(&register.text()), register);
+    assert_eq!(Register::read("{rubbish"), Register::default());
+}
