@@ -121,6 +121,17 @@ impl FactsBoard {
             .cloned()
     }
 
+    /// Drops all members but those to `keep`; says which.
+    pub fn forget(&self, keep: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<String> = slots.0.keys().filter(|name| !keep(name)).cloned().collect();
+        for name in &gone {
+            slots.0.remove(name);
+            slots.1.remove(name);
+        }
+        gone
+    }
+
     /// The members that changed since the last call.
     pub fn take_changed(&self) -> BTreeSet<String> {
         std::mem::take(&mut self.slots.lock().unwrap_or_else(PoisonError::into_inner).1)

@@ -288,6 +288,18 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
             let here = |name: &str| known.edge_clusters.contains_key(name);
             fleet.members.keep(here, |name| running.contains_key(name));
+            let needed = |name: &str| {
+                here(name)
+                    || running.contains_key(name)
+                    || gone.contains(name)
+                    || wanted.contains_key(name)
+            };
+            for name in fleet.shared.facts.forget(needed) {
+                fleet.shared.voices.forget(&name);
+                fleet.found.remove(&name);
+                next_write.remove(&name);
+                dirty.remove(&name);
+            }
         }
         for name in fleet.shared.facts.take_changed() {
             // A change of the chart changes the facts of all at once: first it goes to the members.

@@ -50,6 +50,12 @@ impl Found {
         self.change(member, |ways| ways.agent = None);
     }
 
+    /// The member is no more.
+    pub fn remove(&self, member: &str) {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        members.remove(member);
+    }
+
     /// `None` before the first attempt. The agent is on the cluster, so its word goes first.
     pub fn get(&self, member: &str) -> Option<Option<String>> {
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);

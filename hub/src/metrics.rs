@@ -18,6 +18,10 @@ struct Members(Arc<FactsBoard>);
 impl Collector for Members {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let (connected, all) = self.0.connected();
+        // A member that has left leaves none behind.
+        let tasks = tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks();
         for (name, help, value) in [
             ("members", "Members of the fleet that are known", all),
             (
@@ -25,6 +29,7 @@ impl Collector for Members {
                 "Members whose apiserver has answered within 30 s",
                 connected,
             ),
+            ("tasks", "Tasks of the hub that have not ended", tasks),
         ] {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;

@@ -166,6 +166,17 @@ impl Voices {
         });
     }
 
+    /// The member is no more. One that is still followed is kept.
+    pub fn forget(&self, member: &str) {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = members
+            .get(member)
+            .is_some_and(|found| found.voices.is_empty() && found.presence.is_closed());
+        if idle {
+            members.remove(member);
+        }
+    }
+
     /// A voice begins. It is asked for its whole account by the number that `asks` holds.
     pub fn open(&self, member: &str, id: VoiceId, now: Boot) -> watch::Receiver<u64> {
         self.with(member, |this, found| {

@@ -219,6 +219,19 @@ impl Daemon {
         cpu_seconds(&self.proc("stat")?)
     }
 
+    /// How many sockets it has open.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn sockets(&self) -> Result<usize> {
+        let path = format!("/proc/{}/fd", self.pid());
+        let open = fs::read_dir(&path).with_context(|| format!("reading {path}"))?;
+        // One that is closed meanwhile is none.
+        let targets = open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        let is_socket = |target: &PathBuf| target.to_string_lossy().starts_with("socket:");
+        Ok(targets.filter(is_socket).count())
+    }
+
     fn proc(&self, file: &str) -> Result<String> {
         let path = format!("/proc/{}/{file}", self.pid());
         fs::read_to_string(&path).with_context(|| {

@@ -1,0 +1,161 @@
+//! How the hub holds on to its members: their clients, and what is left of those who have left.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
+
+use anyhow::{Context as _, Result};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    port::Port,
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const RESOLVED: (&str, &str, &str) = ("TargetClusterResolved", "True", "Resolved");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+
+/// Twenty members come and go ten times.
+const MEMBERS: usize = 20;
+const ROUNDS: usize = 10;
+
+#[tokio::test]
+async fn a_newer_kubeconfig_takes_over_when_it_is_answered_and_the_last_good_one_stays_until_then()
+{
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("newer-home", Parts::ControlPlane),
+        Cluster::start("newer-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)])
+        .args(["--self-cluster=false"]);
+    let _hub = Hub::start(&options).unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let good = edge.kubeconfig_with_token();
+    desk.add_member("edge-1", &good).await.unwrap();
+    desk.member_shows("edge-1", &[RESOLVED, CONNECTED])
+        .await
+        .unwrap();
+    let holder = eventually("the hub to hold the Lease", PATIENCE, async || {
+        let holder = at_edge.holder().await?;
+        Ok((!holder.is_empty()).then_some(holder))
+    })
+    .await
+    .unwrap();
+
+    // Nobody answers there.
+    let nowhere = Port::reserve().unwrap();
+    let server = edge.server();
+    let elsewhere = format!("https://{}", nowhere.address());
+    assert!(good.contains(&server), "{server}");
+    let bad = good.replace(&server, &elsewhere);
+    desk.add_member("edge-1", &bad).await.unwrap();
+    let stale = ("TargetClusterResolved", "False", "RemoteClusterStale");
+    desk.member_shows("edge-1", &[stale, CONNECTED])
+        .await
+        .unwrap();
+    at_edge
+        .create("default", "meanwhile", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "meanwhile", &[ALL_READY])
+        .await
+        .unwrap();
+
+    // What was good is good again, and nothing was begun anew.
+    desk.add_member("edge-1", &good).await.unwrap();
+    desk.member_shows("edge-1", &[RESOLVED, CONNECTED])
+        .await
+        .unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), holder);
+
+    // The token is replaced at the apiserver first: the last good client is refused, and the newer one
+    // is taken up all the same.
+    edge.rotate_token().await.unwrap();
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    at_edge
+        .create("default", "rotated", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "rotated", &[ALL_READY])
+        .await
+        .unwrap();
+    desk.member_shows("edge-1", &[RESOLVED, CONNECTED])
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn two_hundred_joins_and_leaves_leave_no_task_and_no_socket_behind() {
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("leave-home", Parts::ControlPlane),
+        Cluster::start("leave-edge", Parts::ControlPlane),
+    )
+    .unwrap();
+    let options = HubOptions::new(home.kubeconfig()).args(["--self-cluster=false"]);
+    let hub = Hub::start(&options).unwrap();
+    let desk = Desk::at(&home);
+    let kubeconfig = edge.kubeconfig_with_token();
+    let names: Vec<String> = (0..MEMBERS).map(|index| format!("edge-{index}")).collect();
+    for name in &names {
+        desk.add_member(name, &kubeconfig).await.unwrap();
+    }
+    let gone = ("TargetClusterResolved", "False", "SourceGone");
+    let mut empty = (usize::MAX, usize::MAX);
+    for round in 0..ROUNDS {
+        for name in &names {
+            desk.label_member(name, true).await.unwrap();
+        }
+        for name in &names {
+            // All are one cluster: one acts, and the hub has a client for each.
+            desk.member_shows(name, &[RESOLVED, CONNECTED])
+                .await
+                .unwrap();
+        }
+        let full = load(&hub).await.unwrap();
+        for name in &names {
+            desk.label_member(name, false).await.unwrap();
+        }
+        for name in &names {
+            desk.member_shows(name, &[gone]).await.unwrap();
+        }
+        let what = format!("round {round}: nothing to be left of {full:?} but {empty:?}");
+        let left = eventually(&what, PATIENCE, async || {
+            let left = load(&hub).await?;
+            let as_before = left.0 <= empty.0 && left.1 <= empty.1;
+            let freed = left.0 + MEMBERS <= full.0 && left.1 + MEMBERS <= full.1;
+            if !(as_before && freed) {
+                anyhow::bail!("{left:?} tasks and sockets");
+            }
+            Ok(Some(left))
+        })
+        .await
+        .unwrap();
+        // What the first round has warmed up stays.
+        if round == 0 {
+            empty = left;
+        }
+    }
+}
+
+/// Tasks and open sockets of the hub.
+async fn load(hub: &Hub) -> Result<(usize, usize)> {
+    let metrics = hub.metrics().await?;
+    let tasks = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("krypton_hub_tasks "))
+        .context("no metric krypton_hub_tasks")?;
+    Ok((tasks.trim().parse()?, hub.sockets()?))
+}
