@@ -1,31 +1,31 @@
 //! The members: an EdgeCluster and a proxy for each source, a place for each that an agent was enrolled
 //! for, what each is to do, and the verdict which of them may act.
 
+mod book;
+mod edge_clusters;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::ChartState;
 use krypton_common::names;
-use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
+use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::Api;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{Config, Event, watcher};
+use kube::runtime::watcher::{Config, watcher};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::Reports;
 use crate::discovery::membership::{self, Before, Membership, Refusal};
-use crate::discovery::register::{self, OnRecord, Register, RegisterError};
 use crate::discovery::{Found, Origin, Source, Sources, Unresolved};
 use crate::facts::{self, reason};
 use crate::found::Found as Clusters;
@@ -35,7 +35,9 @@ use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
 
-const DEADLINE: Duration = Duration::from_secs(10);
+use book::Book;
+use edge_clusters::{EdgeClusters, bind, create, enrolled, joined, write_status};
+
 /// Two writes of one EdgeCluster's status are at least so far apart.
 const PACE: Duration = Duration::from_secs(1);
 /// The pause after a write that did not go through, give or take half of it.
@@ -89,31 +91,15 @@ impl std::fmt::Debug for Fleet {
     }
 }
 
-#[derive(Default)]
-struct Known {
-    edge_clusters: BTreeMap<String, EdgeCluster>,
-    listed: Option<BTreeSet<String>>,
-    synced: bool,
-    /// Members that there have been; `None` until it is read.
-    on_record: Option<OnRecord>,
-    /// Sources that were away since that was written, and those that are being written.
-    departed: BTreeSet<Origin>,
-    departing: BTreeSet<Origin>,
-    /// An EdgeCluster has gone: deleted by a person, or with the CRD.
-    vanished: bool,
-    /// Sources that are no members, as it was last told.
-    refused: BTreeMap<Origin, Refusal>,
-    /// Members whose EdgeCluster has gone or was made anew: what was known of them is of another.
-    anew: BTreeSet<String>,
-}
-
 /// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
 pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let api: Api<EdgeCluster> = Api::all(fleet.client.clone());
     let mut events = watcher(api, Config::default())
         .backoff(WatchBackoff::default())
         .boxed();
-    let mut known = Known::default();
+    let mut known = EdgeClusters::default();
+    // Sources that are no members, as it was last told.
+    let mut refused: BTreeMap<Origin, Refusal> = BTreeMap::new();
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
     let mut gone: BTreeSet<String> = BTreeSet::new();
@@ -124,66 +110,41 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut dirty: BTreeSet<String> = BTreeSet::new();
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
     let begun = Boot::now();
-    let mut book: JoinSet<Booked> = JoinSet::new();
-    let mut book_next = Boot::default();
-    let mut led = false;
+    let mut book = Book::new(
+        fleet.client.clone(),
+        fleet.namespace.clone(),
+        fleet.sources.clone(),
+    );
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_soon, mut look_next) = (true, false, Boot::default());
     loop {
         let now = Boot::now();
         let leading = fleet.lead.borrow_and_update().may_start(now);
-        if leading && !led {
-            // Another hub may have written it meanwhile.
-            known.on_record = None;
-        }
-        led = leading;
-        if book.is_empty() && now >= book_next {
-            let (client, namespace) = (fleet.client.clone(), fleet.namespace.clone());
-            match &known.on_record {
-                None => drop(book.spawn(read_book(client, namespace))),
-                Some(_) if std::mem::take(&mut known.vanished) => {
-                    book.spawn(read_crd(client, namespace));
-                }
-                Some(on_record) if leading => {
-                    known
-                        .departed
-                        .extend(fleet.sources.borrow().take_departed());
-                    let next = members_on_record(&fleet, &known, &on_record.register);
-                    let departed = std::mem::take(&mut known.departed);
-                    if next != on_record.register {
-                        known.departing = departed;
-                        book.spawn(write_book(client, namespace, on_record.clone(), next));
-                        book_next = Boot(now.0 + PACE);
-                    }
-                }
-                Some(_) => {}
-            }
-        }
-        // Members that come one after the other are looked at together.
-        look |= look_soon && now >= look_next;
+        let book_due = book.work(&mut known, leading, now);
         if look && known.synced {
             (look, look_soon) = (false, false);
             look_next = Boot(now.0 + LOOK_EVERY);
-            let membership = members_now(&fleet, &known, now.since(begun) < PATIENCE);
-            tell_refused(&fleet.shared, &mut known, &membership.refused);
+            let membership = members_now(&fleet, &known, &book, now.since(begun) < PATIENCE);
+            tell_refused(&fleet.shared, &known, &refused, &membership.refused);
+            refused.clone_from(&membership.refused);
             look_soon |= membership.waiting;
             let wanted = &wanted(&fleet, &membership);
             for name in std::mem::take(&mut known.anew) {
                 fleet.shared.voices.forget_agent(&name, now);
                 fleet.found.forget_agent(&name);
             }
-            for (name, object) in &known.edge_clusters {
+            for (name, object) in &known.objects {
                 if enrolled(object) {
                     fleet.shared.voices.agent_known(name, now);
                 }
             }
             for (name, member) in wanted {
                 // An EdgeCluster comes first: its age decides between two that are one cluster.
-                let object = known.edge_clusters.get(name);
+                let object = known.objects.get(name);
                 if object.is_none_or(|object| object.spec.source_ref.is_none()) {
                     // One that was dismissed is not made again: first it is read who was.
                     let due = next_write.get(name).is_none_or(|at| *at <= now)
-                        && (object.is_some() || known.on_record.is_some());
+                        && (object.is_some() || book.is_read());
                     if leading && due && !writing.contains(name) && writes.len() < WRITERS {
                         writing.insert(name.clone());
                         next_write.insert(name.clone(), Boot(now.0 + PACE));
@@ -232,7 +193,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let given = fleet.given.borrow_and_update().clone();
             let claims = claims(&known, wanted, &membership, &fleet.found);
             let verdicts = identity::verdicts(&claims);
-            for (name, object) in &known.edge_clusters {
+            for (name, object) in &known.objects {
                 let doubt = membership
                     .troubled
                     .get(name)
@@ -286,7 +247,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 }
                 fleet.shared.voices.hold_back(name, held_back, now);
             }
-            let here = |name: &str| known.edge_clusters.contains_key(name);
+            let here = |name: &str| known.objects.contains_key(name);
             fleet.members.keep(here, |name| running.contains_key(name));
             let needed = |name: &str| {
                 here(name)
@@ -310,8 +271,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         }
         // A member that is still to be made waits for its turn.
         let mut wake = look.then(|| Boot(now.0 + PACE));
-        if book_next > now {
-            wake = Some(wake.map_or(book_next, |wake| wake.min(book_next)));
+        if let Some(due) = book_due {
+            wake = Some(wake.map_or(due, |wake| wake.min(due)));
         }
         if look_soon {
             wake = Some(wake.map_or(look_next, |wake| wake.min(look_next)));
@@ -328,10 +289,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 continue;
             }
             dirty.remove(&name);
-            let (Some(object), Some(facts)) = (
-                known.edge_clusters.get(&name),
-                fleet.shared.facts.get(&name),
-            ) else {
+            let (Some(object), Some(facts)) =
+                (known.objects.get(&name), fleet.shared.facts.get(&name))
+            else {
                 continue;
             };
             let counts = fleet.reports.counts(&name);
@@ -363,15 +323,15 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             () = fleet.shared.facts.changed.notified() => {}
             _ = heartbeat.tick() => {
                 look = true;
-                dirty.extend(known.edge_clusters.keys().cloned());
+                dirty.extend(known.objects.keys().cloned());
             }
             Some(event) = events.next() => match event {
                 Ok(event) => {
-                    look |= see(&mut known, &mut dirty, event);
+                    look |= known.see(event, &mut dirty);
                     // What is ready already is taken in together.
                     for _ in 0..BATCH {
                         match events.next().now_or_never() {
-                            Some(Some(Ok(event))) => look |= see(&mut known, &mut dirty, event),
+                            Some(Some(Ok(event))) => look |= known.see(event, &mut dirty),
                             _ => break,
                         }
                     }
@@ -386,21 +346,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     gone.remove(&name);
                 }
             }
-            Some(booked) = book.join_next(), if !book.is_empty() => {
-                look_soon = true;
-                let booked = booked.unwrap_or(Booked::Failed);
-                if take_booked(&mut known, booked).is_break() {
-                    let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
-                    book_next = Boot(Boot::now().0 + pause);
-                }
-            }
+            () = book.answered(&mut known) => look_soon = true,
             Some(written) = writes.join_next(), if !writes.is_empty() => {
                 if let Ok((name, object)) = written {
                     writing.remove(&name);
                     match object {
                         Some(object) => {
                             if object.status.is_none() { dirty.insert(name.clone()); }
-                            look |= put(&mut known, name, object);
+                            look |= known.put(name, object);
                         }
                         // Refused or lost: a while later, not all at once.
                         None => {
@@ -427,99 +380,15 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
 }
 
 /// Which source is which member, by what is known now.
-fn members_now(fleet: &Fleet, known: &Known, patient: bool) -> Membership {
+fn members_now(fleet: &Fleet, known: &EdgeClusters, book: &Book, patient: bool) -> Membership {
     let sources = fleet.sources.borrow();
     let found: Vec<&Found> = sources.iter().collect();
-    let bound = bound(known);
-    let on_record = known.on_record.as_ref();
-    let dismissed = on_record.map(|on_record| on_record.register.dismissed(&bound));
     let before = Before {
-        bound: &bound,
-        dismissed: &dismissed.unwrap_or_default(),
+        bound: &known.bound(),
+        dismissed: &book.dismissed(known),
         patient,
     };
     membership::membership(&found, before)
-}
-
-fn members_on_record(fleet: &Fleet, known: &Known, register: &Register) -> Register {
-    if !known.synced {
-        return register.clone();
-    }
-    let sources = fleet.sources.borrow();
-    let found: Vec<&Found> = sources.iter().collect();
-    register.next(&found, &known.departed, &bound(known))
-}
-
-fn bound(known: &Known) -> BTreeMap<String, Option<SourceRef>> {
-    let objects = known.edge_clusters.iter();
-    objects
-        .map(|(name, object)| (name.clone(), object.spec.source_ref.clone()))
-        .collect()
-}
-
-/// What came of a look into the register.
-enum Booked {
-    Here(OnRecord),
-    /// UID of the CRD of EdgeClusters, if it is there to stay.
-    Crd(Option<String>),
-    Failed,
-}
-
-async fn read_book(client: Client, namespace: String) -> Booked {
-    booked(register::load(client, &namespace).await.map(Booked::Here))
-}
-
-async fn read_crd(client: Client, namespace: String) -> Booked {
-    booked(register::crd(client, &namespace).await.map(Booked::Crd))
-}
-
-async fn write_book(client: Client, namespace: String, before: OnRecord, next: Register) -> Booked {
-    booked(
-        register::save(client, &namespace, &before, next)
-            .await
-            .map(Booked::Here),
-    )
-}
-
-fn booked(result: Result<Booked, RegisterError>) -> Booked {
-    result.unwrap_or_else(|error| {
-        tracing::warn!(error = %chain(&error), "the register of members is not up to date; it is tried again");
-        Booked::Failed
-    })
-}
-
-/// `Break` when it is to be tried again after a while.
-fn take_booked(known: &mut Known, booked: Booked) -> ControlFlow<()> {
-    match booked {
-        Booked::Here(on_record) => {
-            known.on_record = Some(on_record);
-            known.departing.clear();
-        }
-        Booked::Crd(uid) => {
-            let Some(on_record) = &mut known.on_record else {
-                return ControlFlow::Continue(());
-            };
-            if uid.as_ref() != Some(&on_record.register.crd) {
-                tracing::warn!(
-                    "the CRD of EdgeClusters was deleted, and with it all of them: every member comes back"
-                );
-                on_record.register = Register {
-                    crd: uid.clone().unwrap_or_default(),
-                    ..Register::default()
-                };
-                // Until there is one again.
-                known.vanished |= uid.is_none();
-            }
-        }
-        // Another hub may have written it: it is read again.
-        Booked::Failed => {
-            known.on_record = None;
-            let departing = std::mem::take(&mut known.departing);
-            known.departed.extend(departing);
-            return ControlFlow::Break(());
-        }
-    }
-    ControlFlow::Continue(())
 }
 
 /// The members there are to be, with how they are reached and where they come from.
@@ -549,15 +418,20 @@ fn access(source: &Source) -> Access {
 }
 
 /// Tells of sources that are no members: once, on the EdgeCluster whose name they ask for.
-fn tell_refused(shared: &Shared, known: &mut Known, refused: &BTreeMap<Origin, Refusal>) {
+fn tell_refused(
+    shared: &Shared,
+    known: &EdgeClusters,
+    before: &BTreeMap<Origin, Refusal>,
+    refused: &BTreeMap<Origin, Refusal>,
+) {
     for (origin, refusal) in refused {
-        if known.refused.get(origin) == Some(refusal) {
+        if before.get(origin) == Some(refusal) {
             continue;
         }
         tracing::warn!(%origin, reason = refusal.reason(), "is no member: {refusal}");
         let holder = refusal
             .member()
-            .and_then(|member| known.edge_clusters.get(member));
+            .and_then(|member| known.objects.get(member));
         if let Some(holder) = holder {
             shared.notices.tell(Notice {
                 member: holder.metadata.name.clone().unwrap_or_default(),
@@ -567,21 +441,20 @@ fn tell_refused(shared: &Shared, known: &mut Known, refused: &BTreeMap<Origin, R
             });
         }
     }
-    known.refused.clone_from(refused);
 }
 
 fn claims(
-    known: &Known,
+    known: &EdgeClusters,
     wanted: &BTreeMap<String, (Access, SourceRef)>,
     membership: &Membership,
     found: &Clusters,
 ) -> BTreeMap<String, Claim> {
     // Members that are yet to get their EdgeCluster count too: one of them may go first.
-    let names: BTreeSet<&String> = known.edge_clusters.keys().chain(wanted.keys()).collect();
+    let names: BTreeSet<&String> = known.objects.keys().chain(wanted.keys()).collect();
     names
         .into_iter()
         .map(|name| {
-            let object = known.edge_clusters.get(name);
+            let object = known.objects.get(name);
             let uid = found.get(name);
             let agent = object.is_some_and(enrolled);
             let recorded = object.and_then(|object| object.status.as_ref()?.cluster_uid.clone());
@@ -604,22 +477,9 @@ fn claims(
         .collect()
 }
 
-/// An agent was enrolled for the member, and has been here.
-fn enrolled(object: &EdgeCluster) -> bool {
-    object
-        .status
-        .as_ref()
-        .is_some_and(|status| status.certificate_expiry.is_some())
-}
-
-/// It is a member by its agent, with or without a source.
-fn joined(object: &EdgeCluster) -> bool {
-    enrolled(object) || object.spec.source_ref.is_none()
-}
-
-fn enter(members: &Members, known: &Known, name: &str) -> Arc<Member> {
+fn enter(members: &Members, known: &EdgeClusters, name: &str) -> Arc<Member> {
     let uid = known
-        .edge_clusters
+        .objects
         .get(name)
         .and_then(|object| object.metadata.uid.as_deref());
     members.enter(name, uid.unwrap_or_default())
@@ -731,158 +591,4 @@ fn say_source_gone(
         .facts
         .set(name, |facts| facts.resolved = gone.clone());
     shared.voices.link(name, Some(gone), now);
-}
-
-/// Takes in one event; says whether anything follows from it but a status to be written.
-fn see(known: &mut Known, dirty: &mut BTreeSet<String>, event: Event<EdgeCluster>) -> bool {
-    let name = |object: &EdgeCluster| object.metadata.name.clone().unwrap_or_default();
-    match event {
-        Event::Init => {
-            known.listed = Some(BTreeSet::new());
-            false
-        }
-        Event::InitApply(object) => {
-            let name = name(&object);
-            known.listed.get_or_insert_default().insert(name.clone());
-            put(known, name, object);
-            false
-        }
-        Event::InitDone => {
-            let listed = known.listed.take().unwrap_or_default();
-            let anew = &mut known.anew;
-            known.edge_clusters.retain(|name, _| {
-                let stays = listed.contains(name);
-                if !stays {
-                    anew.insert(name.clone());
-                    known.vanished = true;
-                }
-                stays
-            });
-            known.synced = true;
-            dirty.extend(known.edge_clusters.keys().cloned());
-            true
-        }
-        Event::Apply(object) => {
-            let name = name(&object);
-            // Our own writes come back, and are no news.
-            let before = known.edge_clusters.get(&name);
-            if before.is_none_or(|before| before.status != object.status) {
-                dirty.insert(name.clone());
-            }
-            put(known, name, object)
-        }
-        Event::Delete(object) => {
-            known.edge_clusters.remove(&name(&object));
-            known.vanished = true;
-            known.anew.insert(name(&object));
-            true
-        }
-    }
-}
-
-/// Puts in a newer object; says whether anything but its reported state is another.
-fn put(known: &mut Known, name: String, mut object: EdgeCluster) -> bool {
-    // Larger than all the rest, and read by nobody here.
-    object.metadata.managed_fields = None;
-    let matters = |object: &EdgeCluster| {
-        let uid = object
-            .status
-            .as_ref()
-            .and_then(|status| status.cluster_uid.clone());
-        let meta = &object.metadata;
-        (
-            object.spec.clone(),
-            meta.uid.clone(),
-            meta.annotations.clone(),
-            uid,
-            enrolled(object),
-        )
-    };
-    let before = known.edge_clusters.get(&name).map(matters);
-    let after = matters(&object);
-    if before.as_ref().is_some_and(|before| before.1 != after.1) {
-        known.anew.insert(name.clone());
-    }
-    let changed = before != Some(after);
-    known.edge_clusters.insert(name, object);
-    changed
-}
-
-async fn create(client: Client, name: String, source: SourceRef) -> (String, Option<EdgeCluster>) {
-    let object = EdgeCluster {
-        metadata: ObjectMeta {
-            name: Some(name.clone()),
-            ..ObjectMeta::default()
-        },
-        spec: EdgeClusterSpec {
-            source_ref: Some(source),
-            ..EdgeClusterSpec::default()
-        },
-        status: None,
-    };
-    let api: Api<EdgeCluster> = Api::all(client.clone());
-    let params = PostParams::default();
-    let made = tokio::time::timeout(DEADLINE, api.create(&params, &object)).await;
-    if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404)
-        && let Err(error) = krypton_agent::crd::ensure(&client, &EdgeCluster::crd()).await
-    {
-        tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and cannot be made again; it is tried again");
-    }
-    (name.clone(), outcome(&name, "making", made))
-}
-
-/// A member by its agent alone is from here on one by this source too.
-async fn bind(
-    client: Client,
-    name: String,
-    version: Option<String>,
-    source: SourceRef,
-) -> (String, Option<EdgeCluster>) {
-    let api: Api<EdgeCluster> = Api::all(client);
-    let params = PatchParams::default();
-    let patch = Patch::Merge(serde_json::json!({
-        "metadata": { "resourceVersion": version },
-        "spec": { "sourceRef": source },
-    }));
-    let call = api.patch(&name, &params, &patch);
-    let result = tokio::time::timeout(DEADLINE, call).await;
-    let object = outcome(&name, "naming the source of", result);
-    (name, object)
-}
-
-async fn write_status(
-    client: Client,
-    name: String,
-    patch: serde_json::Value,
-) -> (String, Option<EdgeCluster>) {
-    let api: Api<EdgeCluster> = Api::all(client);
-    let params = PatchParams::default();
-    let patch = Patch::Merge(patch);
-    let call = api.patch_status(&name, &params, &patch);
-    let result = tokio::time::timeout(DEADLINE, call).await;
-    let object = outcome(&name, "writing the status of", result);
-    (name, object)
-}
-
-fn outcome(
-    name: &str,
-    what: &str,
-    result: Result<kube::Result<EdgeCluster>, tokio::time::error::Elapsed>,
-) -> Option<EdgeCluster> {
-    match result {
-        Ok(Ok(object)) => Some(object),
-        // Somebody was faster; the watch brings what they wrote.
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
-        Ok(Err(error)) => {
-            tracing::warn!(member = name, error = %chain(&error), "{what} the EdgeCluster failed; it is tried again");
-            None
-        }
-        Err(_) => {
-            tracing::warn!(
-                member = name,
-                "{what} the EdgeCluster: no answer in time; it is tried again"
-            );
-            None
-        }
-    }
 }

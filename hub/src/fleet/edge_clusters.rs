@@ -1,0 +1,207 @@
+//! The EdgeClusters on home: what is known of them, and what is written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_common::error_chain::chain;
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::Event;
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a watch has told of them.
+#[derive(Debug, Default)]
+pub(super) struct EdgeClusters {
+    pub(super) objects: BTreeMap<String, EdgeCluster>,
+    listed: Option<BTreeSet<String>>,
+    /// All are known.
+    pub(super) synced: bool,
+    /// Members whose EdgeCluster has gone or was made anew: what was known of them is of another.
+    pub(super) anew: BTreeSet<String>,
+    /// One has gone: deleted by a person, or with the CRD.
+    pub(super) vanished: bool,
+}
+
+impl EdgeClusters {
+    /// Each with the source that it is bound to.
+    pub(super) fn bound(&self) -> BTreeMap<String, Option<SourceRef>> {
+        let objects = self.objects.iter();
+        objects
+            .map(|(name, object)| (name.clone(), object.spec.source_ref.clone()))
+            .collect()
+    }
+
+    /// Takes in one event; says whether anything follows from it but a status to be written.
+    pub(super) fn see(&mut self, event: Event<EdgeCluster>, dirty: &mut BTreeSet<String>) -> bool {
+        let name = |object: &EdgeCluster| object.metadata.name.clone().unwrap_or_default();
+        match event {
+            Event::Init => {
+                self.listed = Some(BTreeSet::new());
+                false
+            }
+            Event::InitApply(object) => {
+                let name = name(&object);
+                self.listed.get_or_insert_default().insert(name.clone());
+                self.put(name, object);
+                false
+            }
+            Event::InitDone => {
+                let listed = self.listed.take().unwrap_or_default();
+                let (anew, vanished) = (&mut self.anew, &mut self.vanished);
+                self.objects.retain(|name, _| {
+                    let stays = listed.contains(name);
+                    if !stays {
+                        anew.insert(name.clone());
+                        *vanished = true;
+                    }
+                    stays
+                });
+                self.synced = true;
+                dirty.extend(self.objects.keys().cloned());
+                true
+            }
+            Event::Apply(object) => {
+                let name = name(&object);
+                // Our own writes come back, and are no news.
+                let before = self.objects.get(&name);
+                if before.is_none_or(|before| before.status != object.status) {
+                    dirty.insert(name.clone());
+                }
+                self.put(name, object)
+            }
+            Event::Delete(object) => {
+                self.objects.remove(&name(&object));
+                self.vanished = true;
+                self.anew.insert(name(&object));
+                true
+            }
+        }
+    }
+
+    /// Puts in a newer object; says whether anything but its reported state is another.
+    pub(super) fn put(&mut self, name: String, mut object: EdgeCluster) -> bool {
+        // Larger than all the rest, and read by nobody here.
+        object.metadata.managed_fields = None;
+        let matters = |object: &EdgeCluster| {
+            let uid = object
+                .status
+                .as_ref()
+                .and_then(|status| status.cluster_uid.clone());
+            let meta = &object.metadata;
+            (
+                object.spec.clone(),
+                meta.uid.clone(),
+                meta.annotations.clone(),
+                uid,
+                enrolled(object),
+            )
+        };
+        let before = self.objects.get(&name).map(matters);
+        let after = matters(&object);
+        if before.as_ref().is_some_and(|before| before.1 != after.1) {
+            self.anew.insert(name.clone());
+        }
+        let changed = before != Some(after);
+        self.objects.insert(name, object);
+        changed
+    }
+}
+
+/// An agent was enrolled for the member, and has been here.
+pub(super) fn enrolled(object: &EdgeCluster) -> bool {
+    object
+        .status
+        .as_ref()
+        .is_some_and(|status| status.certificate_expiry.is_some())
+}
+
+/// It is a member by its agent, with or without a source.
+pub(super) fn joined(object: &EdgeCluster) -> bool {
+    enrolled(object) || object.spec.source_ref.is_none()
+}
+
+pub(super) async fn create(
+    client: Client,
+    name: String,
+    source: SourceRef,
+) -> (String, Option<EdgeCluster>) {
+    let object = EdgeCluster {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            ..ObjectMeta::default()
+        },
+        spec: EdgeClusterSpec {
+            source_ref: Some(source),
+            ..EdgeClusterSpec::default()
+        },
+        status: None,
+    };
+    let api: Api<EdgeCluster> = Api::all(client.clone());
+    let params = PostParams::default();
+    let made = tokio::time::timeout(DEADLINE, api.create(&params, &object)).await;
+    if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404)
+        && let Err(error) = krypton_agent::crd::ensure(&client, &EdgeCluster::crd()).await
+    {
+        tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and cannot be made again; it is tried again");
+    }
+    (name.clone(), outcome(&name, "making", made))
+}
+
+/// A member by its agent alone is from here on one by this source too.
+pub(super) async fn bind(
+    client: Client,
+    name: String,
+    version: Option<String>,
+    source: SourceRef,
+) -> (String, Option<EdgeCluster>) {
+    let api: Api<EdgeCluster> = Api::all(client);
+    let params = PatchParams::default();
+    let patch = Patch::Merge(serde_json::json!({
+        "metadata": { "resourceVersion": version },
+        "spec": { "sourceRef": source },
+    }));
+    let call = api.patch(&name, &params, &patch);
+    let result = tokio::time::timeout(DEADLINE, call).await;
+    let object = outcome(&name, "naming the source of", result);
+    (name, object)
+}
+
+pub(super) async fn write_status(
+    client: Client,
+    name: String,
+    patch: serde_json::Value,
+) -> (String, Option<EdgeCluster>) {
+    let api: Api<EdgeCluster> = Api::all(client);
+    let params = PatchParams::default();
+    let patch = Patch::Merge(patch);
+    let call = api.patch_status(&name, &params, &patch);
+    let result = tokio::time::timeout(DEADLINE, call).await;
+    let object = outcome(&name, "writing the status of", result);
+    (name, object)
+}
+
+fn outcome(
+    name: &str,
+    what: &str,
+    result: Result<kube::Result<EdgeCluster>, tokio::time::error::Elapsed>,
+) -> Option<EdgeCluster> {
+    match result {
+        Ok(Ok(object)) => Some(object),
+        // Somebody was faster; the watch brings what they wrote.
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
+        Ok(Err(error)) => {
+            tracing::warn!(member = name, error = %chain(&error), "{what} the EdgeCluster failed; it is tried again");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(
+                member = name,
+                "{what} the EdgeCluster: no answer in time; it is tried again"
+            );
+            None
+        }
+    }
+}
