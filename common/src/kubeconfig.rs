@@ -8,12 +8,15 @@ use serde_json::{Map, Value, json};
 
 use crate::{fingerprint, names};
 
+mod address;
 mod document;
 mod fields;
 mod material;
 mod server;
 
+pub use address::refused_address;
 use fields::Fields;
+pub use server::Authority;
 
 /// Largest kubeconfig that is looked at, in bytes.
 pub const SIZE_MAX: usize = 256 * 1024;
@@ -31,6 +34,13 @@ pub struct Policy {
     pub allow_files: bool,
     /// `insecure-skip-tls-verify: true`: the server may be anyone.
     pub allow_insecure_tls: bool,
+    /// A server or proxy on the hub's own machine, as `localhost`: what answers there may be meant for
+    /// the hub alone.
+    pub allow_loopback: bool,
+    /// A server or proxy at a link-local, metadata, multicast or broadcast address.
+    pub allow_link_local: bool,
+    /// `proxy-url`: the hub connects to where the Secret says, and not to the server.
+    pub allow_proxy: bool,
 }
 
 /// A kubeconfig that is safe to use under the [`Policy`] it was parsed with.
@@ -38,6 +48,11 @@ pub struct Policy {
 pub struct Sanitized {
     /// `https://host[:port][/path]`.
     pub server: String,
+    /// Of `server`. A name in it is judged by [`refused_address`] again, once it is resolved.
+    pub authority: Authority,
+    /// Of `proxy-url`, when there is one: the hub connects there instead, and the proxy resolves the
+    /// server's name.
+    pub proxy: Option<Authority>,
     /// The namespace of the context, when it names one.
     pub namespace: Option<String>,
     /// A kubeconfig with one cluster, user and context, in JSON (which is YAML). Holds secrets.
@@ -46,10 +61,18 @@ pub struct Sanitized {
     pub digest: String,
 }
 
+impl Sanitized {
+    /// Where a client connects to: what is to be resolved and judged.
+    pub fn first_hop(&self) -> &Authority {
+        self.proxy.as_ref().unwrap_or(&self.authority)
+    }
+}
+
 impl fmt::Debug for Sanitized {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sanitized")
             .field("server", &self.server)
+            .field("proxy", &self.proxy)
             .field("namespace", &self.namespace)
             .field("digest", &self.digest)
             .finish_non_exhaustive()
@@ -153,6 +176,8 @@ pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError
 
 struct Cluster {
     server: String,
+    authority: Authority,
+    proxy: Option<Authority>,
     fields: Map<String, Value>,
 }
 
@@ -161,7 +186,9 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
     if insecure && !policy.allow_insecure_tls {
         return Err(given.forbidden("insecure-skip-tls-verify", remedy::TLS));
     }
-    given.refuse("proxy-url", remedy::PROXY)?;
+    if !policy.allow_proxy {
+        given.refuse("proxy-url", remedy::PROXY)?;
+    }
     if !policy.allow_files {
         given.refuse("certificate-authority", remedy::CA_FILE)?;
     }
@@ -182,8 +209,19 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
         "is not set: give the https:// URL of the apiserver",
     )?;
     let server = server::checked(server).map_err(|problem| given.invalid("server", problem))?;
+    let server = at_allowed(server, given, "server", policy)?;
     let mut fields = Map::new();
-    fields.insert("server".to_owned(), server.clone().into());
+    fields.insert("server".to_owned(), server.text.clone().into());
+    let proxy = match given.text("proxy-url")? {
+        None => None,
+        Some(url) => {
+            let checked = server::checked_proxy(url);
+            let proxy = checked.map_err(|problem| given.invalid("proxy-url", problem))?;
+            let proxy = at_allowed(proxy, given, "proxy-url", policy)?;
+            fields.insert("proxy-url".to_owned(), proxy.text.into());
+            Some(proxy.authority)
+        }
+    };
     if let Some(data) = material::certificates(given, "certificate-authority-data")? {
         fields.insert("certificate-authority-data".to_owned(), data.into());
     }
@@ -209,7 +247,24 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
         }
         fields.insert("insecure-skip-tls-verify".to_owned(), true.into());
     }
-    Ok(Cluster { server, fields })
+    Ok(Cluster {
+        server: server.text,
+        authority: server.authority,
+        proxy,
+        fields,
+    })
+}
+
+fn at_allowed(
+    url: server::Url,
+    given: &Fields<'_>,
+    key: &str,
+    policy: &Policy,
+) -> Result<server::Url, KubeconfigError> {
+    match address::refused_host(&url.authority.host, policy) {
+        Some(remedy) => Err(given.forbidden(key, remedy)),
+        None => Ok(url),
+    }
 }
 
 fn user(given: &Fields<'_>, policy: &Policy) -> Result<Map<String, Value>, KubeconfigError> {
@@ -322,6 +377,8 @@ fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: Map<String, Value>) 
     .to_string();
     Sanitized {
         server: cluster.server,
+        authority: cluster.authority,
+        proxy: cluster.proxy,
         namespace: namespace.map(str::to_owned),
         digest: fingerprint::sha256_hex(yaml.as_bytes()),
         yaml,
@@ -343,7 +400,8 @@ mod remedy {
         --insecure-kubeconfig-files";
     pub(super) const TLS: &str = "the server could be anyone; give certificate-authority-data, \
         or, in a lab, start the hub with --insecure-kubeconfig-tls";
-    pub(super) const PROXY: &str = "a kubeconfig cannot choose a proxy for the hub; remove it";
+    pub(super) const PROXY: &str = "it would choose where the hub connects to; remove it, or start \
+        the hub with --insecure-kubeconfig-proxy";
     pub(super) const IMPERSONATION: &str =
         "a member is used with its own credential only; remove it";
     pub(super) const BASIC: &str = "apiservers have no basic authentication; use a token or a \

@@ -173,6 +173,7 @@ proptest! {
     #[test]
     fn a_switch_admits_its_own_field_only(
         document in any_kubeconfig(), exec: bool, provider: bool, token: bool, files: bool, tls: bool,
+        loopback: bool, link_local: bool, proxy: bool,
     ) {
         let policy = Policy {
             allow_exec: exec,
@@ -180,6 +181,9 @@ proptest! {
             allow_token_file: token,
             allow_files: files,
             allow_insecure_tls: tls,
+            allow_loopback: loopback,
+            allow_link_local: link_local,
+            allow_proxy: proxy,
         };
         if let Ok(sanitized) = parse(document.to_string().as_bytes(), &policy) {
             let rebuilt: Value = serde_json::from_str(&sanitized.yaml).unwrap();
@@ -191,7 +195,8 @@ proptest! {
             prop_assert!(files || user.get("client-key").is_none());
             prop_assert!(files || cluster.get("certificate-authority").is_none());
             prop_assert!(tls || cluster.get("insecure-skip-tls-verify").is_none());
-            prop_assert!(cluster.get("proxy-url").is_none() && user.get("as").is_none());
+            prop_assert!(proxy || cluster.get("proxy-url").is_none());
+            prop_assert!(user.get("as").is_none());
         }
     }
 

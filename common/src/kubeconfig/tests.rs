@@ -9,6 +9,16 @@ const CERTIFICATE: &str =
 const KEY: &str =
     "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCk1BTUNBUUU9Ci0tLS0tRU5EIFBSSVZBVEUgS0VZLS0tLS0K";
 const TOKEN: &str = "canary-token-5f3a";
+const EVERYTHING: Policy = Policy {
+    allow_exec: true,
+    allow_auth_provider: true,
+    allow_token_file: true,
+    allow_files: true,
+    allow_insecure_tls: true,
+    allow_loopback: true,
+    allow_link_local: true,
+    allow_proxy: true,
+};
 
 fn good() -> Value {
     json!({
@@ -168,6 +178,21 @@ fn dangerous_fields_are_refused_by_their_path_and_admitted_only_by_their_own_swi
         allow_token_file: !admitted.allow_token_file,
         allow_files: !admitted.allow_files,
         allow_insecure_tls: !admitted.allow_insecure_tls,
+        allow_loopback: !admitted.allow_loopback,
+        allow_link_local: !admitted.allow_link_local,
+        allow_proxy: !admitted.allow_proxy,
+    };
+    let proxy = Policy {
+        allow_proxy: true,
+        ..Policy::default()
+    };
+    let loopback = Policy {
+        allow_loopback: true,
+        ..Policy::default()
+    };
+    let link_local = Policy {
+        allow_link_local: true,
+        ..Policy::default()
     };
     for (pointer, path, value, admitted) in [
         ("/users/0/user/exec", "users[0].user.exec", run, exec),
@@ -190,6 +215,24 @@ fn dangerous_fields_are_refused_by_their_path_and_admitted_only_by_their_own_swi
             json!("/etc/shadow"),
             files,
         ),
+        (
+            "/clusters/0/cluster/proxy-url",
+            "clusters[0].cluster.proxy-url",
+            json!("http://proxy.example.org:3128"),
+            proxy,
+        ),
+        (
+            "/clusters/0/cluster/server",
+            "clusters[0].cluster.server",
+            json!("https://[::ffff:127.0.0.1]:6443"),
+            loopback,
+        ),
+        (
+            "/clusters/0/cluster/server",
+            "clusters[0].cluster.server",
+            json!("https://metadata.google.internal."),
+            link_local,
+        ),
     ] {
         for policy in [Policy::default(), all_but(admitted)] {
             let error = with(pointer, value.clone(), policy).unwrap_err();
@@ -207,6 +250,47 @@ fn dangerous_fields_are_refused_by_their_path_and_admitted_only_by_their_own_swi
         let kept: Value =
             serde_json::from_str(&with(pointer, value.clone(), admitted).unwrap().yaml).unwrap();
         assert_eq!(kept.pointer(pointer), Some(&value), "{pointer}");
+    }
+}
+
+#[test]
+fn a_proxy_that_is_admitted_is_kept_and_judged_as_a_server_is() {
+    let pointer = "/clusters/0/cluster/proxy-url";
+    let admitted = Policy {
+        allow_proxy: true,
+        ..Policy::default()
+    };
+    let kept = with(pointer, json!("SOCKS5://Proxy.example.org:1080"), admitted).unwrap();
+    let rebuilt: Value = serde_json::from_str(&kept.yaml).unwrap();
+    assert_eq!(
+        rebuilt.pointer(pointer),
+        Some(&json!("socks5://Proxy.example.org:1080"))
+    );
+    let proxy = Authority {
+        host: "proxy.example.org".to_owned(),
+        port: 1080,
+    };
+    assert_eq!(kept.first_hop(), &proxy);
+    assert_eq!(kept.authority.host, "edge-1.example.org");
+    assert_eq!(parsed(&good()).unwrap().first_hop().port, 6443);
+    for (url, message) in [
+        (
+            "http://localhost:3128",
+            "proxy-url is not allowed: it leads to the hub's own machine",
+        ),
+        (
+            "http://169.254.169.254:80",
+            "proxy-url is not allowed: it leads to a link-local",
+        ),
+        ("http://127.1:3128", "proxy-url has a number for a host"),
+        (
+            "http://user:pw@proxy:3128",
+            "proxy-url has a user name or password",
+        ),
+        ("ftp://proxy:21", "proxy-url must start with http://"),
+    ] {
+        let error = with(pointer, json!(url), admitted).unwrap_err().to_string();
+        assert!(error.contains(message), "{url}: {error}");
     }
 }
 
@@ -237,16 +321,8 @@ fn client_certificate_files_are_refused_and_admitted_as_a_pair() {
 }
 
 #[test]
-fn no_switch_admits_proxies_impersonation_or_basic_authentication() {
-    let everything = Policy {
-        allow_exec: true,
-        allow_auth_provider: true,
-        allow_token_file: true,
-        allow_files: true,
-        allow_insecure_tls: true,
-    };
+fn no_switch_admits_impersonation_or_basic_authentication() {
     for (pointer, value) in [
-        ("/clusters/0/cluster/proxy-url", json!("http://proxy:3128")),
         ("/users/0/user/as", json!("system:admin")),
         ("/users/0/user/as-uid", json!("0")),
         ("/users/0/user/as-groups", json!(["system:masters"])),
@@ -255,7 +331,7 @@ fn no_switch_admits_proxies_impersonation_or_basic_authentication() {
         ("/users/0/user/username", json!("admin")),
         ("/users/0/user/password", json!("hunter2")),
     ] {
-        let error = with(pointer, value, everything).unwrap_err();
+        let error = with(pointer, value, EVERYTHING).unwrap_err();
         assert!(
             matches!(error, KubeconfigError::Forbidden { .. }),
             "{pointer}: {error}"

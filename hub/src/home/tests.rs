@@ -330,6 +330,19 @@ async fn a_secret_is_read_through_the_sanitizer() {
             Some("green"),
             Ok(("https://green:6443/", "green")),
         ),
+        // Whoever starts the hub says where home is.
+        (
+            "kubeconfig",
+            kubeconfig("https://127.0.0.1:1").to_string(),
+            None,
+            Ok(("https://127.0.0.1:1/", "blue")),
+        ),
+        (
+            "kubeconfig",
+            kubeconfig("https://169.254.20.10:1").to_string(),
+            None,
+            Ok(("https://169.254.20.10:1/", "blue")),
+        ),
     ];
     for (key, content, context, expected) in cases {
         let secret = secret(key, &content);
