@@ -4,17 +4,20 @@
 
 use std::fmt;
 
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use crate::{fingerprint, names};
 
 mod address;
+mod dates;
 mod document;
 mod fields;
 mod material;
 mod server;
 
 pub use address::refused_address;
+use dates::Validity;
 use fields::Fields;
 pub use server::Authority;
 
@@ -59,12 +62,33 @@ pub struct Sanitized {
     pub yaml: String,
     /// SHA-256 of `yaml`: unchanged when only what is not used changes.
     pub digest: String,
+    /// From when on a credential in it is good; `None` when one names no such date.
+    pub not_before: Option<Timestamp>,
+    /// From when on none of its credentials is good any more, as the client certificate and a token
+    /// that is a JWT say; `None` when one names no such date.
+    pub expires: Option<Timestamp>,
+    credentials: Vec<Validity>,
 }
 
 impl Sanitized {
     /// Where a client connects to: what is to be resolved and judged.
     pub fn first_hop(&self) -> &Authority {
         self.proxy.as_ref().unwrap_or(&self.authority)
+    }
+
+    /// Whether a credential in it may be good now, give or take clocks that are ten minutes apart.
+    ///
+    /// # Errors
+    /// What is wrong with its first credential, when none is good.
+    pub fn check_dates(&self, now: Timestamp) -> Result<(), KubeconfigError> {
+        let mut faults = Vec::new();
+        for credential in &self.credentials {
+            match credential.check(now) {
+                Ok(()) => return Ok(()),
+                Err(fault) => faults.push(fault),
+            }
+        }
+        faults.into_iter().next().map_or(Ok(()), Err)
     }
 }
 
@@ -75,6 +99,7 @@ impl fmt::Debug for Sanitized {
             .field("proxy", &self.proxy)
             .field("namespace", &self.namespace)
             .field("digest", &self.digest)
+            .field("expires", &self.expires)
             .finish_non_exhaustive()
     }
 }
@@ -117,6 +142,16 @@ pub enum KubeconfigError {
         "{path} has no credential: set token, or client-certificate-data and client-key-data; anonymous access is refused"
     )]
     NoCredential { path: String },
+    #[error("{path} has expired on {expires}: put a kubeconfig with a new one into its place")]
+    Expired { path: String, expires: Timestamp },
+    #[error(
+        "{path} is not valid before {not_before}, and here it is {now}: wait, or put right the clock that is wrong"
+    )]
+    NotYetValid {
+        path: String,
+        not_before: Timestamp,
+        now: Timestamp,
+    },
 }
 
 impl KubeconfigError {
@@ -222,7 +257,7 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
             Some(proxy.authority)
         }
     };
-    if let Some(data) = material::certificates(given, "certificate-authority-data")? {
+    if let Some(data) = material::authorities(given)? {
         fields.insert("certificate-authority-data".to_owned(), data.into());
     }
     if let Some(path) = given.path("certificate-authority")? {
@@ -267,7 +302,12 @@ fn at_allowed(
     }
 }
 
-fn user(given: &Fields<'_>, policy: &Policy) -> Result<Map<String, Value>, KubeconfigError> {
+struct User {
+    fields: Map<String, Value>,
+    credentials: Vec<Validity>,
+}
+
+fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
     for (key, allowed, remedy) in [
         ("exec", policy.allow_exec, remedy::EXEC),
         (
@@ -313,6 +353,7 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<Map<String, Value>, Kubec
     ])?;
 
     let mut fields = Map::new();
+    let mut credentials = Vec::new();
     if let Some(token) = given.text("token")? {
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(given.invalid(
@@ -320,21 +361,33 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<Map<String, Value>, Kubec
                 "has a character that no token has, like a space or a line end: check how it was pasted",
             ));
         }
+        credentials.push(Validity::of_token(given.path_to("token"), token));
         fields.insert("token".to_owned(), token.into());
     }
-    if let Some(data) = material::certificates(given, "client-certificate-data")? {
-        fields.insert("client-certificate-data".to_owned(), data.into());
+    let certificate = material::client_certificate(given)?;
+    let key = material::client_key(given)?;
+    if let Some(certificate) = &certificate {
+        credentials.push(material::validity(given, certificate));
+        fields.insert(
+            "client-certificate-data".to_owned(),
+            certificate.data.clone().into(),
+        );
     }
-    if let Some(data) = material::private_key(given, "client-key-data")? {
-        fields.insert("client-key-data".to_owned(), data.into());
+    if let Some(key) = &key {
+        fields.insert("client-key-data".to_owned(), key.data.clone().into());
     }
     for key in ["tokenFile", "client-certificate", "client-key"] {
         if let Some(path) = given.path(key)? {
+            // A key alone is no credential.
+            if key != "client-key" {
+                credentials.push(Validity::unlimited(given.path_to(key)));
+            }
             fields.insert(key.to_owned(), path.into());
         }
     }
     for key in ["exec", "auth-provider"] {
         if let Some(map) = given.map(key)? {
+            credentials.push(Validity::unlimited(given.path_to(key)));
             fields.insert(key.to_owned(), Value::Object(map.clone()));
         }
     }
@@ -352,14 +405,20 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<Map<String, Value>, Kubec
         };
         return Err(given.invalid(missing, "is missing: a client certificate needs its key"));
     }
+    if let (Some(certificate), Some(key)) = (&certificate, &key) {
+        material::paired(given, certificate, key)?;
+    }
     if fields.is_empty() {
         return Err(given.no_credential());
     }
-    Ok(fields)
+    Ok(User {
+        fields,
+        credentials,
+    })
 }
 
 /// Names of entries say nothing to a program, so fixed ones keep the digest steady.
-fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: Map<String, Value>) -> Sanitized {
+fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: User) -> Sanitized {
     let mut context = Map::new();
     context.insert("cluster".to_owned(), "member".into());
     context.insert("user".to_owned(), "member".into());
@@ -370,18 +429,26 @@ fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: Map<String, Value>) 
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{ "name": "member", "cluster": cluster.fields }],
-        "users": [{ "name": "member", "user": user }],
+        "users": [{ "name": "member", "user": user.fields }],
         "contexts": [{ "name": "member", "context": context }],
         "current-context": "member",
     })
     .to_string();
+    // Without a date as soon as one has none: that one is good at any time.
+    let dates = |date: fn(&Validity) -> Option<Timestamp>| {
+        let dates: Option<Vec<_>> = user.credentials.iter().map(date).collect();
+        dates.unwrap_or_default()
+    };
     Sanitized {
+        not_before: dates(|of| of.not_before).into_iter().min(),
+        expires: dates(|of| of.expires).into_iter().max(),
         server: cluster.server,
         authority: cluster.authority,
         proxy: cluster.proxy,
         namespace: namespace.map(str::to_owned),
         digest: fingerprint::sha256_hex(yaml.as_bytes()),
         yaml,
+        credentials: user.credentials,
     }
 }
 

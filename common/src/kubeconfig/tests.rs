@@ -1,13 +1,11 @@
 use super::*;
 
+pub(super) mod credentials;
+mod dates;
 mod input;
 
-/// `-----BEGIN CERTIFICATE-----`, the smallest DER sequence, `-----END CERTIFICATE-----`.
-const CERTIFICATE: &str =
-    "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1BTUNBUUU9Ci0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K";
-/// The same as `PRIVATE KEY`.
-const KEY: &str =
-    "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCk1BTUNBUUU9Ci0tLS0tRU5EIFBSSVZBVEUgS0VZLS0tLS0K";
+use credentials::{ISSUED, OTHER, decoded, encoded};
+
 const TOKEN: &str = "canary-token-5f3a";
 const EVERYTHING: Policy = Policy {
     allow_exec: true,
@@ -30,7 +28,7 @@ fn good() -> Value {
             "name": "edge-1",
             "cluster": {
                 "server": "https://edge-1.example.org:6443",
-                "certificate-authority-data": CERTIFICATE,
+                "certificate-authority-data": ISSUED.ca,
             },
         }],
         "contexts": [{
@@ -99,7 +97,7 @@ fn a_good_kubeconfig_is_rebuilt_with_only_what_is_used() {
                 "name": "member",
                 "cluster": {
                     "server": "https://edge-1.example.org:6443",
-                    "certificate-authority-data": CERTIFICATE,
+                    "certificate-authority-data": ISSUED.ca,
                 },
             }],
             "contexts": [{
@@ -110,8 +108,8 @@ fn a_good_kubeconfig_is_rebuilt_with_only_what_is_used() {
         })
     );
     assert_eq!(
-        sanitized,
-        parsed(&good()).unwrap(),
+        sanitized.digest,
+        parsed(&good()).unwrap().digest,
         "what is not used changes nothing"
     );
 }
@@ -147,7 +145,7 @@ fn debug_output_has_no_secret() {
     let shown = format!("{:?}", parsed(&good()).unwrap());
     assert!(shown.contains("edge-1.example.org"), "{shown}");
     assert!(
-        !shown.contains(TOKEN) && !shown.contains(CERTIFICATE),
+        !shown.contains(TOKEN) && !shown.contains(&ISSUED.ca),
         "{shown}"
     );
 }
@@ -563,13 +561,13 @@ fn the_server_must_be_https_with_a_host_and_no_credentials() {
 
 #[test]
 fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() {
-    use base64::Engine as _;
-    let encode = |text: &str| Value::String(base64::engine::general_purpose::STANDARD.encode(text));
+    let encode = |text: &str| Value::String(encoded(text));
     let ca = "/clusters/0/cluster/certificate-authority-data";
     let cert = "/users/0/user/client-certificate-data";
     let key = "/users/0/user/client-key-data";
     let token = "/users/0/user/token";
     let open = "-----BEGIN CERTIFICATE-----\nMAMCAQE=\n";
+    let sequence = "-----BEGIN CERTIFICATE-----\nMAMCAQE=\n-----END CERTIFICATE-----\n";
     let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     let encrypted =
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAMCAQE=\n-----END ENCRYPTED PRIVATE KEY-----\n";
@@ -582,7 +580,7 @@ fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() 
         ),
         (
             ca,
-            json!(KEY),
+            json!(ISSUED.key),
             "certificate-authority-data holds no PEM certificate",
         ),
         (
@@ -597,19 +595,28 @@ fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() 
         ),
         (
             ca,
+            encode(sequence),
+            "holds a PEM certificate that is damaged",
+        ),
+        (
+            ca,
             json!([1]),
             "certificate-authority-data must be a string",
         ),
-        (cert, json!(CERTIFICATE), "client-key-data is missing"),
-        (key, json!(KEY), "client-certificate-data is missing"),
         (
             cert,
-            json!(KEY),
+            json!(ISSUED.certificate),
+            "client-key-data is missing",
+        ),
+        (key, json!(ISSUED.key), "client-certificate-data is missing"),
+        (
+            cert,
+            json!(ISSUED.key),
             "client-certificate-data holds no PEM certificate",
         ),
         (
             key,
-            json!(CERTIFICATE),
+            json!(ISSUED.certificate),
             "client-key-data holds no PEM private key",
         ),
         (
@@ -632,6 +639,63 @@ fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() 
         let error = strictly(pointer, value).unwrap_err().to_string();
         assert!(error.contains(message), "{pointer}: {error}");
     }
+}
+
+fn with_client(certificate: &str, key: &str) -> Result<Sanitized, KubeconfigError> {
+    strictly(
+        "/users/0/user",
+        json!({ "client-certificate-data": certificate, "client-key-data": key }),
+    )
+}
+
+#[test]
+fn a_client_certificate_and_its_key_must_belong_together() {
+    assert!(with_client(&ISSUED.certificate, &ISSUED.key).is_ok());
+    let small_key = "-----BEGIN PRIVATE KEY-----\nMAMCAQE=\n-----END PRIVATE KEY-----\n";
+    for (key, message) in [
+        (
+            OTHER.key.as_str(),
+            "is not the key of client-certificate-data",
+        ),
+        (
+            &encoded(small_key),
+            "holds a private key that cannot be used",
+        ),
+    ] {
+        let error = with_client(&ISSUED.certificate, key).unwrap_err();
+        let shown = error.to_string();
+        assert!(
+            shown.starts_with(&format!("users[0].user.client-key-data {message}")),
+            "{shown}"
+        );
+        assert_eq!(error.reason(), "KubeconfigInvalid");
+    }
+}
+
+#[test]
+fn an_authority_is_a_ca_or_has_signed_itself() {
+    let pointer = "/clusters/0/cluster/certificate-authority-data";
+    assert!(strictly(pointer, json!(ISSUED.self_signed)).is_ok());
+    let error = strictly(pointer, json!(ISSUED.certificate)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("clusters[0].cluster.certificate-authority-data holds no CA certificate"),
+        "{error}"
+    );
+    // The server's own beside its CA, as some bundles have it, among what is no certificate.
+    let [own, ca] = [&ISSUED.certificate, &ISSUED.ca].map(|text| decoded(text));
+    let key = decoded(&ISSUED.key);
+    let kept = strictly(
+        pointer,
+        json!(encoded(&format!("a note\n{own}\n{key}{ca}"))),
+    )
+    .unwrap();
+    let kept: Value = serde_json::from_str(&kept.yaml).unwrap();
+    assert_eq!(
+        kept.pointer(pointer),
+        Some(&json!(encoded(&format!("{own}{ca}"))))
+    );
 }
 
 #[test]
