@@ -193,7 +193,7 @@ async fn a_bad_watch_file_is_told_with_the_originals_text_its_path_and_no_conten
     let no_context = json!({"clusters": [], "users": [], "contexts": []});
     let proxy = kubeconfig_with(
         "https://a:1",
-        json!({"proxy-url": "http://user:hunter2@p:1"}),
+        json!({"proxy-url": "ftp://user:hunter2@p:1"}),
         json!({}),
     );
     let cases = [
