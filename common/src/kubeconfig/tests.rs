@@ -1,5 +1,6 @@
 use super::*;
 
+mod catalogue;
 pub(super) mod credentials;
 mod dates;
 mod input;
