@@ -19,6 +19,7 @@ LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 CARGO_FLAGS ?=
 # A test starts control planes of half a GB each: two at a time fit two cores and 8 GB.
 TEST_THREADS ?= 2
+FUZZ_SECONDS ?= 60
 PID_FILE ?= /tmp/krypton-operator.pid
 LOG_FILE ?= /tmp/krypton-operator.log
 
@@ -29,7 +30,7 @@ binaries = cargo build $(CARGO_FLAGS) --workspace --bins
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test check fmt tools images e2e-kind bench deny run run-pid stop clean rust
+.PHONY: help demo test fuzz check fmt tools images e2e-kind bench deny run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +45,10 @@ test: rust tools ## Unit, property and end-to-end tests against real control pla
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --lib --bins
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --test '*' -- --test-threads=$(TEST_THREADS)
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --doc
+
+# The seeds are replayed by `make test` as well.
+fuzz: rust ## Feed the reading of kubeconfigs with what a fuzzer finds (FUZZ_SECONDS=60)
+	FUZZ_SECONDS=$(FUZZ_SECONDS) hack/fuzz.sh
 
 check: rust ## Formatting and lints; any warning fails
 	cargo fmt --all --check

@@ -13,6 +13,8 @@ mod address;
 mod dates;
 mod document;
 mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod material;
 mod server;
 

@@ -8,7 +8,7 @@ mod input;
 use credentials::{ISSUED, OTHER, decoded, encoded};
 
 const TOKEN: &str = "canary-token-5f3a";
-const EVERYTHING: Policy = Policy {
+pub(super) const EVERYTHING: Policy = Policy {
     allow_exec: true,
     allow_auth_provider: true,
     allow_token_file: true,
