@@ -7,12 +7,19 @@ MAKEFLAGS += --no-builtin-rules
 
 # More for each program: make demo DEMO_ARGS=--exit
 DEMO_ARGS ?=
+# Clusters on one's own machine, as kind's, are at 127.0.0.1; empty, as for everybody else.
+LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 BENCH_ARGS ?=
+# Clusters on one's own machine, as kind's, are at 127.0.0.1; empty, as for everybody else.
+LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 ARGS ?=
+# Clusters on one's own machine, as kind's, are at 127.0.0.1; empty, as for everybody else.
+LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 # More for cargo, as --locked.
 CARGO_FLAGS ?=
 # A test starts control planes of half a GB each: two at a time fit two cores and 8 GB.
 TEST_THREADS ?= 2
+FUZZ_SECONDS ?= 60
 PID_FILE ?= /tmp/krypton-operator.pid
 LOG_FILE ?= /tmp/krypton-operator.log
 
@@ -23,7 +30,7 @@ binaries = cargo build $(CARGO_FLAGS) --workspace --bins
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test check fmt tools images e2e-kind bench deny run run-pid stop clean rust
+.PHONY: help demo test fuzz check fmt tools images e2e-kind bench deny run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +45,10 @@ test: rust tools ## Unit, property and end-to-end tests against real control pla
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --lib --bins
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --test '*' -- --test-threads=$(TEST_THREADS)
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --doc
+
+# The seeds are replayed by `make test` as well.
+fuzz: rust ## Feed the reading of kubeconfigs with what a fuzzer finds (FUZZ_SECONDS=60)
+	FUZZ_SECONDS=$(FUZZ_SECONDS) hack/fuzz.sh
 
 check: rust ## Formatting and lints; any warning fails
 	cargo fmt --all --check
@@ -69,13 +80,13 @@ deny: rust ## Licences, sources and banned crates; needs cargo-deny and the netw
 
 run: rust ## Run the hub in the foreground (ARGS='--namespace krypton ...')
 	$(binaries)
-	$(with_tools) exec $(target)/debug/krypton-hub $(ARGS)
+	$(with_tools) exec $(target)/debug/krypton-hub $(LOCAL_ARGS) $(ARGS)
 
 run-pid: rust ## Run the hub in the background (PID_FILE, LOG_FILE, ARGS)
 	@if pid=$$(cat '$(PID_FILE)' 2>/dev/null) && [[ $$(ps -p "$$pid" -o comm=) == *krypton-hub ]]; then \
 	  echo "make run-pid: process $$pid of $(PID_FILE) runs already; 'make stop' ends it" >&2; exit 1; fi
 	$(binaries)
-	@export $(with_tools); nohup $(target)/debug/krypton-hub $(ARGS) >'$(LOG_FILE)' 2>&1 </dev/null & \
+	@export $(with_tools); nohup $(target)/debug/krypton-hub $(LOCAL_ARGS) $(ARGS) >'$(LOG_FILE)' 2>&1 </dev/null & \
 	pid=$$!; echo "$$pid" >'$(PID_FILE)'; sleep 1; \
 	if ! kill -0 "$$pid" 2>/dev/null; then \
 	  rm -f '$(PID_FILE)'; echo "make run-pid: the hub has ended; $(LOG_FILE) ends:" >&2; tail -n 20 '$(LOG_FILE)' >&2; exit 1; fi; \

@@ -84,12 +84,6 @@ readlink /proc/self/fd/0 >stdin
         "SHLVL",
         "_",
         "PATH",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
         "SSL_CERT_FILE",
         "SSL_CERT_DIR",
     ];

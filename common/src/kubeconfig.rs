@@ -4,16 +4,24 @@
 
 use std::fmt;
 
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use crate::{fingerprint, names};
 
+mod address;
+mod dates;
 mod document;
 mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod material;
 mod server;
 
+pub use address::refused_address;
+use dates::Validity;
 use fields::Fields;
+pub use server::Authority;
 
 /// Largest kubeconfig that is looked at, in bytes.
 pub const SIZE_MAX: usize = 256 * 1024;
@@ -31,6 +39,13 @@ pub struct Policy {
     pub allow_files: bool,
     /// `insecure-skip-tls-verify: true`: the server may be anyone.
     pub allow_insecure_tls: bool,
+    /// A server or proxy on the hub's own machine, as `localhost`: what answers there may be meant for
+    /// the hub alone.
+    pub allow_loopback: bool,
+    /// A server or proxy at a link-local, metadata, multicast or broadcast address.
+    pub allow_link_local: bool,
+    /// `proxy-url`: the hub connects to where the Secret says, and not to the server.
+    pub allow_proxy: bool,
 }
 
 /// A kubeconfig that is safe to use under the [`Policy`] it was parsed with.
@@ -38,20 +53,55 @@ pub struct Policy {
 pub struct Sanitized {
     /// `https://host[:port][/path]`.
     pub server: String,
+    /// Of `server`. A name in it is judged by [`refused_address`] again, once it is resolved.
+    pub authority: Authority,
+    /// Of `proxy-url`, when there is one: the hub connects there instead, and the proxy resolves the
+    /// server's name.
+    pub proxy: Option<Authority>,
     /// The namespace of the context, when it names one.
     pub namespace: Option<String>,
     /// A kubeconfig with one cluster, user and context, in JSON (which is YAML). Holds secrets.
     pub yaml: String,
     /// SHA-256 of `yaml`: unchanged when only what is not used changes.
     pub digest: String,
+    /// From when on a credential in it is good; `None` when one names no such date.
+    pub not_before: Option<Timestamp>,
+    /// From when on none of its credentials is good any more, as the client certificate and a token
+    /// that is a JWT say; `None` when one names no such date.
+    pub expires: Option<Timestamp>,
+    credentials: Vec<Validity>,
+}
+
+impl Sanitized {
+    /// Where a client connects to: what is to be resolved and judged.
+    pub fn first_hop(&self) -> &Authority {
+        self.proxy.as_ref().unwrap_or(&self.authority)
+    }
+
+    /// Whether a credential in it may be good now, give or take clocks that are ten minutes apart.
+    ///
+    /// # Errors
+    /// What is wrong with its first credential, when none is good.
+    pub fn check_dates(&self, now: Timestamp) -> Result<(), KubeconfigError> {
+        let mut faults = Vec::new();
+        for credential in &self.credentials {
+            match credential.check(now) {
+                Ok(()) => return Ok(()),
+                Err(fault) => faults.push(fault),
+            }
+        }
+        faults.into_iter().next().map_or(Ok(()), Err)
+    }
 }
 
 impl fmt::Debug for Sanitized {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sanitized")
             .field("server", &self.server)
+            .field("proxy", &self.proxy)
             .field("namespace", &self.namespace)
             .field("digest", &self.digest)
+            .field("expires", &self.expires)
             .finish_non_exhaustive()
     }
 }
@@ -94,6 +144,16 @@ pub enum KubeconfigError {
         "{path} has no credential: set token, or client-certificate-data and client-key-data; anonymous access is refused"
     )]
     NoCredential { path: String },
+    #[error("{path} has expired on {expires}: put a kubeconfig with a new one into its place")]
+    Expired { path: String, expires: Timestamp },
+    #[error(
+        "{path} is not valid before {not_before}, and here it is {now}: wait, or put right the clock that is wrong"
+    )]
+    NotYetValid {
+        path: String,
+        not_before: Timestamp,
+        now: Timestamp,
+    },
 }
 
 impl KubeconfigError {
@@ -153,6 +213,8 @@ pub fn parse(bytes: &[u8], policy: &Policy) -> Result<Sanitized, KubeconfigError
 
 struct Cluster {
     server: String,
+    authority: Authority,
+    proxy: Option<Authority>,
     fields: Map<String, Value>,
 }
 
@@ -161,7 +223,9 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
     if insecure && !policy.allow_insecure_tls {
         return Err(given.forbidden("insecure-skip-tls-verify", remedy::TLS));
     }
-    given.refuse("proxy-url", remedy::PROXY)?;
+    if !policy.allow_proxy {
+        given.refuse("proxy-url", remedy::PROXY)?;
+    }
     if !policy.allow_files {
         given.refuse("certificate-authority", remedy::CA_FILE)?;
     }
@@ -182,9 +246,20 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
         "is not set: give the https:// URL of the apiserver",
     )?;
     let server = server::checked(server).map_err(|problem| given.invalid("server", problem))?;
+    let server = at_allowed(server, given, "server", policy)?;
     let mut fields = Map::new();
-    fields.insert("server".to_owned(), server.clone().into());
-    if let Some(data) = material::certificates(given, "certificate-authority-data")? {
+    fields.insert("server".to_owned(), server.text.clone().into());
+    let proxy = match given.text("proxy-url")? {
+        None => None,
+        Some(url) => {
+            let checked = server::checked_proxy(url);
+            let proxy = checked.map_err(|problem| given.invalid("proxy-url", problem))?;
+            let proxy = at_allowed(proxy, given, "proxy-url", policy)?;
+            fields.insert("proxy-url".to_owned(), proxy.text.into());
+            Some(proxy.authority)
+        }
+    };
+    if let Some(data) = material::authorities(given)? {
         fields.insert("certificate-authority-data".to_owned(), data.into());
     }
     if let Some(path) = given.path("certificate-authority")? {
@@ -209,10 +284,32 @@ fn cluster(given: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigErr
         }
         fields.insert("insecure-skip-tls-verify".to_owned(), true.into());
     }
-    Ok(Cluster { server, fields })
+    Ok(Cluster {
+        server: server.text,
+        authority: server.authority,
+        proxy,
+        fields,
+    })
 }
 
-fn user(given: &Fields<'_>, policy: &Policy) -> Result<Map<String, Value>, KubeconfigError> {
+fn at_allowed(
+    url: server::Url,
+    given: &Fields<'_>,
+    key: &str,
+    policy: &Policy,
+) -> Result<server::Url, KubeconfigError> {
+    match address::refused_host(&url.authority.host, policy) {
+        Some(remedy) => Err(given.forbidden(key, remedy)),
+        None => Ok(url),
+    }
+}
+
+struct User {
+    fields: Map<String, Value>,
+    credentials: Vec<Validity>,
+}
+
+fn user(given: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigError> {
     for (key, allowed, remedy) in [
         ("exec", policy.allow_exec, remedy::EXEC),
         (
@@ -258,6 +355,7 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<Map<String, Value>, Kubec
     ])?;
 
     let mut fields = Map::new();
+    let mut credentials = Vec::new();
     if let Some(token) = given.text("token")? {
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(given.invalid(
@@ -265,21 +363,33 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<Map<String, Value>, Kubec
                 "has a character that no token has, like a space or a line end: check how it was pasted",
             ));
         }
+        credentials.push(Validity::of_token(given.path_to("token"), token));
         fields.insert("token".to_owned(), token.into());
     }
-    if let Some(data) = material::certificates(given, "client-certificate-data")? {
-        fields.insert("client-certificate-data".to_owned(), data.into());
+    let certificate = material::client_certificate(given)?;
+    let key = material::client_key(given)?;
+    if let Some(certificate) = &certificate {
+        credentials.push(material::validity(given, certificate));
+        fields.insert(
+            "client-certificate-data".to_owned(),
+            certificate.data.clone().into(),
+        );
     }
-    if let Some(data) = material::private_key(given, "client-key-data")? {
-        fields.insert("client-key-data".to_owned(), data.into());
+    if let Some(key) = &key {
+        fields.insert("client-key-data".to_owned(), key.data.clone().into());
     }
     for key in ["tokenFile", "client-certificate", "client-key"] {
         if let Some(path) = given.path(key)? {
+            // A key alone is no credential.
+            if key != "client-key" {
+                credentials.push(Validity::unlimited(given.path_to(key)));
+            }
             fields.insert(key.to_owned(), path.into());
         }
     }
     for key in ["exec", "auth-provider"] {
         if let Some(map) = given.map(key)? {
+            credentials.push(Validity::unlimited(given.path_to(key)));
             fields.insert(key.to_owned(), Value::Object(map.clone()));
         }
     }
@@ -297,14 +407,20 @@ fn user(given: &Fields<'_>, policy: &Policy) -> Result<Map<String, Value>, Kubec
         };
         return Err(given.invalid(missing, "is missing: a client certificate needs its key"));
     }
+    if let (Some(certificate), Some(key)) = (&certificate, &key) {
+        material::paired(given, certificate, key)?;
+    }
     if fields.is_empty() {
         return Err(given.no_credential());
     }
-    Ok(fields)
+    Ok(User {
+        fields,
+        credentials,
+    })
 }
 
 /// Names of entries say nothing to a program, so fixed ones keep the digest steady.
-fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: Map<String, Value>) -> Sanitized {
+fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: User) -> Sanitized {
     let mut context = Map::new();
     context.insert("cluster".to_owned(), "member".into());
     context.insert("user".to_owned(), "member".into());
@@ -315,16 +431,26 @@ fn rebuilt(cluster: Cluster, namespace: Option<&str>, user: Map<String, Value>) 
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{ "name": "member", "cluster": cluster.fields }],
-        "users": [{ "name": "member", "user": user }],
+        "users": [{ "name": "member", "user": user.fields }],
         "contexts": [{ "name": "member", "context": context }],
         "current-context": "member",
     })
     .to_string();
+    // Without a date as soon as one has none: that one is good at any time.
+    let dates = |date: fn(&Validity) -> Option<Timestamp>| {
+        let dates: Option<Vec<_>> = user.credentials.iter().map(date).collect();
+        dates.unwrap_or_default()
+    };
     Sanitized {
+        not_before: dates(|of| of.not_before).into_iter().min(),
+        expires: dates(|of| of.expires).into_iter().max(),
         server: cluster.server,
+        authority: cluster.authority,
+        proxy: cluster.proxy,
         namespace: namespace.map(str::to_owned),
         digest: fingerprint::sha256_hex(yaml.as_bytes()),
         yaml,
+        credentials: user.credentials,
     }
 }
 
@@ -343,7 +469,8 @@ mod remedy {
         --insecure-kubeconfig-files";
     pub(super) const TLS: &str = "the server could be anyone; give certificate-authority-data, \
         or, in a lab, start the hub with --insecure-kubeconfig-tls";
-    pub(super) const PROXY: &str = "a kubeconfig cannot choose a proxy for the hub; remove it";
+    pub(super) const PROXY: &str = "it would choose where the hub connects to; remove it, or start \
+        the hub with --insecure-kubeconfig-proxy";
     pub(super) const IMPERSONATION: &str =
         "a member is used with its own credential only; remove it";
     pub(super) const BASIC: &str = "apiservers have no basic authentication; use a token or a \

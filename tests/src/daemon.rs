@@ -114,7 +114,10 @@ impl Daemon {
         let mut invocation = Invocation::new(binary);
         for (flag, value) in own.into_iter().chain(cache).chain(start.flags) {
             if !start.args.iter().any(|arg| is_flag(arg, flag)) {
-                invocation = invocation.args::<OsString>([flag.into(), value]);
+                let mut arg = OsString::from(flag);
+                arg.push("=");
+                arg.push(value);
+                invocation = invocation.args([arg]);
             }
         }
         invocation = invocation

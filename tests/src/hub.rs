@@ -92,6 +92,8 @@ impl Hub {
             flags: vec![
                 ("--listen", address.clone().into()),
                 ("--advertise", address.into()),
+                // Where all clusters of the harness are.
+                ("--insecure-kubeconfig-loopback", "true".into()),
             ],
             cache_flag: None,
             args: &options.args,

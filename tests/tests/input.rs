@@ -110,6 +110,18 @@ fn kubeconfig_with(cluster: &Cluster, user: &str) -> String {
         .collect()
 }
 
+/// The same credential, for another server.
+fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
+    cluster
+        .kubeconfig_with_token()
+        .lines()
+        .map(|line| match line.split_once("server:") {
+            Some((indent, _)) => format!("{indent}server: {server}\n"),
+            None => format!("{line}\n"),
+        })
+        .collect()
+}
+
 /// With kubeconfigs only: an agent's never leaves its edge.
 #[tokio::test]
 async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on() {
@@ -136,6 +148,16 @@ async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on()
             "tokenFile",
         ),
         ("empty", String::new(), "default/empty"),
+        (
+            "leads-to-metadata",
+            kubeconfig_at(&edge, "https://169.254.169.254"),
+            "--insecure-kubeconfig-link-local",
+        ),
+        (
+            "leads-to-a-number",
+            kubeconfig_at(&edge, "https://2130706433:6443"),
+            "clusters[0].cluster.server",
+        ),
     ];
     for (name, kubeconfig, _) in &bad {
         desk.add_member(name, kubeconfig).await.unwrap();
@@ -152,9 +174,12 @@ async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on()
         .unwrap();
 
     let flags = chart_flags(&repository, "small", "1.0.0");
+    // Proxies of the environment are for charts by https: no credential of a member goes by them.
     let options = HubOptions::new(home.kubeconfig())
         .args(flags)
-        .args([values_flag(&values)]);
+        .args([values_flag(&values)])
+        .env("HTTPS_PROXY", "http://127.0.0.1:9")
+        .env("NO_PROXY", "unreadable, ,");
     let hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
 
     at_edge.create("default", "acme", json!({})).await.unwrap();

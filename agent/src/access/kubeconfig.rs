@@ -55,6 +55,7 @@ pub fn kubeconfig_yaml(
             .filter(|_| !config.accept_invalid_certs)
             .map(|certificates| base64(pem(certificates).into_bytes())),
         tls_server_name: config.tls_server_name.clone(),
+        proxy_url: config.proxy_url.as_ref().map(ToString::to_string),
         ..Default::default()
     };
     let context = Context {
@@ -200,6 +201,17 @@ mod tests {
         assert_eq!(
             found["users"][0]["user"],
             json!({"token": TOKEN, "as": "system:serviceaccount:krypton:helm"})
+        );
+    }
+
+    #[test]
+    fn helm_goes_by_the_same_proxy() {
+        let mut config = Config::new("https://a".parse().unwrap());
+        config.proxy_url = Some("socks5://p:1080".parse().unwrap());
+        let found = rendered(&config);
+        assert_eq!(
+            found["clusters"][0]["cluster"]["proxy-url"],
+            "socks5://p:1080/"
         );
     }
 

@@ -3,7 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use kube::Config;
-use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{
+    Cluster, Context, ExecAuthCluster, InClusterError, Kubeconfig, KubeconfigError,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use thiserror::Error;
 
 use super::CONNECT_TIMEOUT;
@@ -66,8 +70,12 @@ pub enum ConfigError {
     #[error("it has no current-context; set it, or name a context by flag")]
     NoCurrentContext,
     /// Without the URL: it may hold a password.
-    #[error("its cluster has a proxy-url, which is not supported; remove it")]
+    #[error(
+        "its cluster has a proxy-url that is not supported; write it as http://HOST:PORT or socks5://HOST:PORT"
+    )]
     Proxy,
+    #[error("its certificate authority holds no PEM certificate, or one that is damaged")]
+    Authority,
     #[error("it cannot be used")]
     Unusable(#[source] KubeconfigError),
 }
@@ -188,33 +196,180 @@ pub async fn from_kubeconfig(
             .collect();
         return Err(ConfigError::NoContext(context_name, names.join(", ")));
     };
-    let cluster = named
-        .context
-        .as_ref()
-        .map(|context| context.cluster.clone());
-    let own_proxy = kubeconfig
-        .clusters
-        .iter()
-        .find(|named| Some(&named.name) == cluster.as_ref())
-        .and_then(|named| named.cluster.as_ref()?.proxy_url.clone())
-        .filter(|proxy| !proxy.is_empty());
-    if own_proxy.is_some() {
-        return Err(ConfigError::Proxy);
-    }
-    let options = KubeConfigOptions {
-        context: Some(context_name.clone()),
-        ..Default::default()
+    let unusable = |error| Err(ConfigError::Unusable(error));
+    let Some(context) = &named.context else {
+        return unusable(KubeconfigError::LoadContext(context_name));
     };
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
-        .await
-        .map_err(ConfigError::Unusable)?;
-    // Here only HTTPS_PROXY can have set it. It is meant for chart repositories: kube would refuse
-    // to start with it, and does not know NO_PROXY without its proxy support.
-    config.proxy_url = None;
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    config.read_timeout = None;
+    let named = |named: &&kube::config::NamedCluster| named.name == context.cluster;
+    let cluster = kubeconfig.clusters.iter().find(named);
+    let Some(cluster) = cluster.and_then(|named| named.cluster.as_ref()) else {
+        let cluster = context.cluster.clone();
+        return unusable(KubeconfigError::LoadClusterOfContext(cluster));
+    };
+    let config = assembled(&kubeconfig, context, cluster)?;
     Ok(Found {
         config,
         context_name,
     })
+}
+
+/// As kube does it, but with nothing from the environment: kube takes HTTPS_PROXY for its own, which is
+/// meant for chart repositories, and fails on a NO_PROXY that it cannot read.
+fn assembled(
+    kubeconfig: &Kubeconfig,
+    context: &Context,
+    cluster: &Cluster,
+) -> Result<Config, ConfigError> {
+    let server = cluster.server.as_deref();
+    let server = server.ok_or(ConfigError::Unusable(KubeconfigError::MissingClusterUrl))?;
+    let url = server
+        .parse()
+        .map_err(|error| ConfigError::Unusable(KubeconfigError::ParseClusterUrl(error)))?;
+    // It reads the authority's file, where there is one.
+    let shown = ExecAuthCluster::try_from(cluster).map_err(ConfigError::Unusable)?;
+    let mut config = Config::new(url);
+    config.root_cert = match &shown.certificate_authority_data {
+        None => None,
+        Some(pem) => Some(certificates(pem)?),
+    };
+    config.accept_invalid_certs = cluster.insecure_skip_tls_verify.unwrap_or(false);
+    config.disable_compression = cluster.disable_compression.unwrap_or(false);
+    config.tls_server_name = cluster.tls_server_name.clone();
+    config.proxy_url = proxy(cluster)?;
+    if let Some(namespace) = &context.namespace {
+        config.default_namespace.clone_from(namespace);
+    }
+    let user = kubeconfig
+        .auth_infos
+        .iter()
+        .find(|named| Some(&named.name) == context.user.as_ref());
+    // As kubectl: without a user it is anonymous.
+    config.auth_info = user
+        .and_then(|named| named.auth_info.clone())
+        .unwrap_or_default();
+    if let Some(exec) = &mut config.auth_info.exec
+        && exec.provide_cluster_info
+    {
+        exec.cluster = Some(shown);
+    }
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.read_timeout = None;
+    Ok(config)
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<Vec<u8>>, ConfigError> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem)
+        .map(|certificate| certificate.map(|der| der.to_vec()))
+        .collect();
+    let certificates = read.map_err(|_| ConfigError::Authority)?;
+    if certificates.is_empty() {
+        return Err(ConfigError::Authority);
+    }
+    Ok(certificates)
+}
+
+/// Not by way of https: kube would check the proxy's certificate by the cluster's authority.
+fn proxy(cluster: &Cluster) -> Result<Option<http::Uri>, ConfigError> {
+    let Some(url) = cluster.proxy_url.as_deref().filter(|url| !url.is_empty()) else {
+        return Ok(None);
+    };
+    let url: http::Uri = url.parse().map_err(|_| ConfigError::Proxy)?;
+    match url.scheme_str() {
+        Some("http" | "socks5") if url.host().is_some() => Ok(Some(url)),
+        _ => Err(ConfigError::Proxy),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn through(proxy: &str) -> Config {
+        let kubeconfig = json!({
+            "clusters": [{
+                "name": "c",
+                "cluster": {"server": "https://edge.invalid:6443", "proxy-url": proxy},
+            }],
+            "users": [{"name": "u", "user": {"token": "hunter2"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        });
+        let kubeconfig = Kubeconfig::from_yaml(&kubeconfig.to_string()).unwrap();
+        from_kubeconfig(kubeconfig, None).await.unwrap().config
+    }
+
+    /// What a client sends first to the proxy of this scheme, with `answer` to its first `greeting` bytes.
+    async fn sent_to(scheme: &str, greeting: usize, answer: &[u8], more: usize) -> Vec<u8> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = format!("{scheme}://{}", listener.local_addr().unwrap());
+        let client = super::super::client_named(through(&proxy).await, "test/1").unwrap();
+        let asking = tokio::spawn(async move { client.apiserver_version().await.map(drop) });
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let mut sent = vec![0; greeting];
+        socket.read_exact(&mut sent).await.unwrap();
+        socket.write_all(answer).await.unwrap();
+        let mut rest = vec![0; more];
+        socket.read_exact(&mut rest).await.unwrap();
+        sent.extend(rest);
+        drop(socket);
+        asking.await.unwrap().unwrap_err();
+        sent
+    }
+
+    #[tokio::test]
+    async fn an_http_proxy_gets_the_name_of_the_server_and_nothing_of_the_request() {
+        let connect = "CONNECT edge.invalid:6443 HTTP/1.1\r\n";
+        let host = "Host: edge.invalid:6443\r\n\r\n";
+        let answer = b"HTTP/1.1 200 OK\r\n\r\n";
+        let sent = sent_to("http", connect.len() + host.len(), answer, 1).await;
+        let (handshake, head) = sent.split_last().unwrap();
+        assert_eq!(
+            std::str::from_utf8(head).unwrap(),
+            format!("{connect}{host}")
+        );
+        assert_eq!(*handshake, 0x16, "TLS follows");
+    }
+
+    #[tokio::test]
+    async fn a_socks_proxy_is_spoken_to_as_such() {
+        let name = b"edge.invalid";
+        let sent = sent_to("socks5", 3, &[5, 0], 5 + name.len() + 2).await;
+        assert_eq!(sent[..3], [5, 1, 0]);
+        assert_eq!(sent[3..7], [5, 1, 0, 3]);
+        assert_eq!(sent[8..8 + name.len()], *name);
+    }
+
+    #[test]
+    fn a_proxy_of_another_kind_is_refused_without_its_url() {
+        for url in [
+            "https://p:1",
+            "socks4://p:1",
+            "ftp://u:hunter2@p:1",
+            "p",
+            "http://",
+        ] {
+            let cluster = Cluster {
+                proxy_url: Some(url.to_owned()),
+                ..Default::default()
+            };
+            let error = proxy(&cluster).unwrap_err();
+            assert!(matches!(error, ConfigError::Proxy), "{url}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_authority_must_hold_a_certificate() {
+        let open = "-----BEGIN CERTIFICATE-----\nAAAA\n";
+        for pem in ["", "hello", open] {
+            assert!(matches!(
+                certificates(pem.as_bytes()),
+                Err(ConfigError::Authority)
+            ));
+        }
+    }
 }

@@ -14,18 +14,9 @@ const QPS: &str = "50";
 const BURST: &str = "300";
 /// A soft limit to Go's collector, for one helm.
 const MEMORY: &str = "200MiB";
-/// Variables of this process that reach helm; all others do not.
-const PASSED_ON: [&str; 9] = [
-    "PATH",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-];
+/// Variables of this process that reach helm; all others do not. Proxies are meant for chart
+/// repositories, which helm never sees; it would go by them to the cluster.
+const PASSED_ON: [&str; 3] = ["PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"];
 
 /// What is taken over from this process's environment.
 #[derive(Clone, Debug)]

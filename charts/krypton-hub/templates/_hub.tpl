@@ -43,6 +43,9 @@ is installed too, with installMode.crdsRbacOnly.
   "token-file" .Values.insecureKubeconfig.tokenFile
   "files" .Values.insecureKubeconfig.files
   "tls" .Values.insecureKubeconfig.tls
+  "loopback" .Values.insecureKubeconfig.loopback
+  "link-local" .Values.insecureKubeconfig.linkLocal
+  "proxy" .Values.insecureKubeconfig.proxy
 }}
 {{- if $value }}
 {{- $args = append $args (printf "--insecure-kubeconfig-%s=true" $flag) }}

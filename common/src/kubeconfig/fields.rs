@@ -171,7 +171,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn path_to(&self, key: &str) -> String {
+    pub(super) fn path_to(&self, key: &str) -> String {
         // A misplaced secret may have become a key; field names are short, letters and dashes.
         let key = if key.len() <= KEY_SHOWN_MAX
             && key

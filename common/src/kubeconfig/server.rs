@@ -1,19 +1,64 @@
-//! The URL of an apiserver. Narrower than a URL may be, so that no two clients can read two hosts
+//! The URL of an apiserver or a proxy. Narrower than a URL may be, so that no two clients can read two hosts
 //! out of one text.
 
 use std::net::Ipv6Addr;
 
-const SCHEME: &str = "https://";
+use super::address;
+
 const LENGTH_MAX: usize = 2048;
 
-/// The URL with its scheme in lower case, or what is wrong with it.
-pub(super) fn checked(url: &str) -> Result<String, &'static str> {
-    let rest = url
-        .split_at_checked(SCHEME.len())
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(SCHEME))
-        .map(|(_, rest)| rest)
-        .ok_or("must start with https://: credentials never travel in clear")?;
-    if url.len() > LENGTH_MAX {
+/// Where a URL leads to first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authority {
+    /// In lower case, without the brackets of an IPv6 address.
+    pub host: String,
+    pub port: u16,
+}
+
+/// A URL that was looked at.
+pub(super) struct Url {
+    /// With its scheme in lower case.
+    pub(super) text: String,
+    pub(super) authority: Authority,
+    pub(super) names_its_port: bool,
+    pub(super) has_path: bool,
+}
+
+/// The URL of an apiserver, or what is wrong with it.
+pub(super) fn checked(url: &str) -> Result<Url, &'static str> {
+    url_of("https", 443, url).unwrap_or(Err(
+        "must start with https://: credentials never travel in clear",
+    ))
+}
+
+/// The URL of a proxy, or what is wrong with it.
+pub(super) fn checked_proxy(url: &str) -> Result<Url, &'static str> {
+    // Of an https proxy the hub could not check the certificate: its client has one authority for both,
+    // the cluster's. What goes through is encrypted anyway.
+    let known = [("http", 80), ("socks5", 1080)];
+    let proxy = known
+        .into_iter()
+        .find_map(|(scheme, port)| url_of(scheme, port, url))
+        .unwrap_or(Err("must start with http:// or socks5://"))?;
+    if !proxy.names_its_port {
+        return Err("must name its port: hub and helm may have different ones in mind");
+    }
+    if proxy.has_path {
+        return Err("must end after its port");
+    }
+    Ok(proxy)
+}
+
+/// `None` when it has another scheme.
+fn url_of(scheme: &str, default_port: u16, url: &str) -> Option<Result<Url, &'static str>> {
+    let (given, rest) = url.split_once("://")?;
+    given
+        .eq_ignore_ascii_case(scheme)
+        .then(|| after_scheme(scheme, default_port, rest))
+}
+
+fn after_scheme(scheme: &str, default_port: u16, rest: &str) -> Result<Url, &'static str> {
+    if rest.len() > LENGTH_MAX {
         return Err("is too long for a URL");
     }
     let authority = rest.split(['/', '?', '#', '\\']).next().unwrap_or_default();
@@ -48,13 +93,27 @@ pub(super) fn checked(url: &str) -> Result<String, &'static str> {
     if host.is_empty() {
         return Err("has no host");
     }
-    if !authority.starts_with('[') && !is_host(host) {
-        return Err("has no valid host name");
+    if !authority.starts_with('[') {
+        if !is_host(host) {
+            return Err("has no valid host name");
+        }
+        if address::is_odd_number(host) {
+            return Err("has a number for a host: write the address plainly, as in 10.0.0.1");
+        }
     }
-    if port.is_some_and(|port| !is_port(port)) {
-        return Err("has no valid port: 1 to 65535");
-    }
-    Ok(format!("{SCHEME}{rest}"))
+    let named = match port {
+        None => None,
+        Some(port) => Some(port_of(port).ok_or("has no valid port: 1 to 65535")?),
+    };
+    Ok(Url {
+        text: format!("{scheme}://{rest}"),
+        authority: Authority {
+            host: host.to_ascii_lowercase(),
+            port: named.unwrap_or(default_port),
+        },
+        names_its_port: named.is_some(),
+        has_path: authority.len() < rest.len(),
+    })
 }
 
 fn is_host(host: &str) -> bool {
@@ -74,9 +133,10 @@ fn is_host(host: &str) -> bool {
             })
 }
 
-fn is_port(port: &str) -> bool {
+fn port_of(port: &str) -> Option<u16> {
     // `parse` alone would take a plus sign.
-    port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
+    let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+    port.parse().ok().filter(|port| digits && *port > 0)
 }
 
 #[cfg(test)]
@@ -95,9 +155,54 @@ mod tests {
             "https://rancher.example.org/k8s/clusters/c-m-abc123",
             "https://host_a:1/%20~",
         ] {
-            assert_eq!(checked(url).as_deref(), Ok(url));
+            assert_eq!(checked(url).unwrap().text, url);
         }
-        assert_eq!(checked("HTTPS://A:1").as_deref(), Ok("https://A:1"));
+        assert_eq!(checked("HTTPS://A:1").unwrap().text, "https://A:1");
+    }
+
+    #[test]
+    fn host_and_port_are_those_that_a_client_would_connect_to() {
+        for (url, host, port) in [
+            ("https://10.0.0.1", "10.0.0.1", 443),
+            (
+                "https://Edge-1.example.org.:6443/path:1",
+                "edge-1.example.org.",
+                6443,
+            ),
+            ("https://[FD00::1]:1/", "fd00::1", 1),
+        ] {
+            let authority = Authority {
+                host: host.to_owned(),
+                port,
+            };
+            assert_eq!(checked(url).unwrap().authority, authority);
+        }
+    }
+
+    #[test]
+    fn a_proxy_is_a_scheme_a_host_and_a_port() {
+        for url in [
+            "http://proxy.example.org:3128",
+            "http://10.0.0.1:80",
+            "socks5://[fd00::1]:1080",
+        ] {
+            assert_eq!(checked_proxy(url).unwrap().text, url);
+        }
+        for (url, problem) in [
+            ("socks5h://proxy:1080", "must start with"),
+            ("https://proxy:443", "must start with"),
+            ("socks4://proxy:1080", "must start with"),
+            ("proxy:3128", "must start with"),
+            ("file:///etc/passwd", "must start with"),
+            ("http://user:pw@proxy:3128", "user name"),
+            ("http://proxy", "must name its port"),
+            ("http://proxy:0", "port"),
+            ("http://proxy:3128/", "must end after its port"),
+            ("http://0x7f.1:3128", "plainly"),
+        ] {
+            let found = checked_proxy(url).err().unwrap();
+            assert!(found.contains(problem), "{url}: {found}");
+        }
     }
 
     #[test]
@@ -133,8 +238,13 @@ mod tests {
             ("https://[nonsense]:1", "IPv6"),
             ("https://[fe80::1%25eth0]", "IPv6"),
             ("https://[::1]:0", "port"),
+            ("https://2130706433", "plainly"),
+            ("https://0x7f.1:6443", "plainly"),
+            ("https://127.1", "plainly"),
+            ("https://0177.0.0.1/", "plainly"),
+            ("https://10.0.0.1.:6443", "plainly"),
         ] {
-            let found = checked(url).unwrap_err();
+            let found = checked(url).err().unwrap();
             assert!(found.contains(problem), "{url}: {found}");
         }
         assert!(checked(&format!("https://h/{}", "a".repeat(3000))).is_err());

@@ -1,14 +1,23 @@
 use super::*;
 
+mod catalogue;
+pub(super) mod credentials;
+mod dates;
 mod input;
 
-/// `-----BEGIN CERTIFICATE-----`, the smallest DER sequence, `-----END CERTIFICATE-----`.
-const CERTIFICATE: &str =
-    "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1BTUNBUUU9Ci0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K";
-/// The same as `PRIVATE KEY`.
-const KEY: &str =
-    "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCk1BTUNBUUU9Ci0tLS0tRU5EIFBSSVZBVEUgS0VZLS0tLS0K";
+use credentials::{ISSUED, OTHER, decoded, encoded};
+
 const TOKEN: &str = "canary-token-5f3a";
+pub(super) const EVERYTHING: Policy = Policy {
+    allow_exec: true,
+    allow_auth_provider: true,
+    allow_token_file: true,
+    allow_files: true,
+    allow_insecure_tls: true,
+    allow_loopback: true,
+    allow_link_local: true,
+    allow_proxy: true,
+};
 
 fn good() -> Value {
     json!({
@@ -20,7 +29,7 @@ fn good() -> Value {
             "name": "edge-1",
             "cluster": {
                 "server": "https://edge-1.example.org:6443",
-                "certificate-authority-data": CERTIFICATE,
+                "certificate-authority-data": ISSUED.ca,
             },
         }],
         "contexts": [{
@@ -89,7 +98,7 @@ fn a_good_kubeconfig_is_rebuilt_with_only_what_is_used() {
                 "name": "member",
                 "cluster": {
                     "server": "https://edge-1.example.org:6443",
-                    "certificate-authority-data": CERTIFICATE,
+                    "certificate-authority-data": ISSUED.ca,
                 },
             }],
             "contexts": [{
@@ -100,8 +109,8 @@ fn a_good_kubeconfig_is_rebuilt_with_only_what_is_used() {
         })
     );
     assert_eq!(
-        sanitized,
-        parsed(&good()).unwrap(),
+        sanitized.digest,
+        parsed(&good()).unwrap().digest,
         "what is not used changes nothing"
     );
 }
@@ -137,7 +146,7 @@ fn debug_output_has_no_secret() {
     let shown = format!("{:?}", parsed(&good()).unwrap());
     assert!(shown.contains("edge-1.example.org"), "{shown}");
     assert!(
-        !shown.contains(TOKEN) && !shown.contains(CERTIFICATE),
+        !shown.contains(TOKEN) && !shown.contains(&ISSUED.ca),
         "{shown}"
     );
 }
@@ -168,6 +177,21 @@ fn dangerous_fields_are_refused_by_their_path_and_admitted_only_by_their_own_swi
         allow_token_file: !admitted.allow_token_file,
         allow_files: !admitted.allow_files,
         allow_insecure_tls: !admitted.allow_insecure_tls,
+        allow_loopback: !admitted.allow_loopback,
+        allow_link_local: !admitted.allow_link_local,
+        allow_proxy: !admitted.allow_proxy,
+    };
+    let proxy = Policy {
+        allow_proxy: true,
+        ..Policy::default()
+    };
+    let loopback = Policy {
+        allow_loopback: true,
+        ..Policy::default()
+    };
+    let link_local = Policy {
+        allow_link_local: true,
+        ..Policy::default()
     };
     for (pointer, path, value, admitted) in [
         ("/users/0/user/exec", "users[0].user.exec", run, exec),
@@ -190,6 +214,24 @@ fn dangerous_fields_are_refused_by_their_path_and_admitted_only_by_their_own_swi
             json!("/etc/shadow"),
             files,
         ),
+        (
+            "/clusters/0/cluster/proxy-url",
+            "clusters[0].cluster.proxy-url",
+            json!("http://proxy.example.org:3128"),
+            proxy,
+        ),
+        (
+            "/clusters/0/cluster/server",
+            "clusters[0].cluster.server",
+            json!("https://[::ffff:127.0.0.1]:6443"),
+            loopback,
+        ),
+        (
+            "/clusters/0/cluster/server",
+            "clusters[0].cluster.server",
+            json!("https://metadata.google.internal."),
+            link_local,
+        ),
     ] {
         for policy in [Policy::default(), all_but(admitted)] {
             let error = with(pointer, value.clone(), policy).unwrap_err();
@@ -207,6 +249,47 @@ fn dangerous_fields_are_refused_by_their_path_and_admitted_only_by_their_own_swi
         let kept: Value =
             serde_json::from_str(&with(pointer, value.clone(), admitted).unwrap().yaml).unwrap();
         assert_eq!(kept.pointer(pointer), Some(&value), "{pointer}");
+    }
+}
+
+#[test]
+fn a_proxy_that_is_admitted_is_kept_and_judged_as_a_server_is() {
+    let pointer = "/clusters/0/cluster/proxy-url";
+    let admitted = Policy {
+        allow_proxy: true,
+        ..Policy::default()
+    };
+    let kept = with(pointer, json!("SOCKS5://Proxy.example.org:1080"), admitted).unwrap();
+    let rebuilt: Value = serde_json::from_str(&kept.yaml).unwrap();
+    assert_eq!(
+        rebuilt.pointer(pointer),
+        Some(&json!("socks5://Proxy.example.org:1080"))
+    );
+    let proxy = Authority {
+        host: "proxy.example.org".to_owned(),
+        port: 1080,
+    };
+    assert_eq!(kept.first_hop(), &proxy);
+    assert_eq!(kept.authority.host, "edge-1.example.org");
+    assert_eq!(parsed(&good()).unwrap().first_hop().port, 6443);
+    for (url, message) in [
+        (
+            "http://localhost:3128",
+            "proxy-url is not allowed: it leads to the hub's own machine",
+        ),
+        (
+            "http://169.254.169.254:80",
+            "proxy-url is not allowed: it leads to a link-local",
+        ),
+        ("http://127.1:3128", "proxy-url has a number for a host"),
+        (
+            "http://user:pw@proxy:3128",
+            "proxy-url has a user name or password",
+        ),
+        ("ftp://proxy:21", "proxy-url must start with http://"),
+    ] {
+        let error = with(pointer, json!(url), admitted).unwrap_err().to_string();
+        assert!(error.contains(message), "{url}: {error}");
     }
 }
 
@@ -237,16 +320,8 @@ fn client_certificate_files_are_refused_and_admitted_as_a_pair() {
 }
 
 #[test]
-fn no_switch_admits_proxies_impersonation_or_basic_authentication() {
-    let everything = Policy {
-        allow_exec: true,
-        allow_auth_provider: true,
-        allow_token_file: true,
-        allow_files: true,
-        allow_insecure_tls: true,
-    };
+fn no_switch_admits_impersonation_or_basic_authentication() {
     for (pointer, value) in [
-        ("/clusters/0/cluster/proxy-url", json!("http://proxy:3128")),
         ("/users/0/user/as", json!("system:admin")),
         ("/users/0/user/as-uid", json!("0")),
         ("/users/0/user/as-groups", json!(["system:masters"])),
@@ -255,7 +330,7 @@ fn no_switch_admits_proxies_impersonation_or_basic_authentication() {
         ("/users/0/user/username", json!("admin")),
         ("/users/0/user/password", json!("hunter2")),
     ] {
-        let error = with(pointer, value, everything).unwrap_err();
+        let error = with(pointer, value, EVERYTHING).unwrap_err();
         assert!(
             matches!(error, KubeconfigError::Forbidden { .. }),
             "{pointer}: {error}"
@@ -487,13 +562,13 @@ fn the_server_must_be_https_with_a_host_and_no_credentials() {
 
 #[test]
 fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() {
-    use base64::Engine as _;
-    let encode = |text: &str| Value::String(base64::engine::general_purpose::STANDARD.encode(text));
+    let encode = |text: &str| Value::String(encoded(text));
     let ca = "/clusters/0/cluster/certificate-authority-data";
     let cert = "/users/0/user/client-certificate-data";
     let key = "/users/0/user/client-key-data";
     let token = "/users/0/user/token";
     let open = "-----BEGIN CERTIFICATE-----\nMAMCAQE=\n";
+    let sequence = "-----BEGIN CERTIFICATE-----\nMAMCAQE=\n-----END CERTIFICATE-----\n";
     let garbage = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     let encrypted =
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAMCAQE=\n-----END ENCRYPTED PRIVATE KEY-----\n";
@@ -506,7 +581,7 @@ fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() 
         ),
         (
             ca,
-            json!(KEY),
+            json!(ISSUED.key),
             "certificate-authority-data holds no PEM certificate",
         ),
         (
@@ -521,19 +596,28 @@ fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() 
         ),
         (
             ca,
+            encode(sequence),
+            "holds a PEM certificate that is damaged",
+        ),
+        (
+            ca,
             json!([1]),
             "certificate-authority-data must be a string",
         ),
-        (cert, json!(CERTIFICATE), "client-key-data is missing"),
-        (key, json!(KEY), "client-certificate-data is missing"),
         (
             cert,
-            json!(KEY),
+            json!(ISSUED.certificate),
+            "client-key-data is missing",
+        ),
+        (key, json!(ISSUED.key), "client-certificate-data is missing"),
+        (
+            cert,
+            json!(ISSUED.key),
             "client-certificate-data holds no PEM certificate",
         ),
         (
             key,
-            json!(CERTIFICATE),
+            json!(ISSUED.certificate),
             "client-key-data holds no PEM private key",
         ),
         (
@@ -556,6 +640,63 @@ fn certificates_keys_and_tokens_that_cannot_work_are_refused_with_their_field() 
         let error = strictly(pointer, value).unwrap_err().to_string();
         assert!(error.contains(message), "{pointer}: {error}");
     }
+}
+
+fn with_client(certificate: &str, key: &str) -> Result<Sanitized, KubeconfigError> {
+    strictly(
+        "/users/0/user",
+        json!({ "client-certificate-data": certificate, "client-key-data": key }),
+    )
+}
+
+#[test]
+fn a_client_certificate_and_its_key_must_belong_together() {
+    assert!(with_client(&ISSUED.certificate, &ISSUED.key).is_ok());
+    let small_key = "-----BEGIN PRIVATE KEY-----\nMAMCAQE=\n-----END PRIVATE KEY-----\n";
+    for (key, message) in [
+        (
+            OTHER.key.as_str(),
+            "is not the key of client-certificate-data",
+        ),
+        (
+            &encoded(small_key),
+            "holds a private key that cannot be used",
+        ),
+    ] {
+        let error = with_client(&ISSUED.certificate, key).unwrap_err();
+        let shown = error.to_string();
+        assert!(
+            shown.starts_with(&format!("users[0].user.client-key-data {message}")),
+            "{shown}"
+        );
+        assert_eq!(error.reason(), "KubeconfigInvalid");
+    }
+}
+
+#[test]
+fn an_authority_is_a_ca_or_has_signed_itself() {
+    let pointer = "/clusters/0/cluster/certificate-authority-data";
+    assert!(strictly(pointer, json!(ISSUED.self_signed)).is_ok());
+    let error = strictly(pointer, json!(ISSUED.certificate)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("clusters[0].cluster.certificate-authority-data holds no CA certificate"),
+        "{error}"
+    );
+    // The server's own beside its CA, as some bundles have it, among what is no certificate.
+    let [own, ca] = [&ISSUED.certificate, &ISSUED.ca].map(|text| decoded(text));
+    let key = decoded(&ISSUED.key);
+    let kept = strictly(
+        pointer,
+        json!(encoded(&format!("a note\n{own}\n{key}{ca}"))),
+    )
+    .unwrap();
+    let kept: Value = serde_json::from_str(&kept.yaml).unwrap();
+    assert_eq!(
+        kept.pointer(pointer),
+        Some(&json!(encoded(&format!("{own}{ca}"))))
+    );
 }
 
 #[test]

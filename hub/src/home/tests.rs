@@ -193,7 +193,7 @@ async fn a_bad_watch_file_is_told_with_the_originals_text_its_path_and_no_conten
     let no_context = json!({"clusters": [], "users": [], "contexts": []});
     let proxy = kubeconfig_with(
         "https://a:1",
-        json!({"proxy-url": "http://user:hunter2@p:1"}),
+        json!({"proxy-url": "ftp://user:hunter2@p:1"}),
         json!({}),
     );
     let cases = [
@@ -329,6 +329,19 @@ async fn a_secret_is_read_through_the_sanitizer() {
             good.to_string(),
             Some("green"),
             Ok(("https://green:6443/", "green")),
+        ),
+        // Whoever starts the hub says where home is.
+        (
+            "kubeconfig",
+            kubeconfig("https://127.0.0.1:1").to_string(),
+            None,
+            Ok(("https://127.0.0.1:1/", "blue")),
+        ),
+        (
+            "kubeconfig",
+            kubeconfig("https://169.254.20.10:1").to_string(),
+            None,
+            Ok(("https://169.254.20.10:1/", "blue")),
         ),
     ];
     for (key, content, context, expected) in cases {

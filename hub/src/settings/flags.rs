@@ -93,6 +93,15 @@ pub struct Flags {
     /// Accept kubeconfigs in Secrets that switch off TLS verification (insecure-skip-tls-verify).
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Members")]
     pub insecure_kubeconfig_tls: Option<String>,
+    /// Accept kubeconfigs in Secrets whose server or proxy is on the hub's own machine (loopback).
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Members")]
+    pub insecure_kubeconfig_loopback: Option<String>,
+    /// Accept kubeconfigs in Secrets whose server or proxy has a link-local, metadata, multicast or broadcast address.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Members")]
+    pub insecure_kubeconfig_link_local: Option<String>,
+    /// Accept kubeconfigs in Secrets that name a proxy (proxy-url).
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Members")]
+    pub insecure_kubeconfig_proxy: Option<String>,
 
     /// Address of the port that agents connect to; :PORT means all addresses, 0 switches it off.
     #[arg(long, value_name = "ADDRESS", help_heading = "Agents")]

@@ -361,6 +361,18 @@ impl Inputs<'_> {
             )?,
             allow_insecure_tls: self
                 .boolean("insecure-kubeconfig-tls", &flags.insecure_kubeconfig_tls)?,
+            allow_loopback: self.boolean(
+                "insecure-kubeconfig-loopback",
+                &flags.insecure_kubeconfig_loopback,
+            )?,
+            allow_link_local: self.boolean(
+                "insecure-kubeconfig-link-local",
+                &flags.insecure_kubeconfig_link_local,
+            )?,
+            allow_proxy: self.boolean(
+                "insecure-kubeconfig-proxy",
+                &flags.insecure_kubeconfig_proxy,
+            )?,
         })
     }
 

@@ -99,6 +99,7 @@ fn without_anything_the_defaults_of_the_original_hold() {
     let policy = settings.kubeconfig_policy;
     assert!(!policy.allow_exec && !policy.allow_auth_provider && !policy.allow_token_file);
     assert!(!policy.allow_files && !policy.allow_insecure_tls);
+    assert!(!policy.allow_loopback && !policy.allow_link_local && !policy.allow_proxy);
     assert_eq!(settings.notes, Vec::<String>::new());
 }
 
@@ -381,14 +382,24 @@ fn each_insecure_flag_opens_one_thing() {
             policy.allow_token_file,
             policy.allow_files,
             policy.allow_insecure_tls,
+            policy.allow_loopback,
+            policy.allow_link_local,
+            policy.allow_proxy,
         ]
     };
-    for (position, name) in ["exec", "auth-provider", "token-file", "files", "tls"]
-        .iter()
-        .enumerate()
-    {
+    let names = [
+        "exec",
+        "auth-provider",
+        "token-file",
+        "files",
+        "tls",
+        "loopback",
+        "link-local",
+        "proxy",
+    ];
+    for (position, name) in names.iter().enumerate() {
         let settings = resolve(&[&format!("--insecure-kubeconfig-{name}")], &[]).unwrap();
-        let mut expected = [false; 5];
+        let mut expected = [false; 8];
         expected[position] = true;
         assert_eq!(name_of(&settings.kubeconfig_policy), expected, "{name}");
     }

@@ -8,20 +8,22 @@ fn block_style_yaml_with_comments_bom_and_crlf_is_read() {
         "\u{feff}# written by kubeadm\napiVersion: v1\nkind: Config\ncurrent-context: c\n{}clusters:\n- \
          cluster:\n    server: https://h:1\n    certificate-authority-data: |\n      {}\n      {}\n  name: k\n\
          contexts:\n- context: &x\n    cluster: k\n    user: u\n  name: c\n- context: *x\n  name: d\n\
-         users:\n- name: u\n  user:\n    token: \"{TOKEN}\"\n    client-certificate-data: {CERTIFICATE}\n    \
-         client-key-data: {KEY}\n",
+         users:\n- name: u\n  user:\n    token: \"{TOKEN}\"\n    client-certificate-data: {}\n    \
+         client-key-data: {}\n",
         "# many comments\n".repeat(100),
-        CERTIFICATE.split_at(40).0,
-        CERTIFICATE.split_at(40).1,
+        ISSUED.ca.split_at(40).0,
+        ISSUED.ca.split_at(40).1,
+        ISSUED.certificate,
+        ISSUED.key,
     )
     .replace('\n', "\r\n");
     let sanitized = parse(text.as_bytes(), &Policy::default()).unwrap();
     let rebuilt: Value = serde_json::from_str(&sanitized.yaml).unwrap();
     assert_eq!(
         rebuilt["clusters"][0]["cluster"]["certificate-authority-data"],
-        CERTIFICATE
+        *ISSUED.ca
     );
-    assert_eq!(rebuilt["users"][0]["user"]["client-key-data"], KEY);
+    assert_eq!(rebuilt["users"][0]["user"]["client-key-data"], *ISSUED.key);
     assert_eq!(sanitized.namespace, None);
 }
 

@@ -1,0 +1,310 @@
+//! Which addresses a kubeconfig may lead to: not to the hub's own machine, nor to what answers every
+//! machine of a network with credentials or at all.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::Policy;
+
+const LOOPBACK: &str = "it leads to the hub's own machine; give an address that means the same \
+    everywhere, or start the hub with --insecure-kubeconfig-loopback";
+const LINK_LOCAL: &str = "it leads to a link-local, metadata, multicast or broadcast address; give \
+    the cluster's own address, or start the hub with --insecure-kubeconfig-link-local";
+
+/// Where metadata services answer outside of the link-local ranges: AWS, GCP, Alibaba, Oracle, Azure.
+const METADATA: [IpAddr; 5] = [
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+];
+const METADATA_NAMES: [&str; 4] = [
+    "metadata.google.internal",
+    "metadata.goog",
+    "instance-data.ec2.internal",
+    "metadata.azure.internal",
+];
+/// What the hosts file of most systems has for 127.0.0.1 and ::1.
+const LOOPBACK_NAMES: [&str; 6] = [
+    "localhost",
+    "localhost.localdomain",
+    "localhost6",
+    "localhost6.localdomain6",
+    "ip6-localhost",
+    "ip6-loopback",
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Zone {
+    Loopback,
+    LinkLocal,
+    Elsewhere,
+}
+
+/// Why the policy does not let a kubeconfig lead to this address, with the remedy; `None` when it does.
+///
+/// A name is judged by [`super::parse`] as it is written, and by this once it is resolved: by
+/// whoever resolves it, for each address.
+pub fn refused_address(ip: IpAddr, policy: &Policy) -> Option<&'static str> {
+    refused(zone_of(ip), policy)
+}
+
+/// The same for a host as a URL has it, without brackets.
+pub(super) fn refused_host(host: &str, policy: &Policy) -> Option<&'static str> {
+    let zone = match host.parse() {
+        Ok(ip) => zone_of(ip),
+        Err(_) => zone_of_name(host),
+    };
+    refused(zone, policy)
+}
+
+fn refused(zone: Zone, policy: &Policy) -> Option<&'static str> {
+    match zone {
+        Zone::Loopback if !policy.allow_loopback => Some(LOOPBACK),
+        Zone::LinkLocal if !policy.allow_link_local => Some(LINK_LOCAL),
+        _ => None,
+    }
+}
+
+/// Whether some programs read the host as an IPv4 address that is written in another way than
+/// `10.0.0.1`: as one number, in hexadecimal or octal, with parts left out, with a dot at its end.
+pub(super) fn is_odd_number(host: &str) -> bool {
+    // The test of the URL standard: all depends on the last label.
+    let last = host
+        .strip_suffix('.')
+        .unwrap_or(host)
+        .rsplit('.')
+        .next()
+        .unwrap_or_default();
+    let decimal = last.bytes().all(|byte| byte.is_ascii_digit());
+    let hexadecimal = last
+        .strip_prefix("0x")
+        .or_else(|| last.strip_prefix("0X"))
+        .is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    (decimal || hexadecimal) && host.parse::<Ipv4Addr>().is_err()
+}
+
+fn zone_of_name(host: &str) -> Zone {
+    let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+    if LOOPBACK_NAMES.contains(&name.as_str()) || name.ends_with(".localhost") {
+        Zone::Loopback
+    } else if METADATA_NAMES.contains(&name.as_str()) {
+        Zone::LinkLocal
+    } else {
+        Zone::Elsewhere
+    }
+}
+
+fn zone_of(ip: IpAddr) -> Zone {
+    if METADATA.contains(&ip) {
+        return Zone::LinkLocal;
+    }
+    match ip {
+        IpAddr::V4(ip) => match ip.octets() {
+            // All of 0/8 is "this host".
+            [127 | 0, ..] => Zone::Loopback,
+            // 224 to 239 are multicast; 240 to 255 are reserved, broadcast among them.
+            [169, 254, ..] | [224..=255, ..] => Zone::LinkLocal,
+            _ => Zone::Elsewhere,
+        },
+        IpAddr::V6(ip) if ip.is_loopback() || ip.is_unspecified() => Zone::Loopback,
+        IpAddr::V6(ip) if ip.is_unicast_link_local() || ip.is_multicast() => Zone::LinkLocal,
+        IpAddr::V6(ip) => embedded(ip).map_or(Zone::Elsewhere, |ip| zone_of(ip.into())),
+    }
+}
+
+/// The IPv4 address that an IPv6 one stands for: mapped, compatible, by NAT64, by 6to4.
+fn embedded(ip: Ipv6Addr) -> Option<Ipv4Addr> {
+    let of =
+        |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
+    match ip.segments() {
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] => of(high, low),
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => of(high, low),
+        [0x2002, high, low, ..] => of(high, low),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LOOPBACK_ALLOWED: Policy = Policy {
+        allow_loopback: true,
+        ..STRICT
+    };
+    const LINK_LOCAL_ALLOWED: Policy = Policy {
+        allow_link_local: true,
+        ..STRICT
+    };
+    const STRICT: Policy = Policy {
+        allow_exec: false,
+        allow_auth_provider: false,
+        allow_token_file: false,
+        allow_files: false,
+        allow_insecure_tls: false,
+        allow_loopback: false,
+        allow_link_local: false,
+        allow_proxy: false,
+    };
+
+    #[test]
+    fn the_hubs_own_machine_is_refused_by_each_of_its_addresses() {
+        for host in [
+            "127.0.0.1",
+            "127.255.3.4",
+            "0.0.0.0",
+            "0.1.2.3",
+            "::1",
+            "::",
+            "::ffff:127.0.0.1",
+            "::ffff:7f00:1",
+            "::127.0.0.1",
+            "::ffff:0:0",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::",
+            "localhost",
+            "LocalHost",
+            "localhost.",
+            "a.b.localhost",
+            "x.LOCALHOST.",
+            "localhost.localdomain",
+            "ip6-localhost",
+        ] {
+            for policy in [STRICT, LINK_LOCAL_ALLOWED] {
+                let remedy = refused_host(host, &policy).unwrap_or_default();
+                assert!(remedy.contains("--insecure-kubeconfig-loopback"), "{host}");
+            }
+            assert_eq!(refused_host(host, &LOOPBACK_ALLOWED), None, "{host}");
+        }
+    }
+
+    #[test]
+    fn link_local_metadata_multicast_and_broadcast_addresses_are_refused() {
+        for host in [
+            "169.254.169.254",
+            "169.254.0.1",
+            "fe80::1",
+            "febf:ffff::1",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+            "100.100.100.200",
+            "192.0.0.192",
+            "168.63.129.16",
+            "224.0.0.1",
+            "239.255.255.255",
+            "240.0.0.1",
+            "255.255.255.255",
+            "ff02::1",
+            "::ffff:169.254.169.254",
+            "::ffff:100.100.100.200",
+            "64:ff9b::a9fe:a9fe",
+            "2002:a9fe:a9fe::1",
+            "metadata.google.internal",
+            "Metadata.Google.Internal.",
+            "metadata.goog",
+        ] {
+            for policy in [STRICT, LOOPBACK_ALLOWED] {
+                let remedy = refused_host(host, &policy).unwrap_or_default();
+                assert!(
+                    remedy.contains("--insecure-kubeconfig-link-local"),
+                    "{host}"
+                );
+            }
+            assert_eq!(refused_host(host, &LINK_LOCAL_ALLOWED), None, "{host}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_clusters_are_let_through() {
+        for host in [
+            "10.0.0.1",
+            "172.16.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "100.100.100.201",
+            "1.1.1.1",
+            "223.255.255.255",
+            "128.0.0.1",
+            "fd00::1",
+            "fec0::1",
+            "2001:db8::1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::a00:1",
+            "edge-1.example.org",
+            "localhost.example.org",
+            "notlocalhost",
+            "my-localhost",
+            "kubernetes.default.svc",
+            "metadata.example.org",
+        ] {
+            assert_eq!(refused_host(host, &STRICT), None, "{host}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_only_some_programs_read_as_addresses_are_odd() {
+        for host in [
+            "2130706433",
+            "0",
+            "127.1",
+            "127.0.1",
+            "0x7f.1",
+            "0x7f000001",
+            "0X7F.0.0.1",
+            "0177.0.0.1",
+            "017700000001",
+            "127.0.0.1.",
+            "10.0.0.1.",
+            "10.0.0.01",
+            "10.0.0.0x1",
+            "10.0.0.256",
+            "1.2.3.4.5",
+            "a.1",
+            "0x",
+        ] {
+            assert!(is_odd_number(host), "{host}");
+        }
+        for host in [
+            "10.0.0.1",
+            "127.0.0.1",
+            "1.2.3.4.example.org",
+            "10-0-0-1.example.org",
+            "0x7f.example",
+            "0xg",
+            "1a",
+            "a1",
+            "edge.1a",
+        ] {
+            assert!(!is_odd_number(host), "{host}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_address_is_judged_the_same_however_it_is_wrapped(bits: u32) {
+            let plain = Ipv4Addr::from_bits(bits);
+            let [high, low] = [(bits >> 16) as u16, bits as u16];
+            for wrapped in [
+                plain.to_ipv6_mapped(),
+                Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low),
+                Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1),
+            ] {
+                prop_assert_eq!(
+                    refused_address(plain.into(), &STRICT),
+                    refused_address(wrapped.into(), &STRICT)
+                );
+            }
+        }
+
+        #[test]
+        fn a_number_with_up_to_four_parts_is_plain_or_odd(
+            parts in proptest::collection::vec("(0x[0-9a-fA-F]{0,8}|0?[0-9]{1,10})", 1..5),
+        ) {
+            let host = parts.join(".");
+            prop_assert!(host.parse::<Ipv4Addr>().is_ok() != is_odd_number(&host));
+        }
+    }
+}

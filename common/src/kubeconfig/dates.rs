@@ -1,0 +1,127 @@
+//! From when until when a credential is good, as it says itself: a certificate by its validity, a token
+//! that is a JWT by its claims. Nothing is verified here: it is a hint for people, the apiserver decides.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use super::KubeconfigError;
+
+/// How far clocks may be apart: a credential that the apiserver may still, or already, take is tried.
+pub(super) const LEEWAY: SignedDuration = SignedDuration::from_mins(10);
+
+/// The time in which one credential is good; without a bound where it names none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Validity {
+    path: String,
+    pub(super) not_before: Option<Timestamp>,
+    pub(super) expires: Option<Timestamp>,
+}
+
+impl Validity {
+    pub(super) fn unlimited(path: String) -> Self {
+        Self {
+            path,
+            not_before: None,
+            expires: None,
+        }
+    }
+
+    pub(super) fn of_certificate(path: String, validity: &x509_parser::prelude::Validity) -> Self {
+        // 9999-12-31, which stands for "never", is more than a Timestamp can hold.
+        let at = |seconds: i64| Timestamp::from_second(seconds).ok();
+        Self {
+            path,
+            not_before: at(validity.not_before.timestamp()),
+            expires: at(validity.not_after.timestamp()),
+        }
+    }
+
+    /// Without bounds when the token is no JWT.
+    pub(super) fn of_token(path: String, token: &str) -> Self {
+        let claims = claims(token);
+        let date = |name: &str| date(claims.as_ref()?.get(name)?);
+        Self {
+            path,
+            not_before: date("nbf"),
+            expires: date("exp"),
+        }
+    }
+
+    pub(super) fn check(&self, now: Timestamp) -> Result<(), KubeconfigError> {
+        match (self.not_before, self.expires) {
+            (_, Some(expires)) if now.duration_since(expires) > LEEWAY => {
+                Err(KubeconfigError::Expired {
+                    path: self.path.clone(),
+                    expires,
+                })
+            }
+            (Some(not_before), _) if not_before.duration_since(now) > LEEWAY => {
+                Err(KubeconfigError::NotYetValid {
+                    path: self.path.clone(),
+                    not_before,
+                    now,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn claims(token: &str) -> Option<Value> {
+    let mut parts = token.split('.');
+    let (Some(_), Some(payload), Some(_), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return None;
+    };
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
+}
+
+/// Seconds since 1970; a fraction is legal and of no interest.
+fn date(claim: &Value) -> Option<Timestamp> {
+    let seconds = claim
+        .as_i64()
+        .or_else(|| claim.as_f64().map(|seconds| seconds as i64))?;
+    Timestamp::from_second(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(claims: &str) -> String {
+        format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims))
+    }
+
+    #[test]
+    fn the_claims_of_a_jwt_say_when_it_is_good() {
+        let at = |seconds| Timestamp::from_second(seconds).unwrap();
+        for (claims, not_before, expires) in [
+            (r#"{"exp":2000,"nbf":1000}"#, Some(at(1000)), Some(at(2000))),
+            (r#"{"exp":2000.9}"#, None, Some(at(2000))),
+            (r#"{"exp":"2000"}"#, None, None),
+            (r#"{"exp":1e300}"#, None, None),
+            (r#"{"exp":null}"#, None, None),
+            ("[]", None, None),
+            ("not json", None, None),
+        ] {
+            let found = Validity::of_token(String::new(), &token(claims));
+            assert_eq!(
+                (found.not_before, found.expires),
+                (not_before, expires),
+                "{claims}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_token_that_is_no_jwt_has_no_dates() {
+        let four = format!("{}.x", token(r#"{"exp":1}"#));
+        for opaque in ["", "opaque", "a.b", "a.%.c", "..", four.as_str()] {
+            let found = Validity::of_token("p".to_owned(), opaque);
+            assert_eq!(found, Validity::unlimited("p".to_owned()), "{opaque}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What holds of every input, good or bad: checked by the property tests on inputs made to be nearly
+//! right, and by the fuzzer on whatever it finds.
+
+use serde_json::Value;
+
+use super::{KubeconfigError, Policy, Sanitized, address, parse, refused_address};
+use crate::fingerprint;
+
+/// Fits a condition's message.
+const MESSAGE_MAX: usize = 1024;
+/// Of a rebuilt kubeconfig under the strict policy.
+const ALLOWED: &[&str] = &[
+    "apiVersion",
+    "kind",
+    "current-context",
+    "clusters",
+    "cluster",
+    "users",
+    "user",
+    "contexts",
+    "context",
+    "name",
+    "namespace",
+    "server",
+    "certificate-authority-data",
+    "tls-server-name",
+    "token",
+    "client-certificate-data",
+    "client-key-data",
+];
+/// A shorter token may be a part of anything.
+const SECRET_MIN: usize = 12;
+
+/// The policy of which each switch is one bit.
+pub fn policy_of(bits: u8) -> Policy {
+    let bit = |position: u8| bits >> position & 1 == 1;
+    Policy {
+        allow_exec: bit(0),
+        allow_auth_provider: bit(1),
+        allow_token_file: bit(2),
+        allow_files: bit(3),
+        allow_insecure_tls: bit(4),
+        allow_loopback: bit(5),
+        allow_link_local: bit(6),
+        allow_proxy: bit(7),
+    }
+}
+
+/// The first promise that is broken for this input and policy.
+pub fn broken_promise(bytes: &[u8], policy: &Policy) -> Option<String> {
+    let broken = match parse(bytes, policy) {
+        Ok(sanitized) => broken_of(&sanitized, policy),
+        Err(error) => broken_of_refusal(&error),
+    };
+    broken.or_else(|| broken_by_more(bytes, policy))
+}
+
+fn broken_of_refusal(error: &KubeconfigError) -> Option<String> {
+    let text = error.to_string();
+    if text.len() > MESSAGE_MAX {
+        return Some(format!("a message of {} bytes", text.len()));
+    }
+    let control = text.chars().any(char::is_control);
+    control.then(|| format!("a control character in the message {text:?}"))
+}
+
+fn broken_of(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
+    let Ok(rebuilt) = serde_json::from_str::<Value>(&sanitized.yaml) else {
+        return Some("what is rebuilt is no JSON".to_owned());
+    };
+    let [cluster, user] = ["/clusters/0/cluster", "/users/0/user"]
+        .map(|part| rebuilt.pointer(part).cloned().unwrap_or_default());
+    let secrets = ["token", "client-key-data"].map(|key| user.get(key).and_then(Value::as_str));
+    let debug = format!("{sanitized:?}");
+    let shown = |secret: &str| secret.len() >= SECRET_MIN && debug.contains(secret);
+    None.or_else(|| broken_keys(&rebuilt, policy))
+        .or_else(|| broken_addresses(sanitized, policy))
+        .or_else(|| {
+            let same = cluster.get("server").and_then(Value::as_str) == Some(&sanitized.server);
+            (!same).then(|| "the server is another than the one that is told".to_owned())
+        })
+        .or_else(|| {
+            let shown = secrets.into_iter().flatten().any(shown);
+            shown.then(|| "a secret in the debug output".to_owned())
+        })
+        .or_else(|| {
+            let digest = fingerprint::sha256_hex(sanitized.yaml.as_bytes());
+            (digest != sanitized.digest).then(|| "a digest of something else".to_owned())
+        })
+        .or_else(|| match parse(sanitized.yaml.as_bytes(), policy) {
+            Ok(again) if again == *sanitized || again.digest == sanitized.digest => None,
+            // What a program is given grows where it is written with more escapes.
+            Err(KubeconfigError::TooLarge { .. })
+                if policy.allow_exec || policy.allow_auth_provider =>
+            {
+                None
+            }
+            again => Some(format!("read again it is {again:?}")),
+        })
+}
+
+/// Every key is one that has been let through, and none is of a user's own making.
+fn broken_keys(rebuilt: &Value, policy: &Policy) -> Option<String> {
+    let mut left = vec![rebuilt];
+    while let Some(value) = left.pop() {
+        match value {
+            Value::Object(map) => {
+                for (key, value) in map {
+                    let admitted = match key.as_str() {
+                        "exec" => policy.allow_exec,
+                        "auth-provider" => policy.allow_auth_provider,
+                        "tokenFile" => policy.allow_token_file,
+                        "certificate-authority" | "client-certificate" | "client-key" => {
+                            policy.allow_files
+                        }
+                        "insecure-skip-tls-verify" => policy.allow_insecure_tls,
+                        "proxy-url" => policy.allow_proxy,
+                        key => ALLOWED.contains(&key),
+                    };
+                    if !admitted {
+                        return Some(format!("{key:?} is in what is rebuilt"));
+                    }
+                    // These are taken over as they are.
+                    if !matches!(key.as_str(), "exec" | "auth-provider") {
+                        left.push(value);
+                    }
+                }
+            }
+            Value::Array(items) => left.extend(items),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn broken_addresses(sanitized: &Sanitized, policy: &Policy) -> Option<String> {
+    if !sanitized.server.starts_with("https://") {
+        return Some("the server is not told by https".to_owned());
+    }
+    let hops = [Some(&sanitized.authority), sanitized.proxy.as_ref()];
+    hops.into_iter().flatten().find_map(|authority| {
+        let ip = authority.host.parse().ok();
+        let refused = ip.is_some_and(|ip| refused_address(ip, policy).is_some())
+            || address::refused_host(&authority.host, policy).is_some();
+        // The colons of an IPv6 address are no last label.
+        let odd = ip.is_none() && address::is_odd_number(&authority.host);
+        let wrong = refused || odd || authority.port == 0 || authority.host.is_empty();
+        wrong.then(|| format!("it leads to {authority:?}"))
+    })
+}
+
+/// What the strict policy takes, every other takes for the same.
+fn broken_by_more(bytes: &[u8], policy: &Policy) -> Option<String> {
+    let strict = parse(bytes, &Policy::default()).ok()?;
+    match parse(bytes, policy) {
+        Ok(found) if found == strict => None,
+        other => Some(format!("{strict:?} when nothing is allowed, and {other:?}")),
+    }
+}

@@ -1,0 +1,99 @@
+//! From when until when a kubeconfig is good.
+
+use super::*;
+
+fn at(date: &str) -> Timestamp {
+    date.parse().unwrap()
+}
+
+fn jwt(claims: &Value) -> String {
+    use base64::Engine as _;
+    let claims = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(claims.to_string());
+    format!("e30.{claims}.c2ln")
+}
+
+fn of(user: Value) -> Sanitized {
+    strictly("/users/0/user", user).unwrap()
+}
+
+fn certificate() -> Value {
+    json!({ "client-certificate-data": ISSUED.certificate, "client-key-data": ISSUED.key })
+}
+
+#[test]
+fn a_client_certificate_is_good_within_its_dates() {
+    let found = of(certificate());
+    assert_eq!(found.not_before, Some(at("2026-01-01T00:00:00Z")));
+    assert_eq!(found.expires, Some(at("2027-01-01T00:00:00Z")));
+    assert_eq!(found.check_dates(at("2026-06-01T00:00:00Z")), Ok(()));
+    let error = found.check_dates(at("2027-01-02T00:00:00Z")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "users[0].user.client-certificate-data has expired on 2027-01-01T00:00:00Z: put a kubeconfig \
+         with a new one into its place"
+    );
+    assert_eq!(error.reason(), "KubeconfigInvalid");
+    let error = found.check_dates(at("2025-12-01T00:00:00Z")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "users[0].user.client-certificate-data is not valid before 2026-01-01T00:00:00Z, and here it is \
+         2025-12-01T00:00:00Z: wait, or put right the clock that is wrong"
+    );
+}
+
+#[test]
+fn clocks_that_are_ten_minutes_apart_refuse_nothing() {
+    let found = of(certificate());
+    for (now, good) in [
+        ("2025-12-31T23:49:59Z", false),
+        ("2025-12-31T23:50:00Z", true),
+        ("2027-01-01T00:10:00Z", true),
+        ("2027-01-01T00:10:01Z", false),
+    ] {
+        assert_eq!(found.check_dates(at(now)).is_ok(), good, "{now}");
+    }
+}
+
+#[test]
+fn a_token_is_good_until_its_claim_says() {
+    let found = of(json!({ "token": jwt(&json!({ "exp": 1_800_000_000 })) }));
+    assert_eq!(found.expires, Some(at("2027-01-15T08:00:00Z")));
+    assert_eq!(found.not_before, None);
+    let error = found.check_dates(at("2028-01-01T00:00:00Z")).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("users[0].user.token has expired on 2027-01-15T08:00:00Z"),
+        "{error}"
+    );
+    let opaque = of(json!({ "token": "opaque" }));
+    assert_eq!((opaque.not_before, opaque.expires), (None, None));
+    assert_eq!(opaque.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
+}
+
+/// An apiserver takes whichever it can.
+#[test]
+fn of_two_credentials_one_that_is_good_is_enough() {
+    let mut user = certificate();
+    user["token"] = json!(jwt(&json!({ "exp": 1_800_000_000 })));
+    let found = of(user.clone());
+    assert_eq!(found.expires, Some(at("2027-01-15T08:00:00Z")));
+    assert_eq!(found.check_dates(at("2027-01-10T00:00:00Z")), Ok(()));
+    assert!(found.check_dates(at("2027-02-01T00:00:00Z")).is_err());
+    user["token"] = json!("opaque");
+    let found = of(user);
+    assert_eq!(found.expires, None);
+    assert_eq!(found.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
+}
+
+#[test]
+fn what_an_accepted_program_or_file_holds_has_no_dates() {
+    let mut user = certificate();
+    user["exec"] = json!({ "command": "/bin/true" });
+    let exec = Policy {
+        allow_exec: true,
+        ..Policy::default()
+    };
+    let found = with("/users/0/user", user, exec).unwrap();
+    assert_eq!(found.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
+}

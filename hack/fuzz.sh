@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Fuzzes the reading of kubeconfigs for FUZZ_SECONDS (60) with one process, from the seeds in fuzz/corpus; what it
+# finds on the way is kept beside the build and used again. cargo-fuzz is installed once, into the cache of the tools.
+#   fuzz.sh [LIBFUZZER_ARGS...]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+version=0.13.2
+root=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools/cargo-fuzz-$version
+target=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
+found=$target/corpus/kubeconfig
+
+if ! [ -x "$root/bin/cargo-fuzz" ]; then
+  echo "fuzz: installing cargo-fuzz $version into $root (once, some minutes)" >&2
+  cargo install cargo-fuzz --version "$version" --locked --quiet --root "$root" --target-dir "$target/cargo-fuzz" || {
+    echo "fuzz: cargo-fuzz could not be installed; with a network, run 'cargo install cargo-fuzz --version $version --locked --root $root'" >&2
+    exit 1
+  }
+  rm -rf "$target/cargo-fuzz"
+fi
+command -v c++ >/dev/null || { echo "fuzz: no C++ compiler found (c++), which libFuzzer needs: install g++ or clang" >&2; exit 1; }
+
+mkdir -p "$found"
+# Without a sanitizer the stable compiler does: there is no unsafe code of ours to watch.
+exec "$root/bin/cargo-fuzz" run --fuzz-dir fuzz --sanitizer none --target-dir "$target" kubeconfig \
+  "$found" fuzz/corpus/kubeconfig -- \
+  -max_total_time="${FUZZ_SECONDS:-60}" -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
+  -dict=fuzz/kubeconfig.dict -print_final_stats=1 "$@"
