@@ -182,6 +182,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         watch_namespaces: settings.watch_namespaces.clone(),
         found: Arc::clone(&found),
         sources: sources.clone(),
+        kubeconfig_policy: settings.kubeconfig_policy,
         connecting: Semaphore::new(CONNECTING),
     });
 

@@ -16,7 +16,7 @@ use krypton_agent::reconciler::{self, Member, StatusMode, Tools};
 use krypton_agent::report::ReportBoard;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::DesiredState;
-use krypton_common::kubeconfig::Sanitized;
+use krypton_common::kubeconfig::{self, Sanitized};
 use krypton_common::names;
 use kube::Client;
 use tokio::sync::{Semaphore, watch};
@@ -28,7 +28,6 @@ use crate::found::Found;
 use crate::members::Slot;
 use crate::notices::Notices;
 use crate::voices::{Presence, SILENCE, VoiceId, Voices};
-use krypton_common::error_chain::chain;
 
 use reach::Reached;
 
@@ -69,6 +68,8 @@ pub struct Shared {
     pub watch_namespaces: Option<std::collections::BTreeSet<String>>,
     pub found: Arc<Found>,
     pub sources: watch::Receiver<Sources>,
+    /// What kubeconfigs may contain.
+    pub kubeconfig_policy: kubeconfig::Policy,
     /// Members that are asked who they are at the same time: a fleet is not dialled all at once.
     pub connecting: Semaphore,
 }
@@ -128,6 +129,8 @@ fn role(presence: Presence, grace: Duration, now: Boot) -> (Role, Option<Boot>) 
 /// The pause between two looks at a cluster where nobody of us holds the Lease, give or take a fifth.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
+/// A refused access is looked at again.
+const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 /// One lost answer is nothing yet.
 const PROBES_LOST: u32 = 2;
 
@@ -182,6 +185,7 @@ async fn newer(
     current: Option<&Reached>,
 ) -> Option<Reached> {
     let in_use = current.is_some();
+    let mut told: Option<Unresolved> = None;
     if in_use {
         access.changed().await.ok()?;
     }
@@ -201,7 +205,7 @@ async fn newer(
                 let failed = |problem| say_unanswered(name, shared, in_use, problem);
                 tokio::select! {
                     changed = access.changed() => { changed.ok()?; continue }
-                    answer = reach::identify(shared, &reached.client, failed) => Ok((reached, answer)),
+                    answer = reach::identify(shared, &reached, failed) => Ok((reached, answer)),
                 }
             }
             Err(why) => Err(why),
@@ -219,18 +223,24 @@ async fn newer(
                 reached.uid = answer.uid;
                 return Some(reached);
             }
-            // Only another access can help.
             Err(why) => {
-                tracing::warn!(member = %name, reason = why.reason, problem = %why.message, in_use,
+                if told.as_ref() != Some(&why) {
+                    tracing::warn!(member = %name, reason = why.reason, problem = %why.message, in_use,
                     "the member's access is refused; the last good one, if there is any, stays in use");
-                let state = State::new(Truth::False, why.reason, why.message);
+                }
+                let state = State::new(Truth::False, why.reason, why.message.clone());
+                told = Some(why);
                 resolved(name, shared, state.clone());
                 if !in_use {
                     shared.voices.link(name, Some(state), Boot::now());
                     // Whoever waits for our identity must not wait for a kubeconfig.
                     shared.found.set(name, None);
                 }
-                access.changed().await.ok()?;
+                // Another access helps; or time, where a certificate is not valid yet.
+                match tokio::time::timeout(REFUSED_AGAIN, access.changed()).await {
+                    Ok(changed) => changed.ok()?,
+                    Err(_) => {}
+                }
             }
         }
     }
@@ -302,11 +312,7 @@ async fn act(
 
 async fn probe(client: &Client, after: Duration) -> Result<String, String> {
     tokio::time::sleep(after).await;
-    match tokio::time::timeout(PROBE_DEADLINE, reach::cluster_uid(client)).await {
-        Ok(Ok(uid)) => Ok(uid),
-        Ok(Err(error)) => Err(chain(&error)),
-        Err(_) => Err(format!("no answer within {} s", PROBE_DEADLINE.as_secs())),
-    }
+    reach::in_time(PROBE_DEADLINE, reach::cluster_uid(client)).await
 }
 
 /// Says how the way to the cluster stands; `Break` when another cluster is at its end.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
-use krypton_agent::access;
+use krypton_agent::{access, clock};
 use krypton_common::conditions::{State, Truth};
 use krypton_common::error_chain::chain;
+use krypton_common::kubeconfig::{Authority, refused_address};
 use kube::Client;
 use kube::api::Api;
 use tempfile::TempPath;
@@ -22,6 +23,7 @@ use crate::home;
 
 const IDENTIFY_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 /// A source is not looked at again more often because its credential is refused.
 const DOUBT_EVERY: Duration = Duration::from_secs(10);
 
@@ -43,6 +45,8 @@ pub(super) struct Reached {
     kubeconfig: TempPath,
     /// What the client was made from; `None`: home itself.
     pub(super) origin: Option<Origin>,
+    /// Where it leads; `None`: home itself, which was chosen by whoever started the hub.
+    first_hop: Option<Authority>,
     /// As [`Access::digest`].
     pub(super) digest: String,
     /// Of the cluster that has answered; empty before.
@@ -61,9 +65,16 @@ impl Reached {
 /// Makes a client and the file that helm reads.
 pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reached, Unresolved> {
     let digest = access.digest().cloned().unwrap_or_default();
+    let mut first_hop = None;
     let (origin, made) = match access {
         Access::Kubeconfig(_, Err(why)) => return Err(why),
         Access::Kubeconfig(origin, Ok(sanitized)) => {
+            let dated = sanitized.check_dates(clock::wall());
+            dated.map_err(|error| Unresolved {
+                reason: reason::KUBECONFIG_INVALID,
+                message: format!("{origin}: {}", chain(&error)),
+            })?;
+            first_hop = Some(sanitized.first_hop().clone());
             let config = home::member_config(&sanitized.yaml).await;
             let made = config.map(|config| (config, sanitized.yaml.clone()));
             (Some(origin), made.map_err(ReachError::Config))
@@ -87,6 +98,7 @@ pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reache
             client,
             kubeconfig,
             origin,
+            first_hop,
             digest,
             uid: String::new(),
             _doubting: AbortOnDropHandle::new(doubting),
@@ -118,7 +130,7 @@ pub(super) struct Answer {
 /// Asks the cluster who it is until it answers. `failed` hears of each failure.
 pub(super) async fn identify(
     shared: &Shared,
-    client: &Client,
+    reached: &Reached,
     mut failed: impl FnMut(String),
 ) -> Answer {
     let mut attempts = 0;
@@ -126,19 +138,48 @@ pub(super) async fn identify(
         let asked = {
             // A fleet that is met for the first time is not dialled all at once.
             let _turn = shared.connecting.acquire().await;
-            tokio::time::timeout(IDENTIFY_DEADLINE, ask(client)).await
+            match leads_astray(shared, reached.first_hop.as_ref()).await {
+                Some(problem) => Err(problem),
+                None => in_time(IDENTIFY_DEADLINE, ask(&reached.client)).await,
+            }
         };
         match asked {
-            Ok(Ok(answer)) => return answer,
-            Ok(Err(error)) => failed(chain(&error)),
-            Err(_) => failed(format!(
-                "no answer within {} s",
-                IDENTIFY_DEADLINE.as_secs()
-            )),
+            Ok(answer) => return answer,
+            Err(problem) => failed(problem),
         }
         attempts += 1;
         let pause = krypton_agent::plan::backoff(attempts, RETRY_MAX, rand::random());
         tokio::time::sleep(pause).await;
+    }
+}
+
+/// A name is judged by what it stands for, before a credential goes there.
+async fn leads_astray(shared: &Shared, first_hop: Option<&Authority>) -> Option<String> {
+    let hop = first_hop?;
+    let found = tokio::net::lookup_host((hop.host.as_str(), hop.port));
+    // Whoever cannot resolve it now will not connect either, and says why.
+    let found = tokio::time::timeout(RESOLVE_DEADLINE, found)
+        .await
+        .ok()?
+        .ok()?;
+    let policy = &shared.kubeconfig_policy;
+    let mut refused = found.filter_map(|to| Some((to.ip(), refused_address(to.ip(), policy)?)));
+    let (ip, remedy) = refused.next()?;
+    Some(format!(
+        "the server's name {} stands for {ip}, which is not allowed: {remedy}",
+        hop.host
+    ))
+}
+
+/// What a call comes to within its time, with what went wrong as a person reads it.
+pub(super) async fn in_time<T>(
+    deadline: Duration,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(deadline, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(chain(&error)),
+        Err(_) => Err(format!("no answer within {} s", deadline.as_secs())),
     }
 }
 
