@@ -237,9 +237,8 @@ async fn newer(
                     shared.found.set(name, None);
                 }
                 // Another access helps; or time, where a certificate is not valid yet.
-                match tokio::time::timeout(REFUSED_AGAIN, access.changed()).await {
-                    Ok(changed) => changed.ok()?,
-                    Err(_) => {}
+                if let Ok(changed) = tokio::time::timeout(REFUSED_AGAIN, access.changed()).await {
+                    changed.ok()?;
                 }
             }
         }
