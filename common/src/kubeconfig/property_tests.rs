@@ -16,6 +16,8 @@ fn any_value() -> impl Strategy<Value = Value> {
         Just(json!(false)),
         Just(json!(42)),
         Just(json!("/etc/canary")),
+        Just(json!("socks5://proxy.example.org:1080")),
+        Just(json!("http://[::1]:3128")),
         Just(json!(["canary"])),
         Just(json!({ "command": "canary", "cmd-path": "/bin/canary" })),
         "canary[ -~]{0,8}".prop_map(Value::String),
@@ -56,14 +58,21 @@ fn any_kubeconfig() -> impl Strategy<Value = Value> {
         "surprise",
     ];
     const CONTEXT: &[&str] = &["namespace", "extensions", "surprise"];
+    const SERVER: &[&str] = &[
+        "https://edge:6443",
+        "https://10.0.0.1",
+        "https://localhost.:6443",
+        "https://[fe80::1]",
+    ];
     (
         any_fields(CLUSTER),
         any_fields(USER),
         any_fields(CONTEXT),
         0..3usize,
+        select(SERVER),
     )
-        .prop_map(|(mut cluster, mut user, mut context, others)| {
-            cluster.insert("server".to_owned(), json!("https://edge:6443"));
+        .prop_map(|(mut cluster, mut user, mut context, others, server)| {
+            cluster.insert("server".to_owned(), json!(server));
             user.insert("token".to_owned(), json!("fine"));
             context.insert("cluster".to_owned(), json!("k"));
             context.insert("user".to_owned(), json!("u"));
