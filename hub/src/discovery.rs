@@ -1,9 +1,13 @@
 //! Where members come from. Several providers look at once, each at one kind of object; each tells of
 //! all that it has found, in one slot, so that one that hangs or floods costs nobody else.
 
+pub mod cluster_api;
+pub mod files;
+pub mod kamaji;
 pub mod labelled_secrets;
 pub mod listed;
 pub mod membership;
+pub mod paired;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -166,10 +170,16 @@ pub struct Finds {
 impl Finds {
     /// All that is there now. What is the same as before is no news.
     pub fn found(&self, sources: BTreeMap<Origin, Arc<Source>>) {
+        self.found_amid(None, sources);
+    }
+
+    /// What there is, as far as can be seen: a part of it is in trouble.
+    pub fn found_amid(&self, trouble: Option<String>, sources: BTreeMap<Origin, Arc<Source>>) {
         self.listing.send_if_modified(|listing| {
             let next = Listing {
                 sources: Some(Arc::new(sources)),
-                ..Listing::default()
+                trouble,
+                closed: false,
             };
             let changed = *listing != next;
             *listing = next;

@@ -210,7 +210,7 @@ fn gone(source: &SourceRef, origin: Option<&Origin>, looked: bool) -> Unresolved
         return Unresolved {
             reason: reason::PROVIDER_NOT_CONFIGURED,
             message: format!(
-                "{name} is not looked for: see --providers and --kubeconfig-namespaces of the hub; its releases are left alone"
+                "{name} is not looked for: see --providers, --kubeconfig-namespaces, --cluster-namespaces and --kubeconfig-paths of the hub; its releases are left alone"
             ),
         };
     }
