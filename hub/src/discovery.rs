@@ -321,3 +321,6 @@ pub fn start(
     });
     receiver
 }
+
+#[cfg(test)]
+mod tests;
