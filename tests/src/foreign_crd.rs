@@ -50,14 +50,14 @@ impl ForeignCrd {
         Ok(self)
     }
 
-    /// Allows further values of a field, which is named by a JSON pointer into the schema of the first
-    /// version, as a later release of the CRD does.
+    /// Allows further values of a field, as `status.phase`, in the first version: those of a later
+    /// release of the CRD.
     ///
     /// # Errors
     /// When the field is no enumeration.
     pub fn allowing(mut self, field: &str, values: &[&str]) -> Result<Self> {
         let pointer = format!(
-            "/spec/versions/0/schema/openAPIV3Schema/{}/enum",
+            "/spec/versions/0/schema/openAPIV3Schema/properties/{}/enum",
             field.replace('.', "/properties/")
         );
         let allowed = self.content.pointer_mut(&pointer);

@@ -15,20 +15,22 @@ use std::{
 
 use anyhow::{Result, bail};
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Namespace, Secret},
+};
 use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, eventually,
-    fleet::{Desk, Expected, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{
+        Desk, Expected, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
+    },
     port::Port,
 };
 use kube::{
     Api, Client,
-    api::{
-        ApiResource, DeleteParams, DynamicObject, ListParams, ObjectMeta, Patch, PatchParams,
-        PostParams,
-    },
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
@@ -127,68 +129,85 @@ impl Fleet {
         )
     }
 
-    /// What the hub and helm have asked of the edge: changes, and how often who it is.
-    async fn asked(&self) -> Result<(Vec<String>, usize)> {
-        let mut requests = self.edge.audited().await?;
-        requests.retain(|request| WRITERS.iter().any(|name| request.user_agent.contains(name)));
-        let probes = requests
-            .iter()
-            .filter(|request| request.verb == "get" && request.object.name == "kube-system");
-        let probes = probes.count();
-        requests.retain(|request| !["get", "list", "watch"].contains(&request.verb.as_str()));
-        let changes = requests.iter().map(|request| format!("{request:?}"));
-        Ok((changes.collect(), probes))
+    /// What the hub and helm have changed on the edge.
+    async fn changes(&self) -> Vec<String> {
+        let mut requests = self.edge.audited().await.unwrap();
+        requests.retain(|request| {
+            let reads = ["get", "list", "watch"].contains(&request.verb.as_str());
+            !reads && WRITERS.iter().any(|name| request.user_agent.contains(name))
+        });
+        let told = requests.iter().map(|request| format!("{request:?}"));
+        told.collect()
     }
 
-    /// Shows that nothing is written while the hub looks at the edge several times, though there is
-    /// something to do.
+    /// Shows that nothing is written while the hub lives on, though there is something to do.
     async fn nothing_is_written(&self, to_do: &str) {
-        let (before, looked) = self.asked().await.unwrap();
+        let before = self.changes().await;
         assert!(!before.is_empty(), "it has written before");
         let tenant = self.at_edge.create("default", to_do, json!({}));
         tenant.await.unwrap();
-        let after = eventually("the hub to look at the edge", PATIENCE, async || {
-            let (now, looks) = self.asked().await?;
-            Ok((looks >= looked + 2).then_some(now))
-        });
-        let after = after.await.unwrap();
+        // A quarter of a minute lies between two of them.
+        for _ in 0..2 {
+            self.hub_lives_on().await;
+        }
+        let after = self.changes().await;
         assert_eq!(after[before.len()..], [] as [String; 0]);
+    }
+
+    /// Waits until the hub has renewed its Lease on home.
+    async fn hub_lives_on(&self) {
+        let leases: Api<Lease> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
+        let renewed = async || {
+            let spec = leases.get("krypton-hub").await?.spec.unwrap_or_default();
+            Ok::<_, anyhow::Error>(spec.renew_time)
+        };
+        let before = renewed().await.unwrap();
+        eventually("the hub to renew its Lease", PATIENCE, async || {
+            Ok((renewed().await? != before).then_some(()))
+        })
+        .await
+        .unwrap();
     }
 }
 
-fn objects(cluster: &Cluster, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-    Api::namespaced_with(cluster.client(), FLEET, &resource)
+/// The objects of one kind in the fleet's namespace; all are named as the edge is.
+struct Objects {
+    api: Api<DynamicObject>,
+    resource: ApiResource,
 }
 
-async fn create(api: &Api<DynamicObject>, spec: Value) {
-    let object = DynamicObject {
-        types: None,
-        metadata: ObjectMeta {
-            name: Some(EDGE.to_owned()),
-            ..ObjectMeta::default()
-        },
-        data: json!({ "spec": spec }),
-    };
-    let params = PostParams::default();
-    eventually("the object to be taken", PATIENCE, async || {
-        Ok(Some(api.create(&params, &object).await?))
-    })
-    .await
-    .unwrap();
-}
+impl Objects {
+    fn of(cluster: &Cluster, group: &str, version: &str, kind: &str) -> Self {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let api = Api::namespaced_with(cluster.client(), FLEET, &resource);
+        Self { api, resource }
+    }
 
-async fn merge(api: &Api<DynamicObject>, patch: Value) {
-    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-    api.patch(EDGE, &params, &patch).await.unwrap();
-}
+    async fn create(&self, spec: Value) {
+        let object = DynamicObject::new(EDGE, &self.resource).data(json!({ "spec": spec }));
+        let params = PostParams::default();
+        eventually("the object to be taken", PATIENCE, async || {
+            Ok(Some(self.api.create(&params, &object).await?))
+        })
+        .await
+        .unwrap();
+    }
 
-async fn merge_status(api: &Api<DynamicObject>, status: Value) {
-    let (params, patch) = (
-        PatchParams::default(),
-        Patch::Merge(json!({ "status": status })),
-    );
-    api.patch_status(EDGE, &params, &patch).await.unwrap();
+    async fn merge(&self, patch: Value) {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        self.api.patch(EDGE, &params, &patch).await.unwrap();
+    }
+
+    async fn merge_status(&self, status: Value) {
+        let params = PatchParams::default();
+        let patch = Patch::Merge(json!({ "status": status }));
+        self.api.patch_status(EDGE, &params, &patch).await.unwrap();
+    }
+
+    async fn delete(&self) {
+        let params = DeleteParams::default();
+        self.api.delete(EDGE, &params).await.unwrap();
+    }
 }
 
 async fn apply_secret(client: &Client, namespace: &str, secret: Value) {
@@ -243,20 +262,23 @@ async fn a_cluster_of_cluster_api_is_used_once_initialised_and_left_alone_while_
     let kubeconfig = fleet.edge.kubeconfig_with_token();
     let mark = ("cluster.x-k8s.io/cluster-name", EDGE);
     let type_ = "cluster.x-k8s.io/secret";
-    let versions = [
+    let versions: [(&str, fn(bool) -> Value); 2] = [
         (
             "v1beta2",
-            json!({"initialization": {"controlPlaneInitialized": true}}),
+            |initialised| json!({"initialization": {"controlPlaneInitialized": initialised}}),
         ),
-        ("v1beta1", json!({"controlPlaneReady": true})),
+        (
+            "v1beta1",
+            |initialised| json!({"controlPlaneReady": initialised}),
+        ),
     ];
     for (version, initialised) in versions {
         // The hub has looked for it in vain, or has seen another version of it go.
         let only = crd.clone().only(version).unwrap();
         only.install(&fleet.home).await.unwrap();
-        let clusters = objects(&fleet.home, "cluster.x-k8s.io", version, "Cluster");
+        let clusters = Objects::of(&fleet.home, "cluster.x-k8s.io", version, "Cluster");
         let endpoint = json!({"controlPlaneEndpoint": {"host": "edge", "port": 6443}});
-        create(&clusters, endpoint).await;
+        clusters.create(endpoint).await;
         let client = &desk.client;
         let good = [("value", kubeconfig.as_str())];
         let of = |name: &str| secret(name, type_, mark, &good);
@@ -267,7 +289,7 @@ async fn a_cluster_of_cluster_api_is_used_once_initialised_and_left_alone_while_
 
         let waiting = fleet.told(NOT_READY).await.unwrap();
         assert!(waiting.contains("not initialised"), "{waiting}");
-        merge_status(&clusters, initialised).await;
+        clusters.merge_status(initialised(true)).await;
         desk.member_shows(EDGE, &WELL).await.unwrap();
         let member: Api<EdgeCluster> = Api::all(client.clone());
         let source = member.get(EDGE).await.unwrap().spec.source_ref.unwrap();
@@ -279,11 +301,11 @@ async fn a_cluster_of_cluster_api_is_used_once_initialised_and_left_alone_while_
             fleet.install("before").await;
         }
 
-        merge(&clusters, json!({"spec": {"paused": true}})).await;
+        clusters.merge(json!({"spec": {"paused": true}})).await;
         fleet.suspended("is paused (spec.paused)").await;
         let meanwhile = format!("while-paused-{version}");
         fleet.nothing_is_written(&meanwhile).await;
-        merge(&clusters, json!({"spec": {"paused": false}})).await;
+        clusters.merge(json!({"spec": {"paused": false}})).await;
         let ready = [ALL_READY];
         let desk_at_edge = &fleet.at_edge;
         desk_at_edge
@@ -293,26 +315,26 @@ async fn a_cluster_of_cluster_api_is_used_once_initialised_and_left_alone_while_
         desk.member_shows(EDGE, &WELL).await.unwrap();
         let paused =
             |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
-        merge(&clusters, paused(json!(""))).await;
+        clusters.merge(paused(json!(""))).await;
         fleet.suspended("annotation cluster.x-k8s.io/paused").await;
-        merge(&clusters, paused(Value::Null)).await;
+        clusters.merge(paused(Value::Null)).await;
         desk.member_shows(EDGE, &WELL).await.unwrap();
 
         // A status that is taken back changes nothing: after a restore it is empty for a while.
-        let back = json!({"initialization": null, "controlPlaneReady": null});
-        merge_status(&clusters, back).await;
+        clusters.merge_status(initialised(false)).await;
         let mark_of_time = format!("status-back-{version}");
         fleet.install(&mark_of_time).await;
         desk.member_shows(EDGE, &WELL).await.unwrap();
 
         // It is being deleted for as long as its finalizer stays.
         let finalizers = |names: &[&str]| json!({"metadata": {"finalizers": names}});
-        merge(&clusters, finalizers(&["example.org/infrastructure"])).await;
-        let params = DeleteParams::default();
-        clusters.delete(EDGE, &params).await.unwrap();
+        clusters
+            .merge(finalizers(&["example.org/infrastructure"]))
+            .await;
+        clusters.delete().await;
         fleet.suspended("is being deleted").await;
         let releases = fleet.at_edge.releases().await.unwrap();
-        merge(&clusters, finalizers(&[])).await;
+        clusters.merge(finalizers(&[])).await;
         fleet.told(GONE).await.unwrap();
         assert_eq!(fleet.at_edge.releases().await.unwrap(), releases);
         only.remove(&fleet.home).await.unwrap();
@@ -326,12 +348,12 @@ async fn a_control_plane_of_kamaji_is_used_when_ready_and_suspended_with_its_sta
     let file = "kamaji.clastix.io_tenantcontrolplanes.yaml";
     let crd = ForeignCrd::read(&fleet.home, "kamaji-1.0.0", file).await;
     // Kamaji has had these since; no module of a later version can be had.
-    let field = "properties.status.kubernetesResources.version.status";
+    let field = "status.kubernetesResources.version.status";
     let crd = crd
         .unwrap()
         .allowing(field, &["Unknown", "Sleeping", "WriteLimited"]);
     crd.unwrap().install(&fleet.home).await.unwrap();
-    let planes = objects(
+    let planes = Objects::of(
         &fleet.home,
         "kamaji.clastix.io",
         "v1alpha1",
@@ -341,9 +363,9 @@ async fn a_control_plane_of_kamaji_is_used_when_ready_and_suspended_with_its_sta
         "controlPlane": {"service": {"serviceType": "ClusterIP"}},
         "kubernetes": {"version": "v1.31.0", "kubelet": {"cgroupfs": "systemd"}},
     });
-    create(&planes, spec).await;
+    planes.create(spec).await;
     let status = |status: &str| json!({"kubernetesResources": {"version": {"status": status}}});
-    merge_status(&planes, status("Provisioning")).await;
+    planes.merge_status(status("Provisioning")).await;
     let waiting = fleet.told(NOT_READY).await.unwrap();
     assert!(waiting.contains("Provisioning"), "{waiting}");
 
@@ -353,21 +375,21 @@ async fn a_control_plane_of_kamaji_is_used_when_ready_and_suspended_with_its_sta
     let data = [("admin.conf", kubeconfig.as_str()), ("admin.svc", "")];
     apply_secret(client, FLEET, secret(&name, "Opaque", mark, &data)).await;
     let named = json!({"kubeconfig": {"admin": {"secretName": name}}});
-    merge_status(&planes, named).await;
-    merge_status(&planes, status("Ready")).await;
+    planes.merge_status(named).await;
+    planes.merge_status(status("Ready")).await;
     desk.member_shows(EDGE, &WELL).await.unwrap();
     fleet.install("before").await;
     desk.create("default", "before", json!({})).await.unwrap();
     desk.shows("default", "before", &[ALL_READY]).await.unwrap();
 
-    merge_status(&planes, status("Sleeping")).await;
+    planes.merge_status(status("Sleeping")).await;
     fleet.suspended("is Sleeping").await;
     let unknown = [("ClusterReady/edge-1", "Unknown", "ClusterUnreachable")];
     let tenant = desk.shows("default", "before", &unknown).await.unwrap();
     let phase = tenant.status.unwrap().phase;
     assert_ne!(phase.as_deref(), Some("Error"));
     fleet.nothing_is_written("while-asleep").await;
-    merge_status(&planes, status("Ready")).await;
+    planes.merge_status(status("Ready")).await;
     let ready = [ALL_READY];
     fleet
         .at_edge
@@ -375,28 +397,28 @@ async fn a_control_plane_of_kamaji_is_used_when_ready_and_suspended_with_its_sta
         .await
         .unwrap();
     for suspended in ["WriteLimited", "Migrating"] {
-        merge_status(&planes, status(suspended)).await;
+        planes.merge_status(status(suspended)).await;
         fleet.suspended(&format!("is {suspended}")).await;
     }
-    merge_status(&planes, status("Ready")).await;
+    planes.merge_status(status("Ready")).await;
     desk.member_shows(EDGE, &WELL).await.unwrap();
 
     let annotate = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
     let paused = "kamaji.clastix.io/paused";
-    merge(&planes, annotate(paused, json!("false"))).await;
+    planes.merge(annotate(paused, json!("false"))).await;
     fleet
         .suspended("is paused (annotation kamaji.clastix.io/paused)")
         .await;
-    merge(&planes, annotate(paused, Value::Null)).await;
+    planes.merge(annotate(paused, Value::Null)).await;
     desk.member_shows(EDGE, &WELL).await.unwrap();
     // Once in use, it stays so while Kamaji finds out how it is.
-    merge_status(&planes, status("Unknown")).await;
+    planes.merge_status(status("Unknown")).await;
     fleet.install("while-unknown").await;
     desk.member_shows(EDGE, &WELL).await.unwrap();
 
     // The last good kubeconfig stays in use while the key leads nowhere, until its content is good.
     let key = "kamaji.clastix.io/kubeconfig-secret-key";
-    merge(&planes, annotate(key, json!("admin.svc"))).await;
+    planes.merge(annotate(key, json!("admin.svc"))).await;
     desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await
         .unwrap();
