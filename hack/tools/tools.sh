@@ -8,19 +8,19 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok)
+# Without crds/: their folders name their versions, and nothing has to be built anew for them.
 pins=$(cat ./*/go.mod ./*/go.sum charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
 root=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools/$pins
 bin=$root/bin
-charts=$root/charts
 
 version_of() { sed -En "s#^(require)?[[:space:]]*$2 v([^ ]+).*#\2#p" "$1/go.mod" | head -n 1; }
 kubernetes=$(version_of kubernetes k8s.io/kubernetes)
 helm=$(version_of helm helm.sh/helm/v4)
 
 missing() {
-  local tool
+  local tool pin
   for tool in "${tools[@]}"; do [ -x "$bin/$tool" ] || echo "$tool"; done
-  for chart in charts/*/; do [ -f "$charts/$(basename "$chart")/Chart.yaml" ] || echo "chart $(basename "$chart")"; done
+  for pin in charts/*/ crds/*/; do [ -d "$root/$pin" ] || echo "${pin%/}"; done
 }
 
 case "${1:-build}" in
@@ -46,7 +46,7 @@ fits() {
   esac
 }
 
-mkdir -p "$bin" "$charts" "$root/log"
+mkdir -p "$bin" "$root/charts" "$root/crds" "$root/log"
 exec 9>"$root/lock"
 flock 9 # two checkouts, or a test run beside make tools, build once
 
@@ -114,17 +114,17 @@ if [ ! -f "$root/kwok/ready" ]; then
   touch "$root/kwok/ready"
 fi
 
-# Charts nobody here wrote, as their Go modules carry them.
-for pin in charts/*/; do
-  name=$(basename "$pin")
-  [ -f "$charts/$name/Chart.yaml" ] && continue
-  echo "tools: fetching chart $name" >&2
+# Charts and CRDs nobody here wrote, as their Go modules carry them: path names the module and a folder in it.
+for pin in charts/*/ crds/*/; do
+  pin=${pin%/}
+  [ -d "$root/$pin" ] && continue
+  echo "tools: fetching $pin" >&2
   source=$(cat "$pin/path")
   module=$(cd "$pin" && go mod download -json "${source%%//*}" | sed -n 's/^	"Dir": "\(.*\)",$/\1/p')
-  rm -rf "${charts:?}/$name.new"
-  cp -R "$module/${source##*//}" "$charts/$name.new"
-  chmod -R u+w "$charts/$name.new"
-  mv "$charts/$name.new" "$charts/$name"
+  rm -rf "${root:?}/$pin.new"
+  cp -R "$module/${source##*//}" "$root/$pin.new"
+  chmod -R u+w "$root/$pin.new"
+  mv "$root/$pin.new" "$root/$pin"
 done
 
 echo "$root"

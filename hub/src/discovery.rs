@@ -1,9 +1,13 @@
 //! Where members come from. Several providers look at once, each at one kind of object; each tells of
 //! all that it has found, in one slot, so that one that hangs or floods costs nobody else.
 
+pub mod cluster_api;
+pub mod files;
+pub mod kamaji;
 pub mod labelled_secrets;
 pub mod listed;
 pub mod membership;
+pub mod paired;
 pub mod register;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -168,13 +172,19 @@ pub struct Finds {
 impl Finds {
     /// All that is there now. What is the same as before is no news.
     pub fn found(&self, sources: BTreeMap<Origin, Arc<Source>>) {
+        self.found_amid(None, sources);
+    }
+
+    /// What there is, as far as can be seen: a part of it is in trouble.
+    pub fn found_amid(&self, trouble: Option<String>, sources: BTreeMap<Origin, Arc<Source>>) {
         if let Some(before) = &self.listing.borrow().sources {
             self.departures.note(before, &sources);
         }
         self.listing.send_if_modified(|listing| {
             let next = Listing {
                 sources: Some(Arc::new(sources)),
-                ..Listing::default()
+                trouble,
+                closed: false,
             };
             let changed = *listing != next;
             *listing = next;
@@ -356,3 +366,6 @@ impl Found {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

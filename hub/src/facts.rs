@@ -18,6 +18,8 @@ pub mod reason {
     pub const KUBECONFIG_INVALID: &str = "KubeconfigInvalid";
     pub const SOURCE_GONE: &str = "SourceGone";
     pub const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";
+    /// Its cluster is still being made.
+    pub const SOURCE_NOT_READY: &str = "SourceNotReady";
     /// The next nine are the Knative operator's, for its users (reference 2.1).
     pub const PROFILE_NOT_FOUND: &str = "ClusterProfileNotFound";
     pub const PROFILE_NOT_READY: &str = "ClusterProfileNotReady";

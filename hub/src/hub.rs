@@ -25,7 +25,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
 use crate::desired;
+use crate::discovery::cluster_api::ClusterApi;
+use crate::discovery::files::Files;
+use crate::discovery::kamaji::Kamaji;
 use crate::discovery::labelled_secrets::LabelledSecrets;
+use crate::discovery::paired::Paired;
 use crate::discovery::{self, Provider};
 use crate::facts::FactsBoard;
 use crate::fleet::{self, Fleet, Given};
@@ -318,10 +322,34 @@ fn providers(client: &Client, settings: &Settings) -> Vec<Arc<dyn Provider>> {
                     }));
                 }
             }
-            ProviderKind::ClusterProfile
-            | ProviderKind::ClusterApi
-            | ProviderKind::Kamaji
-            | ProviderKind::File => {}
+            ProviderKind::ClusterProfile => {}
+            ProviderKind::ClusterApi => {
+                for namespace in each(discovery.cluster_namespaces.as_ref()) {
+                    providers.push(Arc::new(Paired {
+                        client: client.clone(),
+                        namespace,
+                        policy: settings.kubeconfig_policy,
+                        pairing: ClusterApi,
+                    }));
+                }
+            }
+            ProviderKind::Kamaji => {
+                for namespace in each(discovery.cluster_namespaces.as_ref()) {
+                    let key = discovery.kamaji_key.clone();
+                    providers.push(Arc::new(Paired {
+                        client: client.clone(),
+                        namespace,
+                        policy: settings.kubeconfig_policy,
+                        pairing: Kamaji { key },
+                    }));
+                }
+            }
+            ProviderKind::File => {
+                // One each: a mount that is missing or hangs is no other's concern.
+                for path in &discovery.paths {
+                    providers.push(Arc::new(Files::new(path, settings.kubeconfig_policy)));
+                }
+            }
         }
     }
     providers

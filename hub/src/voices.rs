@@ -498,7 +498,12 @@ fn standing(
     };
     if let Some((why, message)) = held_back {
         standing.mode = Mode::None;
-        standing.healthy = Some(State::new(Truth::False, *why, message.clone()));
+        // Asleep is not ill.
+        let truth = match *why {
+            reason::SUSPENDED => Truth::Unknown,
+            _ => Truth::False,
+        };
+        standing.healthy = Some(State::new(truth, *why, message.clone()));
         standing.hearing =
             (*why != reason::CONNECTING).then(|| Hearing::Silent(format!("{why}: {message}")));
     }

@@ -20,7 +20,7 @@ const BINARIES: [&str; 7] = [
     "kwok",
 ];
 
-/// The folder with `bin/`, `charts/` and `kwok/stages.yaml`.
+/// The folder with `bin/`, `charts/`, `crds/` and `kwok/stages.yaml`.
 #[derive(Debug, Clone)]
 pub struct Tools {
     root: PathBuf,
@@ -73,6 +73,18 @@ impl Tools {
             bail!("no chart in {}; run 'make tools'", folder.display());
         }
         Ok(folder)
+    }
+
+    /// A file of a folder of CRDs, for instance of `cluster-api-1.14.2`.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn crd(&self, pin: &str, file: &str) -> Result<PathBuf> {
+        let path = self.root.join("crds").join(pin).join(file);
+        if !path.is_file() {
+            bail!("no file {}; run 'make tools'", path.display());
+        }
+        Ok(path)
     }
 
     /// kwok's stages for a fake node and its pods.

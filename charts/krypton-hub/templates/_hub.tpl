@@ -16,6 +16,31 @@ is installed too, with installMode.crdsRbacOnly.
 {{- .Values.listen | toString | splitList ":" | last }}
 {{- end }}
 
+{{/*
+The rights that looking for members takes in one namespace, or in all ("*"); nothing where it takes none.
+Labelled Secrets in the hub's namespace are read by its own Role.
+*/}}
+{{- define "krypton-hub.sourceRules" -}}
+{{- $discovery := .root.Values.discovery }}
+{{- $secrets := false }}
+{{- if and (has "kubeconfig" $discovery.providers) (has .namespace (default list $discovery.kubeconfigNamespaces)) }}
+{{- $secrets = true }}
+{{- end }}
+{{- if has .namespace $discovery.clusterNamespaces }}
+{{- if has "cluster-api" $discovery.providers }}
+{{- $secrets = true }}
+- {apiGroups: [cluster.x-k8s.io], resources: [clusters], verbs: [list, watch]}
+{{- end }}
+{{- if has "kamaji" $discovery.providers }}
+{{- $secrets = true }}
+- {apiGroups: [kamaji.clastix.io], resources: [tenantcontrolplanes], verbs: [list, watch]}
+{{- end }}
+{{- end }}
+{{- if $secrets }}
+- {apiGroups: [""], resources: [secrets], verbs: [get, list, watch]}
+{{- end }}
+{{- end }}
+
 {{- define "krypton-hub.args" -}}
 {{- $args := list }}
 {{- if .Values.populateArgs }}
@@ -32,6 +57,21 @@ is installed too, with installMode.crdsRbacOnly.
 {{- end }}
 {{- if .ensureCrds }}
 {{- $args = append $args "--ensure-watch-crds=true" }}
+{{- end }}
+{{- end }}
+{{- with .Values.discovery }}
+{{- $args = append $args (printf "--providers=%s" (join "," .providers)) }}
+{{- with .kubeconfigNamespaces }}
+{{- $args = append $args (printf "--kubeconfig-namespaces=%s" (join "," .)) }}
+{{- end }}
+{{- if or (has "cluster-api" .providers) (has "kamaji" .providers) }}
+{{- $args = append $args (printf "--cluster-namespaces=%s" (join "," .clusterNamespaces)) }}
+{{- end }}
+{{- if has "kamaji" .providers }}
+{{- $args = append $args (printf "--kamaji-kubeconfig-key=%s" .kamajiKubeconfigKey) }}
+{{- end }}
+{{- with .kubeconfigPaths }}
+{{- $args = append $args (printf "--kubeconfig-paths=%s" (join "," .)) }}
 {{- end }}
 {{- end }}
 {{- $args = append $args (printf "--kubeconfig-label=%s" .Values.discovery.kubeconfigLabel) }}

@@ -1,10 +1,13 @@
 //! What a watch has listed so far: the events of one list, made into a map.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
 use krypton_agent::watch_backoff::WatchBackoff;
 use kube::api::Api;
-use kube::runtime::WatchStreamExt as _;
+use kube::runtime::utils::Backoff as _;
 use kube::runtime::watcher::{self, Config, Event};
 use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
@@ -97,13 +100,79 @@ fn key<K: Resource>(object: &K) -> Key {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// A watch that is begun anew, with pauses, whatever happens.
-pub fn watch<K>(
-    api: Api<K>,
-    config: Config,
-) -> futures::stream::BoxStream<'static, watcher::Result<Event<K>>>
+type Events<K> = BoxStream<'static, watcher::Result<Event<K>>>;
+
+/// A watch that is begun anew, with pauses, whatever happens. After a failure all is listed again: a
+/// watch that only goes on says nothing until something changes, and whoever was told of the failure
+/// would not know that it is over.
+pub fn watch<K>(api: Api<K>, config: Config) -> Events<K>
 where
-    K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    Box::pin(watcher::watcher(api, config.page_size(PAGE)).backoff(WatchBackoff::default()))
+    begun_anew(move || {
+        let events = once(api.clone(), config.clone());
+        async move { Ok(events) }
+    })
+}
+
+/// A watch that ends in a failure.
+pub fn once<K>(api: Api<K>, config: Config) -> Events<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    watcher::watcher(api, config.page_size(PAGE)).boxed()
+}
+
+/// What `open` gives, opened again after a pause when it fails or has failed.
+pub fn begun_anew<K, E, F>(
+    open: impl Fn() -> F + Send + 'static,
+) -> BoxStream<'static, Result<Event<K>, E>>
+where
+    K: Send + 'static,
+    E: From<watcher::Error> + Send + 'static,
+    F: Future<Output = Result<Events<K>, E>> + Send + 'static,
+{
+    struct Following<K, O> {
+        open: O,
+        events: Option<Events<K>>,
+        failed: bool,
+        pauses: WatchBackoff,
+    }
+    let following = Following {
+        open,
+        events: None,
+        failed: false,
+        pauses: WatchBackoff::default(),
+    };
+    stream::unfold(following, |mut this| async move {
+        loop {
+            let Some(events) = &mut this.events else {
+                let pause = this.pauses.next().filter(|_| this.failed);
+                tokio::time::sleep(pause.unwrap_or_default()).await;
+                match (this.open)().await {
+                    Ok(events) => this.events = Some(events),
+                    Err(error) => {
+                        this.failed = true;
+                        return Some((Err(error), this));
+                    }
+                }
+                continue;
+            };
+            match events.next().await {
+                Some(Ok(event)) => {
+                    if !matches!(event, Event::Init | Event::InitApply(_)) {
+                        this.pauses.reset();
+                        this.failed = false;
+                    }
+                    return Some((Ok(event), this));
+                }
+                Some(Err(error)) => {
+                    (this.events, this.failed) = (None, true);
+                    return Some((Err(error.into()), this));
+                }
+                None => (this.events, this.failed) = (None, true),
+            }
+        }
+    })
+    .boxed()
 }

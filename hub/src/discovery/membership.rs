@@ -47,11 +47,11 @@ impl fmt::Display for Refusal {
         match self {
             Self::Taken { member, by } => write!(
                 f,
-                "the name {member} is that of {by}, and stays so; give this one another name with the annotation {annotation}, or, if it is to take the member over, set spec.sourceRef of EdgeCluster {member}"
+                "the name {member} is that of {by}, and stays so; give this one another name with the annotation {annotation} (a file: by its own name), or, if it is to take the member over, set spec.sourceRef of EdgeCluster {member}"
             ),
             Self::NotAName(name) => write!(
                 f,
-                "{name:?} cannot be the name of a member; write lower-case letters, digits, '-' and '.' into the annotation {annotation}"
+                "{name:?} cannot be the name of a member; write lower-case letters, digits, '-' and '.' into the annotation {annotation} (a file: rename it)"
             ),
             Self::Dismissed { member } => write!(
                 f,
@@ -217,7 +217,7 @@ fn gone(source: &SourceRef, origin: Option<&Origin>, looked: bool) -> Unresolved
         return Unresolved {
             reason: reason::PROVIDER_NOT_CONFIGURED,
             message: format!(
-                "{name} is not looked for: see --providers and --kubeconfig-namespaces of the hub; its releases are left alone"
+                "{name} is not looked for: see --providers, --kubeconfig-namespaces, --cluster-namespaces and --kubeconfig-paths of the hub; its releases are left alone"
             ),
         };
     }

@@ -298,3 +298,30 @@ fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
     let facts = fleet.facts.get(MEMBER).unwrap();
     assert_eq!((facts.uid, facts.certificate_expiry), (None, None));
 }
+
+#[test]
+fn a_suspended_member_is_left_alone_and_is_not_called_ill() {
+    let fleet = fleet();
+    let _asks = fleet.voices.open(MEMBER, VoiceId::Proxy, at(0));
+    let said = changes(Some(writing("hub/a")), &[("t", "A")]);
+    fleet
+        .voices
+        .say(MEMBER, VoiceId::Proxy, said, Some(0), at(1));
+    for (why, truth) in [
+        (reason::SUSPENDED, Truth::Unknown),
+        (reason::DUPLICATE, Truth::False),
+    ] {
+        let held = Some((why, "it is Sleeping".to_owned()));
+        fleet.voices.hold_back(MEMBER, held, at(2));
+        let facts = fleet.facts.get(MEMBER).unwrap();
+        assert_eq!(
+            (facts.mode, facts.healthy.truth),
+            (Mode::None, truth),
+            "{why}"
+        );
+        assert_eq!(facts.healthy.message, "it is Sleeping");
+        assert_eq!(facts.connected.truth, Truth::True, "{why}");
+    }
+    fleet.voices.hold_back(MEMBER, None, at(3));
+    assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
+}

@@ -1,1 +1,368 @@
+use std::collections::BTreeMap;
 
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use proptest::prelude::*;
+
+use super::*;
+use crate::discovery::{Finds, Listing, Provider};
+
+/// A provider of one namespace that finds nothing by itself.
+struct Of(&'static str);
+
+impl Provider for Of {
+    fn describe(&self) -> String {
+        self.0.to_owned()
+    }
+
+    fn covers(&self, origin: &Origin) -> bool {
+        origin.namespace.as_deref() == Some(self.0)
+    }
+
+    fn follow(self: Arc<Self>, _finds: Finds) -> BoxFuture<'static, ()> {
+        futures::future::ready(()).boxed()
+    }
+}
+
+fn origin(namespace: &str, name: &str) -> Origin {
+    Origin {
+        kind: Kind::Secret,
+        namespace: Some(namespace.to_owned()),
+        name: name.to_owned(),
+    }
+}
+
+fn source(origin: Origin, member: &str, since: Option<i64>) -> Source {
+    Source {
+        origin,
+        uid: String::new(),
+        member: member.to_owned(),
+        since: since.map(|second| Timestamp::from_second(second).unwrap()),
+        access: Err(Unresolved {
+            reason: reason::STARTING,
+            message: String::new(),
+        }),
+        suspended: None,
+    }
+}
+
+fn listing(sources: impl IntoIterator<Item = Source>) -> Listing {
+    let by_origin = sources
+        .into_iter()
+        .map(|source| (source.origin.clone(), Arc::new(source)));
+    Listing {
+        sources: Some(Arc::new(by_origin.collect())),
+        ..Listing::default()
+    }
+}
+
+fn found(namespace: &'static str, listing: Listing) -> Found {
+    Found::given(Arc::new(Of(namespace)), listing)
+}
+
+type Bound = BTreeMap<String, Option<SourceRef>>;
+
+fn bound(name: &str, to: &Origin) -> Bound {
+    [(name.to_owned(), Some(to.source_ref()))].into()
+}
+
+/// What is decided once everybody has had the time to list.
+fn decide(found: &[Found], bound: &Bound) -> Membership {
+    decide_with(found, bound, &BTreeSet::new(), false)
+}
+
+fn decide_with(
+    found: &[Found],
+    bound: &Bound,
+    dismissed: &BTreeSet<Entry>,
+    patient: bool,
+) -> Membership {
+    let found: Vec<&Found> = found.iter().collect();
+    let before = Before {
+        bound,
+        dismissed,
+        patient,
+    };
+    membership(&found, before)
+}
+
+/// The source of a member.
+fn member(membership: &Membership, name: &str) -> Option<Origin> {
+    let member = membership.members.get(name)?;
+    Some(member.origin.clone())
+}
+
+#[test]
+fn of_two_that_ask_for_one_name_the_older_gets_it_and_the_other_is_told_whose_it_is() {
+    let (one, two) = (origin("one", "edge"), origin("two", "edge"));
+    for (of_one, of_two, winner, loser) in [
+        (Some(1), Some(2), &one, &two),
+        (Some(2), Some(1), &two, &one),
+        // Without a date it is the youngest; of equals the first by name.
+        (None, Some(9), &two, &one),
+        (Some(1), Some(1), &one, &two),
+    ] {
+        let found = [
+            found("one", listing([source(one.clone(), "edge", of_one)])),
+            found("two", listing([source(two.clone(), "edge", of_two)])),
+        ];
+        let decided = decide(&found, &Bound::new());
+        assert_eq!(member(&decided, "edge").as_ref(), Some(winner));
+        let refusal = &decided.refused[loser];
+        assert_eq!(refusal.member(), Some("edge"));
+        assert_eq!(refusal.reason(), "NameTaken");
+        assert!(
+            refusal.to_string().contains(&winner.to_string()),
+            "{refusal}"
+        );
+    }
+}
+
+#[test]
+fn a_bound_name_is_not_inherited_not_even_by_an_older_or_when_its_own_source_has_gone() {
+    let (one, two) = (origin("one", "edge"), origin("two", "edge"));
+    let bound = bound("edge", &one);
+    let of_two = || found("two", listing([source(two.clone(), "edge", Some(1))]));
+    let here = [
+        found("one", listing([source(one.clone(), "edge", Some(2))])),
+        of_two(),
+    ];
+    let decided = decide(&here, &bound);
+    assert_eq!(member(&decided, "edge"), Some(one));
+    assert!(decided.refused.contains_key(&two));
+
+    let gone = [found("one", listing([])), of_two()];
+    let decided = decide(&gone, &bound);
+    assert_eq!(member(&decided, "edge"), None);
+    assert!(decided.refused.contains_key(&two));
+    assert_eq!(decided.gone["edge"].reason, reason::SOURCE_GONE);
+}
+
+#[test]
+fn an_edge_cluster_without_a_source_is_bound_to_one_that_comes() {
+    let one = origin("one", "edge");
+    let found = [found(
+        "one",
+        listing([source(one.clone(), "edge", Some(1))]),
+    )];
+    let unbound: Bound = [("edge".to_owned(), None)].into();
+    assert_eq!(member(&decide(&found, &unbound), "edge"), Some(one));
+}
+
+#[test]
+fn the_name_of_home_and_what_is_no_name_are_nobodys() {
+    let sources = [
+        source(origin("one", "a"), names::SELF_CLUSTER, Some(1)),
+        source(origin("one", "b"), "Not_A_Name", Some(1)),
+        source(origin("one", "c"), "", Some(1)),
+    ];
+    let decided = decide(&[found("one", listing(sources))], &Bound::new());
+    assert!(decided.members.is_empty());
+    let reason = |name| decided.refused[&origin("one", name)].reason();
+    assert_eq!(reason("a"), "NameTaken");
+    assert_eq!(reason("b"), "NotAName");
+    assert_eq!(reason("c"), "NotAName");
+}
+
+#[test]
+fn a_source_whose_edge_cluster_a_person_deleted_is_no_member() {
+    let one = origin("one", "edge");
+    let found = [found(
+        "one",
+        listing([source(one.clone(), "edge", Some(1))]),
+    )];
+    let dismissed = [("edge".to_owned(), one.clone())].into();
+    let decided = decide_with(&found, &Bound::new(), &dismissed, false);
+    assert!(decided.members.is_empty());
+    assert_eq!(decided.refused[&one].reason(), "Dismissed");
+    assert_eq!(
+        decided.refused[&one].member(),
+        None,
+        "there is nothing to tell it on"
+    );
+}
+
+/// What becomes of a member that is bound to a source of `one`, by how the provider of `one` does.
+#[test]
+fn a_member_is_gone_only_when_its_own_provider_has_looked_or_nobody_is_there_to_look() {
+    let one = origin("one", "edge");
+    let bound = bound("edge", &one);
+    let in_trouble = |sources: Listing| Listing {
+        trouble: Some("the watch failed".to_owned()),
+        ..sources
+    };
+    let ended = |sources: Listing| Listing {
+        closed: true,
+        ..sources
+    };
+    let here = || listing([source(one.clone(), "edge", Some(1))]);
+    let never = Listing::default;
+
+    let unseen = |listing| {
+        let decided = decide(&[found("one", listing)], &bound);
+        assert!(decided.members.is_empty() && decided.gone.is_empty());
+        decided.unseen["edge"].reason
+    };
+    assert_eq!(unseen(never()), reason::STARTING);
+    assert_eq!(unseen(in_trouble(never())), reason::SOURCE_UNAVAILABLE);
+    assert_eq!(unseen(ended(never())), reason::PROVIDER_CLOSED);
+
+    let troubled = |listing| {
+        let decided = decide(&[found("one", listing)], &bound);
+        assert_eq!(member(&decided, "edge"), Some(one.clone()));
+        assert!(decided.gone.is_empty() && decided.unseen.is_empty());
+        decided.troubled.get("edge").map(|why| why.reason)
+    };
+    assert_eq!(troubled(here()), None);
+    assert_eq!(
+        troubled(in_trouble(here())),
+        Some(reason::SOURCE_UNAVAILABLE)
+    );
+    assert_eq!(troubled(ended(here())), Some(reason::PROVIDER_CLOSED));
+
+    let gone = |found: &[Found]| {
+        let decided = decide(found, &bound);
+        assert!(decided.members.is_empty() && decided.unseen.is_empty());
+        decided.gone["edge"].reason
+    };
+    assert_eq!(gone(&[found("one", listing([]))]), reason::SOURCE_GONE);
+    assert_eq!(
+        gone(&[found("two", listing([]))]),
+        reason::PROVIDER_NOT_CONFIGURED
+    );
+    assert_eq!(gone(&[]), reason::PROVIDER_NOT_CONFIGURED);
+}
+
+#[test]
+fn home_as_a_member_is_bound_to_no_provider() {
+    let home = SourceRef {
+        kind: SELF_CLUSTER.to_owned(),
+        namespace: None,
+        name: None,
+    };
+    let bound = [(names::SELF_CLUSTER.to_owned(), Some(home))].into();
+    let decided = decide(&[found("one", listing([]))], &bound);
+    assert!(decided.gone.is_empty() && decided.unseen.is_empty());
+}
+
+#[test]
+fn a_new_name_waits_a_while_for_providers_that_have_not_listed_and_a_known_one_does_not() {
+    let one = origin("one", "edge");
+    let of_one = || found("one", listing([source(one.clone(), "edge", Some(1))]));
+    let late = || found("two", Listing::default());
+    let none = BTreeSet::new();
+    let decided = decide_with(&[of_one(), late()], &Bound::new(), &none, true);
+    assert!(decided.waiting && decided.members.is_empty() && decided.refused.is_empty());
+    let decided = decide_with(&[of_one(), late()], &Bound::new(), &none, false);
+    assert!(!decided.waiting && decided.members.contains_key("edge"));
+    let decided = decide_with(&[of_one(), late()], &bound("edge", &one), &none, true);
+    assert!(!decided.waiting && decided.members.contains_key("edge"));
+    // Whoever is in trouble is not waited for.
+    let troubled = Listing {
+        trouble: Some("no CRD".to_owned()),
+        ..Listing::default()
+    };
+    let decided = decide_with(
+        &[of_one(), found("two", troubled)],
+        &Bound::new(),
+        &none,
+        true,
+    );
+    assert!(decided.members.contains_key("edge"));
+}
+
+const NAMESPACES: [&str; 3] = ["one", "two", "three"];
+const MEMBERS: [&str; 5] = ["a", "b", "c", names::SELF_CLUSTER, "Not a name"];
+
+fn any_source() -> impl Strategy<Value = Source> {
+    let namespace = proptest::sample::select(&NAMESPACES[..]);
+    let member = proptest::sample::select(&MEMBERS[..]);
+    (namespace, 0..4_u8, member, proptest::option::of(0..3_i64)).prop_map(
+        |(namespace, object, member, since)| {
+            source(origin(namespace, &object.to_string()), member, since)
+        },
+    )
+}
+
+fn any_listing(sources: Vec<Source>, namespace: &str, state: u8) -> Listing {
+    if state == 0 {
+        return Listing::default();
+    }
+    let own = sources
+        .into_iter()
+        .filter(|source| source.origin.namespace.as_deref() == Some(namespace));
+    Listing {
+        trouble: (state == 2).then(|| "trouble".to_owned()),
+        closed: state == 3,
+        ..listing(own)
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_bound_name_stays_with_its_source_and_every_source_is_in_one_place(
+        sources in proptest::collection::vec(any_source(), 0..12),
+        states in proptest::collection::vec(0..4_u8, 3),
+        bindings in proptest::collection::btree_map(
+            proptest::sample::select(&MEMBERS[..3]),
+            proptest::option::of((proptest::sample::select(&NAMESPACES[..]), 0..4_u8)),
+            0..4,
+        ),
+        dismissed in proptest::collection::vec(
+            (proptest::sample::select(&MEMBERS[..3]), (proptest::sample::select(&NAMESPACES[..]), 0..4_u8)),
+            0..4,
+        ),
+        patient: bool,
+    ) {
+        let found: Vec<Found> = NAMESPACES
+            .iter()
+            .zip(&states)
+            .map(|(namespace, state)| found(namespace, any_listing(sources.clone(), namespace, *state)))
+            .collect();
+        let of = |(namespace, object): (&str, u8)| origin(namespace, &object.to_string());
+        let bound: Bound = bindings
+            .into_iter()
+            .map(|(name, to)| (name.to_owned(), to.map(|to| of(to).source_ref())))
+            .collect();
+        // Who has an EdgeCluster was not dismissed.
+        let dismissed: BTreeSet<Entry> = dismissed
+            .into_iter()
+            .filter(|(name, _)| !bound.contains_key(*name))
+            .map(|(name, to)| (name.to_owned(), of(to)))
+            .collect();
+        let decided = decide_with(&found, &bound, &dismissed, patient);
+
+        for (name, source) in &decided.members {
+            prop_assert_eq!(name, &source.member);
+            if let Some(Some(to)) = bound.get(name) {
+                prop_assert_eq!(&source.origin.source_ref(), to);
+            }
+            prop_assert!(!decided.refused.contains_key(&source.origin));
+            prop_assert!(!dismissed.contains(&(name.clone(), source.origin.clone())));
+        }
+        let listed = found.iter().filter_map(|found| found.listing.sources.as_deref());
+        for source in listed.flat_map(BTreeMap::values) {
+            let is_member = decided
+                .members
+                .get(&source.member)
+                .is_some_and(|member| member.origin == source.origin);
+            let refused = decided.refused.contains_key(&source.origin);
+            prop_assert!(!(is_member && refused));
+            prop_assert!(is_member || refused || decided.waiting);
+            if !patient {
+                prop_assert!(is_member || refused);
+            }
+        }
+        for (name, to) in &bound {
+            let places = [
+                decided.members.contains_key(name),
+                decided.unseen.contains_key(name),
+                decided.gone.contains_key(name),
+            ];
+            let count = places.iter().filter(|is| **is).count();
+            // Without a source it may be a member by its agent alone.
+            prop_assert!(count == 1 || (to.is_none() && count == 0), "{} {:?}", name, places);
+        }
+    }
+}

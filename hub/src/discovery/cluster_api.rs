@@ -1,0 +1,81 @@
+//! Clusters of Cluster API (`cluster.x-k8s.io`), each with the Secret `<cluster>-kubeconfig` that its
+//! contract promises (reference 4.3).
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
+use kube::runtime::watcher::Config;
+use serde_json::Value;
+
+use super::Kind;
+use super::paired::{Pairing, Subject};
+
+const CLUSTER_NAME_LABEL: &str = "cluster.x-k8s.io/cluster-name";
+const SECRET_TYPE: &str = "cluster.x-k8s.io/secret";
+const PAUSED_ANNOTATION: &str = "cluster.x-k8s.io/paused";
+
+/// What is particular to Cluster API.
+#[derive(Clone, Copy, Debug)]
+pub struct ClusterApi;
+
+impl Pairing for ClusterApi {
+    fn kind(&self) -> Kind {
+        Kind::Cluster
+    }
+
+    fn group(&self) -> &'static str {
+        "cluster.x-k8s.io"
+    }
+
+    fn versions(&self) -> &'static [&'static str] {
+        &["v1beta2", "v1beta1"]
+    }
+
+    fn plural(&self) -> &'static str {
+        "clusters"
+    }
+
+    fn secrets(&self) -> Config {
+        Config::default()
+            .labels(CLUSTER_NAME_LABEL)
+            .fields(&format!("type={SECRET_TYPE}"))
+    }
+
+    /// CAs and keys have the same type and label; and `<cluster>-user-kubeconfig`, which some providers
+    /// write, is the one of a person.
+    fn keeps(&self, secret: &Secret) -> bool {
+        let of = secret.labels().get(CLUSTER_NAME_LABEL);
+        secret.type_.as_deref() == Some(SECRET_TYPE)
+            && of.is_some_and(|cluster| secret.name_any() == kubeconfig_secret(cluster))
+    }
+
+    fn read(&self, cluster: &DynamicObject) -> Subject {
+        let told = |pointer: &str| cluster.data.pointer(pointer) == Some(&Value::Bool(true));
+        // Fields of the contract, which are never taken back by Cluster API: of v1beta2 and v1beta1. The
+        // v1beta1 condition ControlPlaneReady is about health, and is none.
+        let initialized = told("/status/initialization/controlPlaneInitialized")
+            || told("/status/controlPlaneReady");
+        let suspended = if cluster.metadata.deletion_timestamp.is_some() {
+            Some("is being deleted")
+        } else if told("/spec/paused") {
+            Some("is paused (spec.paused)")
+        } else if cluster.annotations().contains_key(PAUSED_ANNOTATION) {
+            Some("is paused (annotation cluster.x-k8s.io/paused)")
+        } else {
+            None
+        };
+        Subject {
+            secret: Some(kubeconfig_secret(&cluster.name_any())),
+            key: "value".to_owned(),
+            waiting: (!initialized).then(|| "its control plane is not initialised".to_owned()),
+            suspended: suspended.map(str::to_owned),
+        }
+    }
+}
+
+fn kubeconfig_secret(cluster: &str) -> String {
+    format!("{cluster}-kubeconfig")
+}
+
+#[cfg(test)]
+mod tests;

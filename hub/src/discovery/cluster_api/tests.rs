@@ -1,0 +1,75 @@
+use serde_json::json;
+
+use super::*;
+use crate::discovery::paired::tests::{deleting, object};
+
+fn cluster(data: Value) -> DynamicObject {
+    object("a", &[], data)
+}
+
+#[test]
+fn initialised_is_a_field_of_the_contract_in_both_versions_and_no_condition() {
+    let waits = |data| ClusterApi.read(&cluster(data)).waiting.is_some();
+    assert!(waits(Value::Null));
+    assert!(waits(
+        json!({"status": {"initialization": {"infrastructureProvisioned": true}}})
+    ));
+    assert!(waits(
+        json!({"status": {"conditions": [{"type": "ControlPlaneReady", "status": "True"}]}})
+    ));
+    assert!(!waits(
+        json!({"status": {"initialization": {"controlPlaneInitialized": true}}})
+    ));
+    assert!(!waits(json!({"status": {"controlPlaneReady": true}})));
+}
+
+#[test]
+fn paused_in_either_way_or_being_deleted_is_suspended_and_says_which() {
+    let paused = json!({"spec": {"paused": true}});
+    let table = [
+        (cluster(Value::Null), None),
+        (cluster(json!({"spec": {"paused": false}})), None),
+        (cluster(paused.clone()), Some("spec.paused")),
+        (
+            object("a", &[PAUSED_ANNOTATION], Value::Null),
+            Some("annotation"),
+        ),
+        (deleting(cluster(paused)), Some("deleted")),
+    ];
+    for (cluster, expected) in table {
+        let suspended = ClusterApi.read(&cluster).suspended;
+        match expected {
+            None => assert_eq!(suspended, None),
+            Some(part) => assert!(suspended.unwrap().contains(part), "{part}"),
+        }
+    }
+}
+
+#[test]
+fn of_the_secrets_of_a_cluster_only_the_one_of_the_contract_is_kept() {
+    let secret = |name: &str, type_: &str, cluster: Option<&str>| {
+        let mut secret = Secret {
+            type_: Some(type_.to_owned()),
+            ..Secret::default()
+        };
+        secret.metadata.name = Some(name.to_owned());
+        let label = cluster.map(|cluster| (CLUSTER_NAME_LABEL.to_owned(), cluster.to_owned()));
+        secret.metadata.labels = Some(label.into_iter().collect());
+        secret
+    };
+    let table = [
+        ("a-kubeconfig", SECRET_TYPE, Some("a"), true),
+        ("a-user-kubeconfig", SECRET_TYPE, Some("a"), false),
+        ("a-user-kubeconfig", SECRET_TYPE, Some("a-user"), true),
+        ("a-ca", SECRET_TYPE, Some("a"), false),
+        ("a-kubeconfig", "Opaque", Some("a"), false),
+        ("a-kubeconfig", SECRET_TYPE, None, false),
+    ];
+    for (name, type_, cluster, kept) in table {
+        assert_eq!(
+            ClusterApi.keeps(&secret(name, type_, cluster)),
+            kept,
+            "{name} {type_} {cluster:?}"
+        );
+    }
+}

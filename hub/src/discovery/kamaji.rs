@@ -1,0 +1,103 @@
+//! TenantControlPlanes of Kamaji (`kamaji.clastix.io`), each with the Secret that its status names
+//! (reference 4.1).
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
+use kube::runtime::watcher::Config;
+use serde_json::Value;
+
+use super::Kind;
+use super::paired::{Pairing, Subject};
+
+const COMPONENT_LABEL: &str = "kamaji.clastix.io/component";
+const COMPONENT: &str = "admin-kubeconfig";
+const KEY_ANNOTATION: &str = "kamaji.clastix.io/kubeconfig-secret-key";
+/// Its presence is enough.
+const PAUSED_ANNOTATION: &str = "kamaji.clastix.io/paused";
+
+/// What is particular to Kamaji.
+#[derive(Clone, Debug)]
+pub struct Kamaji {
+    /// Key of the kubeconfig, unless Kamaji's own annotation names another.
+    pub key: String,
+}
+
+/// What follows from the status of a control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Usable,
+    Waiting,
+    Suspended,
+}
+
+/// A status of a later Kamaji is waited out like one that is unknown to Kamaji itself. NotReady says
+/// that no replica is ready: whether the cluster answers is found out by asking, and a rollout that is
+/// over sooner than it is told of costs nothing.
+fn gate(status: &str) -> Gate {
+    match status {
+        "Ready" | "Upgrading" | "CertificateAuthorityRotating" | "NotReady" => Gate::Usable,
+        "Sleeping" | "WriteLimited" | "Migrating" => Gate::Suspended,
+        _ => Gate::Waiting,
+    }
+}
+
+impl Pairing for Kamaji {
+    fn kind(&self) -> Kind {
+        Kind::TenantControlPlane
+    }
+
+    fn group(&self) -> &'static str {
+        "kamaji.clastix.io"
+    }
+
+    fn versions(&self) -> &'static [&'static str] {
+        &["v1alpha1"]
+    }
+
+    fn plural(&self) -> &'static str {
+        "tenantcontrolplanes"
+    }
+
+    fn secrets(&self) -> Config {
+        Config::default().labels(&format!("{COMPONENT_LABEL}={COMPONENT}"))
+    }
+
+    fn keeps(&self, secret: &Secret) -> bool {
+        secret.labels().get(COMPONENT_LABEL).map(String::as_str) == Some(COMPONENT)
+    }
+
+    fn read(&self, plane: &DynamicObject) -> Subject {
+        let text = |pointer| plane.data.pointer(pointer).and_then(Value::as_str);
+        let status = text("/status/kubernetesResources/version/status").unwrap_or("Provisioning");
+        let gate = gate(status);
+        let suspended = if plane.metadata.deletion_timestamp.is_some() {
+            Some("is being deleted".to_owned())
+        } else if gate == Gate::Suspended {
+            Some(format!("is {status}"))
+        } else if plane.annotations().contains_key(PAUSED_ANNOTATION) {
+            Some(format!("is paused (annotation {PAUSED_ANNOTATION})"))
+        } else {
+            None
+        };
+        let secret = text("/status/kubeconfig/admin/secretName");
+        Subject {
+            secret: secret.filter(|name| !name.is_empty()).map(str::to_owned),
+            key: plane
+                .annotations()
+                .get(KEY_ANNOTATION)
+                .unwrap_or(&self.key)
+                .clone(),
+            waiting: (gate == Gate::Waiting).then(|| format!("its status is {status}")),
+            suspended,
+        }
+    }
+
+    fn suspended_by(&self, secret: &Secret) -> Option<String> {
+        let paused = secret.annotations().contains_key(PAUSED_ANNOTATION);
+        paused.then(|| format!("is paused (annotation {PAUSED_ANNOTATION} on its Secret)"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

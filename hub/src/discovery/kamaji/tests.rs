@@ -1,0 +1,77 @@
+use serde_json::json;
+
+use super::*;
+use crate::discovery::paired::tests::{deleting, object};
+
+fn kamaji() -> Kamaji {
+    Kamaji {
+        key: "admin.conf".to_owned(),
+    }
+}
+
+fn with_status(status: &str) -> Value {
+    json!({"status": {
+        "kubernetesResources": {"version": {"status": status}},
+        "kubeconfig": {"admin": {"secretName": "a-admin-kubeconfig"}},
+    }})
+}
+
+#[test]
+fn each_status_of_a_control_plane_says_whether_it_is_used_waited_for_or_left_alone() {
+    let table = [
+        ("Unknown", Gate::Waiting),
+        ("Provisioning", Gate::Waiting),
+        ("CertificateAuthorityRotating", Gate::Usable),
+        ("Upgrading", Gate::Usable),
+        ("Migrating", Gate::Suspended),
+        ("Ready", Gate::Usable),
+        ("NotReady", Gate::Usable),
+        ("Sleeping", Gate::Suspended),
+        ("WriteLimited", Gate::Suspended),
+        ("OfTomorrow", Gate::Waiting),
+    ];
+    for (status, expected) in table {
+        assert_eq!(gate(status), expected, "{status}");
+        let subject = kamaji().read(&object("a", &[], with_status(status)));
+        assert_eq!(
+            subject.waiting.is_some(),
+            expected == Gate::Waiting,
+            "{status}"
+        );
+        assert_eq!(
+            subject.suspended.is_some(),
+            expected == Gate::Suspended,
+            "{status}"
+        );
+        let said = subject.waiting.or(subject.suspended);
+        assert!(said.is_none_or(|said| said.contains(status)), "{status}");
+        assert_eq!(subject.secret.as_deref(), Some("a-admin-kubeconfig"));
+    }
+    let new = kamaji().read(&object("a", &[], Value::Null));
+    assert!(new.waiting.unwrap().contains("Provisioning"));
+    assert_eq!(new.secret, None);
+}
+
+#[test]
+fn paused_counts_by_its_presence_on_the_control_plane_or_the_secret() {
+    let paused = object("a", &[PAUSED_ANNOTATION], with_status("Ready"));
+    assert!(kamaji().read(&paused).suspended.unwrap().contains("paused"));
+    let ready = kamaji().read(&object("a", &[], with_status("Ready")));
+    assert_eq!(ready.suspended, None);
+    let gone = deleting(object("a", &[], with_status("Ready")));
+    assert!(kamaji().read(&gone).suspended.unwrap().contains("deleted"));
+    let mut secret = Secret::default();
+    assert_eq!(kamaji().suspended_by(&secret), None);
+    let annotation = (PAUSED_ANNOTATION.to_owned(), String::new());
+    secret.metadata.annotations = Some([annotation].into());
+    assert!(kamaji().suspended_by(&secret).unwrap().contains("Secret"));
+}
+
+#[test]
+fn kamajis_own_annotation_names_the_key() {
+    let mut plane = object("a", &[], with_status("Ready"));
+    assert_eq!(kamaji().read(&plane).key, "admin.conf");
+    let annotation = (KEY_ANNOTATION.to_owned(), "super-admin.svc".to_owned());
+    plane.metadata.annotations = Some([annotation].into());
+    assert_eq!(kamaji().read(&plane).key, "super-admin.svc");
+}

@@ -1,0 +1,160 @@
+use k8s_openapi::ByteString;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::discovery::cluster_api::ClusterApi;
+
+/// A kubeconfig that is good.
+pub(in crate::discovery) fn kubeconfig(server: &str) -> String {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    })
+    .to_string()
+}
+
+pub(in crate::discovery) fn object(name: &str, annotations: &[&str], data: Value) -> DynamicObject {
+    let annotations = annotations
+        .iter()
+        .map(|key| ((*key).to_owned(), String::new()));
+    DynamicObject {
+        types: None,
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some("fleet".to_owned()),
+            uid: Some("u".to_owned()),
+            annotations: Some(annotations.collect()),
+            ..ObjectMeta::default()
+        },
+        data,
+    }
+}
+
+pub(in crate::discovery) fn deleting(mut object: DynamicObject) -> DynamicObject {
+    object.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    object
+}
+
+fn key(name: &str) -> Key {
+    ("fleet".to_owned(), name.to_owned())
+}
+
+fn secret(version: &str, data: &[(&str, &str)]) -> Secret {
+    let data = data
+        .iter()
+        .map(|(key, text)| ((*key).to_owned(), ByteString(text.as_bytes().to_vec())));
+    Secret {
+        metadata: ObjectMeta {
+            name: Some("a-kubeconfig".to_owned()),
+            namespace: Some("fleet".to_owned()),
+            resource_version: Some(version.to_owned()),
+            ..ObjectMeta::default()
+        },
+        data: Some(data.collect()),
+        ..Secret::default()
+    }
+}
+
+/// One cluster through changes of its two halves.
+#[derive(Default)]
+struct One {
+    objects: BTreeMap<Key, Object>,
+    secrets: BTreeMap<Key, Secret>,
+    pairs: BTreeMap<Key, Pair>,
+}
+
+impl One {
+    fn cluster(&mut self, uid: &str, initialized: bool) -> &mut Self {
+        let status = json!({"initialization": {"controlPlaneInitialized": initialized}});
+        let mut cluster = object("a", &[], json!({ "status": status }));
+        cluster.metadata.uid = Some(uid.to_owned());
+        self.objects
+            .insert(key("a"), Object::of(&cluster, &ClusterApi));
+        self
+    }
+
+    fn secret(&mut self, secret: Secret) -> &mut Self {
+        self.secrets.insert(key("a-kubeconfig"), secret);
+        self
+    }
+
+    fn read(&mut self) -> Arc<Source> {
+        let policy = Policy::default();
+        self.pairs = pair(
+            &ClusterApi,
+            &policy,
+            &self.objects,
+            &self.secrets,
+            &self.pairs,
+        );
+        Arc::clone(&self.pairs[&key("a")].source)
+    }
+
+    fn fault(&mut self) -> Unresolved {
+        self.read().access.clone().unwrap_err()
+    }
+}
+
+#[test]
+fn a_cluster_is_a_member_from_the_start_and_says_what_is_waited_for() {
+    let mut one = One::default();
+    let waiting = one.cluster("u", false).fault();
+    assert_eq!(waiting.reason, reason::SOURCE_NOT_READY);
+    assert!(waiting.message.contains("Cluster fleet/a"), "{waiting:?}");
+    assert!(waiting.message.contains("not initialised"), "{waiting:?}");
+
+    let waiting = one.cluster("u", true).fault();
+    assert_eq!(waiting.reason, reason::SOURCE_NOT_READY);
+    assert!(
+        waiting.message.contains("Secret fleet/a-kubeconfig"),
+        "{waiting:?}"
+    );
+
+    let invalid = one.secret(secret("1", &[("other", "")])).fault();
+    assert_eq!(invalid.reason, reason::KUBECONFIG_INVALID);
+    assert!(invalid.message.contains("\"value\""), "{invalid:?}");
+
+    let good = kubeconfig("https://a:6443");
+    let source = one.secret(secret("2", &[("value", &good)])).read();
+    assert_eq!(source.access.as_ref().unwrap().server, "https://a:6443");
+    assert_eq!(source.origin.to_string(), "Cluster fleet/a");
+}
+
+#[test]
+fn a_status_that_goes_back_takes_nothing_away_and_a_new_cluster_of_the_name_begins_anew() {
+    let mut one = One::default();
+    let good = kubeconfig("https://a:6443");
+    one.cluster("u", true)
+        .secret(secret("1", &[("value", &good)]))
+        .read();
+    assert!(one.cluster("u", false).read().access.is_ok());
+    assert!(one.read().access.is_ok(), "for good");
+    assert!(one.cluster("v", false).read().access.is_err());
+}
+
+#[test]
+fn a_pair_of_which_neither_half_has_changed_is_not_read_again() {
+    let mut one = One::default();
+    let good = kubeconfig("https://a:6443");
+    let first = one
+        .cluster("u", true)
+        .secret(secret("1", &[("value", &good)]))
+        .read();
+    assert!(Arc::ptr_eq(&first, &one.read()));
+    let rotated = kubeconfig("https://b:6443");
+    let next = one.secret(secret("2", &[("value", &rotated)])).read();
+    assert_eq!(next.access.as_ref().unwrap().server, "https://b:6443");
+}
+
+#[test]
+fn a_member_may_have_another_name_than_its_object() {
+    let mut renamed = object("a", &[], Value::Null);
+    let annotation = (names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned());
+    renamed.metadata.annotations = Some([annotation].into());
+    assert_eq!(Object::of(&renamed, &ClusterApi).member, "paris");
+}

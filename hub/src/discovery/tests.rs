@@ -1,0 +1,202 @@
+use std::future::pending;
+use std::time::Duration;
+
+use super::*;
+
+/// Above all that a test may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a fake does once it has told of its own member.
+#[derive(Clone, Copy, Debug)]
+enum Habit {
+    Good,
+    Panics,
+    Ends,
+    NeverLists,
+    /// Tells of another state of its member, so often.
+    Floods(u32),
+}
+
+/// A fake provider of one namespace with one member.
+struct Fake {
+    namespace: &'static str,
+    habit: Habit,
+}
+
+fn origin(namespace: &str) -> Origin {
+    Origin {
+        kind: Kind::Secret,
+        namespace: Some(namespace.to_owned()),
+        name: "edge".to_owned(),
+    }
+}
+
+fn one(namespace: &str, uid: &str) -> BTreeMap<Origin, Arc<Source>> {
+    let source = Source {
+        origin: origin(namespace),
+        uid: uid.to_owned(),
+        member: namespace.to_owned(),
+        since: None,
+        access: Err(Unresolved {
+            reason: "",
+            message: String::new(),
+        }),
+        suspended: None,
+    };
+    [(source.origin.clone(), Arc::new(source))].into()
+}
+
+impl Provider for Fake {
+    fn describe(&self) -> String {
+        format!("fake {}", self.namespace)
+    }
+
+    fn covers(&self, origin: &Origin) -> bool {
+        origin.namespace.as_deref() == Some(self.namespace)
+    }
+
+    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
+        async move {
+            if matches!(self.habit, Habit::NeverLists) {
+                return pending().await;
+            }
+            finds.found(one(self.namespace, "first"));
+            match self.habit {
+                Habit::Panics => panic!("as it does"),
+                Habit::Ends => return,
+                Habit::Floods(times) => {
+                    for time in 0..times {
+                        finds.found(one(self.namespace, &format!("change {time}")));
+                    }
+                    finds.found(one(self.namespace, "last"));
+                }
+                Habit::Good | Habit::NeverLists => {}
+            }
+            // Whoever is doubted is looked at again.
+            loop {
+                let doubted = finds.doubted().await;
+                let namespace = doubted.namespace.unwrap_or_default();
+                finds.found(one(&namespace, "again"));
+            }
+        }
+        .boxed()
+    }
+}
+
+fn fake(namespace: &'static str, habit: Habit) -> Arc<dyn Provider> {
+    Arc::new(Fake { namespace, habit })
+}
+
+/// The UID that the member of a namespace is known by; `None` while it is not known.
+fn uid(sources: &Sources, namespace: &str) -> Option<String> {
+    let found = sources
+        .iter()
+        .find(|found| found.provider.covers(&origin(namespace)))?;
+    let sources = found.listing.sources.as_ref()?;
+    Some(sources.get(&origin(namespace))?.uid.clone())
+}
+
+fn closed(sources: &Sources, namespace: &str) -> bool {
+    sources
+        .iter()
+        .any(|found| found.provider.covers(&origin(namespace)) && found.listing.closed)
+}
+
+async fn until(
+    sources: &mut watch::Receiver<Sources>,
+    holds: impl FnMut(&Sources) -> bool,
+) -> Sources {
+    let reached = tokio::time::timeout(PATIENCE, sources.wait_for(holds));
+    reached.await.expect("in time").expect("it runs").clone()
+}
+
+#[tokio::test]
+async fn a_provider_that_panics_ends_hangs_or_floods_costs_no_other_and_keeps_what_it_had() {
+    let stop = CancellationToken::new();
+    let providers = vec![
+        fake("panics", Habit::Panics),
+        fake("ends", Habit::Ends),
+        fake("hangs", Habit::NeverLists),
+        fake("floods", Habit::Floods(10_000)),
+        fake("good", Habit::Good),
+    ];
+    let mut sources = start(providers, &stop);
+    let now = until(&mut sources, |sources| {
+        closed(sources, "panics")
+            && closed(sources, "ends")
+            && uid(sources, "floods").as_deref() == Some("last")
+            && uid(sources, "good").is_some()
+    })
+    .await;
+    for namespace in ["panics", "ends", "good"] {
+        assert_eq!(
+            uid(&now, namespace).as_deref(),
+            Some("first"),
+            "{namespace}"
+        );
+    }
+    assert_eq!(uid(&now, "hangs"), None);
+    for namespace in ["hangs", "floods", "good"] {
+        assert!(!closed(&now, namespace), "{namespace}");
+    }
+
+    // The others go on.
+    now.doubt(&origin("good"));
+    now.doubt(&origin("panics"));
+    until(&mut sources, |sources| {
+        uid(sources, "good").as_deref() == Some("again")
+    })
+    .await;
+    assert_eq!(uid(&sources.borrow(), "panics").as_deref(), Some("first"));
+    stop.cancel();
+}
+
+/// On one thread nothing is read between two changes: the slot holds the newest, and no queue grows.
+#[tokio::test]
+async fn of_a_flood_only_the_newest_is_kept() {
+    let stop = CancellationToken::new();
+    let mut sources = start(vec![fake("floods", Habit::Floods(10_000))], &stop);
+    let mut seen = 0;
+    until(&mut sources, |sources| {
+        seen += 1;
+        uid(sources, "floods").as_deref() == Some("last")
+    })
+    .await;
+    assert!(seen < 10, "{seen} of 10,000 changes were looked at");
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn trouble_leaves_what_was_found_and_ends_with_the_next_list() {
+    let (listing, listings) = watch::channel(Listing::default());
+    let doubts = Arc::new(Doubts::default());
+    let finds = Finds {
+        listing,
+        doubts,
+        departures: Arc::default(),
+    };
+    finds.trouble("the watch failed".to_owned());
+    assert_eq!(listings.borrow().sources, None);
+    finds.found(one("a", "first"));
+    assert_eq!(listings.borrow().trouble, None);
+    finds.trouble("the watch failed".to_owned());
+    assert!(listings.borrow().sources.is_some());
+    finds.found_amid(Some("half of it failed".to_owned()), one("a", "next"));
+    assert_eq!(
+        listings.borrow().trouble.as_deref(),
+        Some("half of it failed")
+    );
+    finds.found(one("a", "next"));
+    assert_eq!(listings.borrow().trouble, None);
+}
+
+#[tokio::test]
+async fn nobody_leaves_because_the_hub_stops() {
+    let stop = CancellationToken::new();
+    let mut sources = start(vec![fake("good", Habit::Good)], &stop);
+    until(&mut sources, |sources| uid(sources, "good").is_some()).await;
+    stop.cancel();
+    let ended = tokio::time::timeout(PATIENCE, async { while sources.changed().await.is_ok() {} });
+    ended.await.expect("in time");
+    assert!(uid(&sources.borrow(), "good").is_some());
+}

@@ -1,0 +1,108 @@
+//! CRDs that others wrote, as their Go modules carry them, for a test to install.
+
+use std::ffi::OsString;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::Value;
+
+use crate::{cluster::Cluster, fleet::PATIENCE, tools::Tools, wait::eventually};
+
+/// A CRD on its way to a cluster.
+#[derive(Debug, Clone)]
+pub struct ForeignCrd {
+    content: Value,
+}
+
+impl ForeignCrd {
+    /// Reads a file of a folder of `hack/tools/crds`. What needs a program of its authors is not in it:
+    /// their kustomizations add the conversion webhook, so that the apiserver, which here converts
+    /// nothing but the name of the version, is to be given one version at a time (see `only`).
+    ///
+    /// # Errors
+    /// When it is not there, or no YAML.
+    pub async fn read(cluster: &Cluster, pin: &str, file: &str) -> Result<Self> {
+        let path = Tools::find()?.crd(pin, file)?;
+        let arguments = ["create", "--dry-run=client", "--output=json", "--filename"];
+        let arguments = arguments.map(OsString::from).into_iter();
+        let json = cluster.kubectl(arguments.chain([path.into()])).await?;
+        let content = serde_json::from_str(&json).context("reading kubectl's JSON")?;
+        Ok(Self { content })
+    }
+
+    /// Leaves only this version, served and stored.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn only(mut self, version: &str) -> Result<Self> {
+        let versions = self.content["spec"]["versions"]
+            .as_array_mut()
+            .context("a CRD without versions")?;
+        versions.retain(|found| found["name"] == version);
+        let [left] = versions.as_mut_slice() else {
+            bail!("the CRD has no version {version}");
+        };
+        left["storage"] = true.into();
+        Ok(self)
+    }
+
+    /// Allows further values of a field, as `status.phase`, in the first version: those of a later
+    /// release of the CRD.
+    ///
+    /// # Errors
+    /// When the field is no enumeration.
+    pub fn allowing(mut self, field: &str, values: &[&str]) -> Result<Self> {
+        let pointer = format!(
+            "/spec/versions/0/schema/openAPIV3Schema/properties/{}/enum",
+            field.replace('.', "/properties/")
+        );
+        let allowed = self.content.pointer_mut(&pointer);
+        let allowed = allowed.and_then(Value::as_array_mut).context("no enum")?;
+        allowed.extend(values.iter().map(|value| Value::from(*value)));
+        Ok(self)
+    }
+
+    /// Puts it on the cluster, and waits until it is served.
+    ///
+    /// # Errors
+    /// When the apiserver refuses it.
+    pub async fn install(&self, cluster: &Cluster) -> Result<()> {
+        let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
+        let name = self.name()?;
+        let params = PatchParams::apply("a-person").force();
+        let patch = Patch::Apply(&self.content);
+        crds.patch(name, &params, &patch).await?;
+        eventually(&format!("{name} to be served"), PATIENCE, async || {
+            let status = crds.get(name).await?.status.unwrap_or_default();
+            let established =
+                status.conditions.into_iter().flatten().any(|condition| {
+                    condition.type_ == "Established" && condition.status == "True"
+                });
+            Ok(established.then_some(()))
+        })
+        .await
+    }
+
+    /// Takes it off, with all its objects, and waits until it is gone.
+    ///
+    /// # Errors
+    /// When the apiserver refuses.
+    pub async fn remove(&self, cluster: &Cluster) -> Result<()> {
+        let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
+        let name = self.name()?;
+        crds.delete(name, &DeleteParams::default()).await?;
+        eventually(&format!("{name} to be gone"), PATIENCE, async || {
+            Ok(crds.get_opt(name).await?.is_none().then_some(()))
+        })
+        .await
+    }
+
+    fn name(&self) -> Result<&str> {
+        let name = self.content["metadata"]["name"].as_str();
+        name.context("a CRD without a name")
+    }
+}
