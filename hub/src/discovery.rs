@@ -243,9 +243,14 @@ struct Departures(Mutex<BTreeSet<Origin>>);
 
 impl Departures {
     fn note(&self, before: &BTreeMap<Origin, Arc<Source>>, now: &BTreeMap<Origin, Arc<Source>>) {
-        let gone = before.keys().filter(|origin| !now.contains_key(*origin));
+        // One that was deleted and made again is another.
+        let stayed = |source: &Arc<Source>| {
+            now.get(&source.origin)
+                .is_some_and(|now| now.uid == source.uid)
+        };
+        let gone = before.values().filter(|source| !stayed(source));
         let mut departures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        departures.extend(gone.cloned());
+        departures.extend(gone.map(|source| source.origin.clone()));
     }
 
     fn take(&self) -> BTreeSet<Origin> {

@@ -14,6 +14,7 @@ use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::ChartState;
+use krypton_common::kubeconfig::Sanitized;
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
@@ -36,7 +37,7 @@ use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
 
 use book::Book;
-use edge_clusters::{EdgeClusters, bind, create, enrolled, joined, write_status};
+use edge_clusters::{EdgeClusters, Written, bind, create, enrolled, joined, write_status};
 
 /// Two writes of one EdgeCluster's status are at least so far apart.
 const PACE: Duration = Duration::from_secs(1);
@@ -45,7 +46,7 @@ const AFTER_FAILURE: Duration = Duration::from_secs(3);
 /// `lastSeen` is looked at so often; it is written once a minute.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Writes of EdgeClusters in flight.
-const WRITERS: usize = 8;
+const WRITERS: usize = 16;
 /// What is found out about clusters is looked at so often.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Sources that have not listed yet are waited for so long before a new name is given away.
@@ -63,7 +64,7 @@ pub struct Given {
 /// A member's proxy.
 struct Running {
     access: watch::Sender<Access>,
-    permit: watch::Sender<Option<Permit>>,
+    permit: watch::Sender<Permit>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -98,13 +99,13 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         .backoff(WatchBackoff::default())
         .boxed();
     let mut known = EdgeClusters::default();
-    // Sources that are no members, as it was last told.
-    let mut refused: BTreeMap<Origin, Refusal> = BTreeMap::new();
+    // Sources that are no members, as it was last told, and whether on an EdgeCluster too.
+    let mut refused: BTreeMap<Origin, (Refusal, bool)> = BTreeMap::new();
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
     let mut gone: BTreeSet<String> = BTreeSet::new();
     let mut dealer = Dealer::default();
-    let mut writes: JoinSet<(String, Option<EdgeCluster>)> = JoinSet::new();
+    let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
     let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();
     let mut dirty: BTreeSet<String> = BTreeSet::new();
@@ -120,13 +121,20 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     loop {
         let now = Boot::now();
         let leading = fleet.lead.borrow_and_update().may_start(now);
-        let book_due = book.work(&mut known, leading, now);
+        // Changes that come one after the other are looked at together.
+        look |= look_soon && now >= look_next;
         if look && known.synced {
             (look, look_soon) = (false, false);
             look_next = Boot(now.0 + LOOK_EVERY);
+            book.follow(&known);
             let membership = members_now(&fleet, &known, &book, now.since(begun) < PATIENCE);
-            tell_refused(&fleet.shared, &known, &refused, &membership.refused);
-            refused.clone_from(&membership.refused);
+            tell_refused(
+                &fleet.shared,
+                &known,
+                &mut refused,
+                &membership.refused,
+                leading,
+            );
             look_soon |= membership.waiting;
             let wanted = &wanted(&fleet, &membership);
             for name in std::mem::take(&mut known.anew) {
@@ -157,7 +165,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                             }
                         };
                     } else {
-                        look = true;
+                        // It waits for its turn.
+                        look_soon = true;
                     }
                 }
                 if object.is_none() {
@@ -241,13 +250,18 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 if let Some(proxy) = running.get(name) {
                     let may_act = held_back.is_none() && verdicts.contains_key(name);
                     let permit = Permit {
+                        may_act,
                         cluster_uid: admission.cluster_uid.clone(),
                     };
-                    send(&proxy.permit, may_act.then_some(permit));
+                    send(&proxy.permit, permit);
                 }
                 fleet.shared.voices.hold_back(name, held_back, now);
             }
             let here = |name: &str| known.objects.contains_key(name);
+            // Where a person has deleted the EdgeCluster, nobody acts.
+            for (_, proxy) in running.iter().filter(|(name, _)| !here(name)) {
+                send(&proxy.permit, Permit::default());
+            }
             fleet.members.keep(here, |name| running.contains_key(name));
             let needed = |name: &str| {
                 here(name)
@@ -262,6 +276,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 dirty.remove(&name);
             }
         }
+        let book_due = book.work(&mut known, leading, now);
         for name in fleet.shared.facts.take_changed() {
             // A change of the chart changes the facts of all at once: first it goes to the members.
             if dirty.insert(name.clone()) {
@@ -308,11 +323,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
             next_write.insert(name.clone(), Boot(now.0 + PACE));
             writing.insert(name.clone());
-            let patch = serde_json::json!({
-                "metadata": { "resourceVersion": object.metadata.resource_version },
-                "status": status,
-            });
-            writes.spawn(write_status(fleet.client.clone(), name, patch));
+            let version = object.metadata.resource_version.clone();
+            writes.spawn(write_status(fleet.client.clone(), name, version, status));
         }
         tokio::select! {
             () = stop.cancelled() => break,
@@ -348,21 +360,17 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
             () = book.answered(&mut known) => look_soon = true,
             Some(written) = writes.join_next(), if !writes.is_empty() => {
-                if let Ok((name, object)) = written {
+                if let Ok(written) = written {
+                    let name = written.name.clone();
                     writing.remove(&name);
-                    match object {
-                        Some(object) => {
-                            if object.status.is_none() { dirty.insert(name.clone()); }
-                            look |= known.put(name, object);
-                        }
+                    dirty.insert(name.clone());
+                    if written.failed() {
                         // Refused or lost: a while later, not all at once.
-                        None => {
-                            look = true;
-                            let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
-                            next_write.insert(name.clone(), Boot(Boot::now().0 + pause));
-                            dirty.insert(name);
-                        }
+                        look = true;
+                        let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
+                        next_write.insert(name, Boot(Boot::now().0 + pause));
                     }
+                    look |= known.take_written(written);
                 }
             }
             () = clock::sleep_until(wake, now) => {}
@@ -417,22 +425,27 @@ fn access(source: &Source) -> Access {
     Access::Kubeconfig(source.origin.clone(), source.access.clone())
 }
 
-/// Tells of sources that are no members: once, on the EdgeCluster whose name they ask for.
+/// Tells of sources that are no members: once, in the log, and on the EdgeCluster whose name they ask
+/// for.
 fn tell_refused(
     shared: &Shared,
     known: &EdgeClusters,
-    before: &BTreeMap<Origin, Refusal>,
+    told: &mut BTreeMap<Origin, (Refusal, bool)>,
     refused: &BTreeMap<Origin, Refusal>,
+    leading: bool,
 ) {
+    told.retain(|origin, _| refused.contains_key(origin));
     for (origin, refusal) in refused {
-        if before.get(origin) == Some(refusal) {
-            continue;
+        let before = told.get(origin).filter(|(before, _)| before == refusal);
+        if before.is_none() {
+            tracing::warn!(%origin, reason = refusal.reason(), "is no member: {refusal}");
         }
-        tracing::warn!(%origin, reason = refusal.reason(), "is no member: {refusal}");
         let holder = refusal
             .member()
             .and_then(|member| known.objects.get(member));
-        if let Some(holder) = holder {
+        let mut on_holder = before.is_some_and(|(_, on_holder)| *on_holder);
+        if let Some(holder) = holder.filter(|_| leading && !on_holder) {
+            on_holder = true;
             shared.notices.tell(Notice {
                 member: holder.metadata.name.clone().unwrap_or_default(),
                 uid: holder.metadata.uid.clone().unwrap_or_default(),
@@ -440,6 +453,7 @@ fn tell_refused(
                 message: format!("{origin} is no member: {refusal}"),
             });
         }
+        told.insert(origin.clone(), (refusal.clone(), on_holder));
     }
 }
 
@@ -507,7 +521,7 @@ fn wishes(object: &EdgeCluster) -> Wishes {
 
 fn start(fleet: &Fleet, name: &str, access: Access, member: &Member) -> Running {
     let (access, access_rx) = watch::channel(access);
-    let (permit, permit_rx) = watch::channel(None);
+    let (permit, permit_rx) = watch::channel(Permit::default());
     let stop = CancellationToken::new();
     let inputs = Inputs {
         access: access_rx,
@@ -541,11 +555,12 @@ fn send<T: PartialEq>(channel: &watch::Sender<T>, value: T) {
 fn update(channel: &watch::Sender<Access>, access: Access) {
     channel.send_if_modified(|before| {
         let changed = match (&*before, &access) {
-            (Access::Kubeconfig(_, Ok(before)), Access::Kubeconfig(_, Ok(after))) => {
-                before.digest != after.digest
-            }
-            (Access::Kubeconfig(_, Err(before)), Access::Kubeconfig(_, Err(after))) => {
-                before != after
+            (Access::Kubeconfig(a, before), Access::Kubeconfig(b, after)) => {
+                let digest = |access: &Result<Arc<Sanitized>, Unresolved>| {
+                    let access = access.as_ref();
+                    access.map(|it| it.digest.clone()).map_err(Clone::clone)
+                };
+                a != b || digest(before) != digest(after)
             }
             (Access::Home(_), Access::Home(_)) => false,
             _ => true,

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use tokio::sync::Notify;
 
 /// What each way to a member has found.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Ways {
     /// The hub's own; the outer `None` before its first attempt.
     hub: Option<Option<String>>,
@@ -68,8 +68,13 @@ impl Found {
 
     fn change(&self, member: &str, change: impl FnOnce(&mut Ways)) {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        change(members.entry(member.to_owned()).or_default());
+        let ways = members.entry(member.to_owned()).or_default();
+        let before = ways.clone();
+        change(ways);
+        let changed = *ways != before;
         drop(members);
-        self.changed.notify_one();
+        if changed {
+            self.changed.notify_one();
+        }
     }
 }

@@ -40,6 +40,15 @@ pub enum Access {
 }
 
 impl Access {
+    /// Whether this is what it was reached by.
+    fn leads_to(&self, reached: &Reached) -> bool {
+        let origin = match self {
+            Self::Kubeconfig(origin, _) => Some(origin),
+            Self::Home(_) => None,
+        };
+        self.digest() == Some(&reached.digest) && origin == reached.origin.as_ref()
+    }
+
     /// Of what a client is made from.
     fn digest(&self) -> Option<&String> {
         match self {
@@ -86,15 +95,15 @@ impl std::fmt::Debug for Shared {
 #[derive(Clone, Debug)]
 pub struct Inputs {
     pub access: watch::Receiver<Access>,
-    /// `None` while nobody may act on the member.
-    pub permit: watch::Receiver<Option<Permit>>,
+    pub permit: watch::Receiver<Permit>,
     pub slot: watch::Receiver<Option<Slot>>,
     pub presence: watch::Receiver<Presence>,
 }
 
-/// The member may be acted on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Whether the member may be acted on; nobody may by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
+    pub may_act: bool,
     /// The cluster that it is on record for; any when nothing is.
     pub cluster_uid: Option<String>,
 }
@@ -129,6 +138,8 @@ fn role(presence: Presence, grace: Duration, now: Boot) -> (Role, Option<Boot>) 
 /// The pause between two looks at a cluster where nobody of us holds the Lease, give or take a fifth.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
+/// Where the hub reconciles, the cluster is asked so often whether it is still the one it was.
+const SAME_EVERY: Duration = Duration::from_secs(60);
 /// A refused access is looked at again.
 const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 /// One lost answer is nothing yet.
@@ -192,7 +203,7 @@ async fn newer(
     loop {
         let wanted = access.borrow_and_update().clone();
         // What was refused has been taken back.
-        if current.is_some_and(|current| wanted.digest() == Some(&current.digest)) {
+        if current.is_some_and(|current| wanted.leads_to(current)) {
             resolved(name, shared, State::new(Truth::True, reason::RESOLVED, ""));
             access.changed().await.ok()?;
             continue;
@@ -276,7 +287,7 @@ async fn act(
     loop {
         let now = Boot::now();
         let permit = inputs.permit.borrow_and_update().clone();
-        let may_act = permit.is_some_and(|permit| is_of(name, shared, reached, &permit));
+        let may_act = is_of(name, shared, reached, &permit) && permit.may_act;
         let (role, look_again) = role(*inputs.presence.borrow_and_update(), shared.grace, now);
         let slot = inputs.slot.borrow_and_update().clone();
         if let (true, Some(slot), Role::Act | Role::Observe) = (may_act, slot, role) {
@@ -305,6 +316,21 @@ async fn act(
                     return Continue(());
                 }
             }
+        }
+    }
+}
+
+/// Waits until another cluster answers where the member's was: it was rebuilt behind the same name and
+/// credential.
+async fn another_answers(client: &Client, uid: &str) {
+    loop {
+        let found = probe(
+            client,
+            SAME_EVERY.mul_f64(0.8 + 0.4 * rand::random::<f64>()),
+        )
+        .await;
+        if found.is_ok_and(|found| found != uid) {
+            return;
         }
     }
 }
@@ -340,9 +366,14 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
         Some(recorded) => *recorded == reached.uid,
     };
     if ours {
-        shared
-            .facts
-            .set(name, |facts| facts.uid = Some(reached.uid.clone()));
+        shared.facts.set(name, |facts| {
+            if permit.may_act {
+                facts.uid = Some(reached.uid.clone());
+            }
+            if facts.resolved.reason == reason::IDENTITY_CHANGED {
+                facts.resolved = State::new(Truth::True, reason::RESOLVED, "");
+            }
+        });
     } else {
         let message = format!(
             "the kubeconfig leads to another cluster (UID {}) than the one on record; correct the Secret",
@@ -413,8 +444,11 @@ async fn reconcile(
         Arc::clone(&board),
         inner.clone(),
     ));
+    let another = another_answers(&reached.client, &reached.uid);
+    tokio::pin!(another);
     let ended = loop {
         tokio::select! {
+            () = &mut another => break Some(Continue(())),
             () = stop.cancelled() => break Some(Break(())),
             () = replaced.cancelled() => break Some(Continue(())),
             changes = board.changes() => {
@@ -434,7 +468,7 @@ async fn reconcile(
             changed = inputs.permit.changed() => {
                 if changed.is_err() { break Some(Break(())) }
                 let permit = inputs.permit.borrow_and_update().clone();
-                if !permit.is_some_and(|permit| is_of(name, shared, reached, &permit)) { break None }
+                if !(is_of(name, shared, reached, &permit) && permit.may_act) { break None }
             }
             changed = inputs.presence.changed() => {
                 if changed.is_err() { break Some(Break(())) }

@@ -122,7 +122,7 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
                 (sources.iter().find(of).copied(), described(bound))
             }
             Some(None) | None => {
-                if before.bound.get(name).is_none() && before.patient && !all_listed {
+                if before.patient && !all_listed {
                     membership.waiting = true;
                     continue;
                 }

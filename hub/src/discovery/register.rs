@@ -41,6 +41,8 @@ pub enum RegisterError {
     },
     #[error("reading the CRD of EdgeClusters failed")]
     Crd(#[source] KubeError),
+    #[error("there is no CRD of EdgeClusters, or it is being deleted")]
+    NoCrd,
     #[error("ConfigMap {namespace}/{CONFIG_MAP}: no answer within {} s", DEADLINE.as_secs())]
     Deadline { namespace: String },
 }
@@ -53,18 +55,24 @@ pub type Entry = (String, Origin);
 pub struct Register {
     /// UID of the CRD of EdgeClusters: when it was made anew, nobody was dismissed by a person.
     pub crd: String,
-    pub entries: BTreeSet<Entry>,
+    /// Each with the UID of the object.
+    pub entries: BTreeMap<Entry, String>,
 }
 
 impl Register {
-    /// The entries that have no EdgeCluster any more.
+    /// The entries whose name no EdgeCluster binds to a source any more. One that was made for an agent
+    /// since then binds it to none.
     pub fn dismissed(&self, bound: &BTreeMap<String, Option<SourceRef>>) -> BTreeSet<Entry> {
-        let here = |(member, _): &&Entry| !bound.contains_key(member);
-        self.entries.iter().filter(here).cloned().collect()
+        let entries = self.entries.keys();
+        entries
+            .filter(|(member, _)| bound.get(member).is_none_or(Option::is_none))
+            .cloned()
+            .collect()
     }
 
     /// What is to be on record: every source that is a member, or that asks for the name of one. An
-    /// entry goes when its source is seen to be away, or is one of those that were, `departed`.
+    /// entry goes when its source is seen to be away, or is one of those that were, `departed`, or was
+    /// made anew.
     #[must_use]
     pub fn next(
         &self,
@@ -78,29 +86,44 @@ impl Register {
                 .find(|found| found.provider.covers(origin))
                 .and_then(|found| found.listing.sources.as_ref())
         };
-        let stays = |(member, origin): &&Entry| {
+        let stays = |((member, origin), uid): &(&Entry, &String)| {
             // Nobody looks for it, or not yet: it is not known to be away.
             listed(origin).is_none_or(|sources| {
                 sources
                     .get(origin)
-                    .is_some_and(|source| source.member == *member)
+                    .is_some_and(|source| source.member == *member && source.uid == **uid)
             })
         };
         let entries = self.entries.iter().filter(stays);
-        let mut entries: BTreeSet<Entry> = entries
-            .filter(|(_, origin)| !departed.contains(origin))
-            .cloned()
+        let mut entries: BTreeMap<Entry, String> = entries
+            .filter(|((_, origin), _)| !departed.contains(origin))
+            .map(|(entry, uid)| (entry.clone(), uid.clone()))
             .collect();
         let sources = found
             .iter()
             .filter_map(|found| found.listing.sources.as_deref())
             .flat_map(BTreeMap::values);
-        let with_object = sources.filter(|source| bound.contains_key(&source.member));
-        entries.extend(with_object.map(|source| (source.member.clone(), source.origin.clone())));
+        let of_bound =
+            sources.filter(|source| bound.get(&source.member).is_some_and(Option::is_some));
+        entries.extend(of_bound.map(|source| {
+            let entry = (source.member.clone(), source.origin.clone());
+            (entry, source.uid.clone())
+        }));
         Self {
             crd: self.crd.clone(),
             entries,
         }
+    }
+
+    /// What was read beside what has been seen since: an entry too many keeps a member away until it is
+    /// wanted anew, one too few brings one back that nobody wants.
+    #[must_use]
+    pub fn with(&self, read: &Self) -> Self {
+        let mut both = self.clone();
+        if read.crd == self.crd {
+            both.entries.extend(read.entries.clone());
+        }
+        both
     }
 
     fn text(&self) -> String {
@@ -109,10 +132,11 @@ impl Register {
             members: Vec::new(),
         };
         let mut size = 0;
-        for (member, origin) in &self.entries {
+        for ((member, origin), uid) in &self.entries {
             let entry = KeptEntry {
                 member: member.clone(),
                 source: origin.source_ref(),
+                uid: uid.clone(),
             };
             size += serde_json::to_string(&entry).map_or(0, |text| text.len() + 1);
             if size > SIZE_MAX {
@@ -130,7 +154,10 @@ impl Register {
         Self {
             crd: kept.crd,
             entries: entries
-                .filter_map(|entry| Some((entry.member, Origin::of(&entry.source)?)))
+                .filter_map(|entry| {
+                    let origin = Origin::of(&entry.source)?;
+                    Some(((entry.member, origin), entry.uid))
+                })
                 .collect(),
         }
     }
@@ -146,6 +173,7 @@ struct Kept {
 struct KeptEntry {
     member: String,
     source: SourceRef,
+    uid: String,
 }
 
 /// The register, and the version of the ConfigMap that it was read from or written as.
@@ -163,7 +191,7 @@ pub async fn load(client: Client, namespace: &str) -> Result<OnRecord, RegisterE
         namespace: namespace.to_owned(),
         source,
     })?;
-    let crd = crd(client, namespace).await?.unwrap_or_default();
+    let crd = crd(client, namespace).await?.ok_or(RegisterError::NoCrd)?;
     let Some(found) = found else {
         let register = Register {
             crd,

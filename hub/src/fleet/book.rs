@@ -15,17 +15,19 @@ use super::{AFTER_FAILURE, PACE};
 use crate::discovery::register::{self, Entry, OnRecord, Register, RegisterError};
 use crate::discovery::{Found, Origin, Sources};
 
-/// The register, as it is on record and as it is to be.
+/// The register, as it is on record and as it is to be. Every hub follows it; the leading one writes.
 pub(super) struct Book {
     client: Client,
     /// The hub's.
     namespace: String,
     sources: watch::Receiver<Sources>,
-    /// `None` until it is read.
-    on_record: Option<OnRecord>,
-    /// Sources that were away since that was written, and those of them that are being written.
+    /// As it is to be; `None` until it is read.
+    register: Option<Register>,
+    on_record: OnRecord,
+    /// It is to be read, also again: another hub may have written it.
+    unread: bool,
+    /// Sources that were away since the register was last brought up to date.
     departed: BTreeSet<Origin>,
-    departing: BTreeSet<Origin>,
     /// One call at a time.
     call: JoinSet<Said>,
     not_before: Boot,
@@ -34,7 +36,8 @@ pub(super) struct Book {
 
 /// What came of a call.
 enum Said {
-    Here(OnRecord),
+    Read(OnRecord),
+    Written(OnRecord),
     /// UID of the CRD of EdgeClusters, if it is there to stay.
     Crd(Option<String>),
     Failed,
@@ -50,9 +53,10 @@ impl Book {
             client,
             namespace,
             sources,
-            on_record: None,
+            register: None,
+            on_record: OnRecord::default(),
+            unread: true,
             departed: BTreeSet::new(),
-            departing: BTreeSet::new(),
             call: JoinSet::new(),
             not_before: Boot::default(),
             led: false,
@@ -61,15 +65,26 @@ impl Book {
 
     /// Who has been a member is known: one that was dismissed is not made one again.
     pub(super) fn is_read(&self) -> bool {
-        self.on_record.is_some()
+        self.register.is_some()
     }
 
     /// Sources that are to be no members.
     pub(super) fn dismissed(&self, edge_clusters: &EdgeClusters) -> BTreeSet<Entry> {
-        let on_record = self.on_record.as_ref();
-        let dismissed =
-            on_record.map(|on_record| on_record.register.dismissed(&edge_clusters.bound()));
+        let register = self.register.as_ref();
+        let dismissed = register.map(|register| register.dismissed(&edge_clusters.bound()));
         dismissed.unwrap_or_default()
+    }
+
+    /// Brings the register up to date, when sources or EdgeClusters may have changed.
+    pub(super) fn follow(&mut self, edge_clusters: &EdgeClusters) {
+        let sources = self.sources.borrow();
+        self.departed.extend(sources.take_departed());
+        let Some(register) = &mut self.register else {
+            return;
+        };
+        let found: Vec<&Found> = sources.iter().collect();
+        *register = register.next(&found, &self.departed, &edge_clusters.bound());
+        self.departed.clear();
     }
 
     /// Makes the next call, if one is due; says when to come again.
@@ -79,10 +94,7 @@ impl Book {
         leading: bool,
         now: Boot,
     ) -> Option<Boot> {
-        if leading && !self.led {
-            // Another hub may have written it meanwhile.
-            self.on_record = None;
-        }
+        self.unread |= leading && !self.led;
         self.led = leading;
         if now < self.not_before {
             return Some(self.not_before);
@@ -91,38 +103,28 @@ impl Book {
             return None;
         }
         let (client, namespace) = (self.client.clone(), self.namespace.clone());
-        let Some(on_record) = &self.on_record else {
+        if self.unread {
             self.call.spawn(async move {
-                said(register::load(client, &namespace).await.map(Said::Here))
+                said(register::load(client, &namespace).await.map(Said::Read))
             });
             return None;
-        };
-        if std::mem::take(&mut edge_clusters.vanished) {
+        }
+        if edge_clusters.vanished {
             self.call
                 .spawn(async move { said(register::crd(client, &namespace).await.map(Said::Crd)) });
             return None;
         }
-        if !leading || !edge_clusters.synced {
+        let next = self.register.as_ref()?;
+        if !leading || *next == self.on_record.register {
             return None;
         }
-        let sources = self.sources.borrow();
-        self.departed.extend(sources.take_departed());
-        let departed = std::mem::take(&mut self.departed);
-        let found: Vec<&Found> = sources.iter().collect();
-        let next = on_record
-            .register
-            .next(&found, &departed, &edge_clusters.bound());
-        if next == on_record.register {
-            return None;
-        }
-        let before = on_record.clone();
-        self.departing = departed;
+        let (before, next) = (self.on_record.clone(), next.clone());
         self.not_before = Boot(now.0 + PACE);
         self.call.spawn(async move {
             said(
                 register::save(client, &namespace, &before, next)
                     .await
-                    .map(Said::Here),
+                    .map(Said::Written),
             )
         });
         Some(self.not_before)
@@ -145,35 +147,35 @@ impl Book {
     /// `Break` when it is to be tried again after a while.
     fn take(&mut self, said: Said, edge_clusters: &mut EdgeClusters) -> ControlFlow<()> {
         match said {
-            Said::Here(on_record) => {
-                self.on_record = Some(on_record);
-                self.departing.clear();
+            Said::Read(on_record) => {
+                let read = &on_record.register;
+                self.register = Some(match &self.register {
+                    Some(seen) => seen.with(read),
+                    None => read.clone(),
+                });
+                self.on_record = on_record;
+                self.unread = false;
             }
-            Said::Crd(uid) => {
-                let Some(on_record) = &mut self.on_record else {
-                    return ControlFlow::Continue(());
-                };
-                if uid.as_ref() == Some(&on_record.register.crd) {
-                    return ControlFlow::Continue(());
-                }
-                tracing::warn!(
-                    "the CRD of EdgeClusters was deleted, and with it all of them: every member comes back"
-                );
-                on_record.register = Register {
-                    crd: uid.clone().unwrap_or_default(),
-                    ..Register::default()
-                };
-                if uid.is_none() {
-                    // Until there is one again.
-                    edge_clusters.vanished = true;
-                    return ControlFlow::Break(());
+            Said::Written(on_record) => self.on_record = on_record,
+            Said::Crd(None) => return ControlFlow::Break(()),
+            Said::Crd(Some(uid)) => {
+                edge_clusters.vanished = false;
+                if let Some(register) = self
+                    .register
+                    .as_mut()
+                    .filter(|register| register.crd != uid)
+                {
+                    tracing::warn!(
+                        "the CRD of EdgeClusters was deleted, and with it all of them: every member comes back"
+                    );
+                    *register = Register {
+                        crd: uid,
+                        ..Register::default()
+                    };
                 }
             }
-            // Another hub may have written it: it is read again.
             Said::Failed => {
-                self.on_record = None;
-                let departing = std::mem::take(&mut self.departing);
-                self.departed.extend(departing);
+                self.unread = true;
                 return ControlFlow::Break(());
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_common::error_chain::chain;
-use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
@@ -82,7 +82,7 @@ impl EdgeClusters {
     }
 
     /// Puts in a newer object; says whether anything but its reported state is another.
-    pub(super) fn put(&mut self, name: String, mut object: EdgeCluster) -> bool {
+    fn put(&mut self, name: String, mut object: EdgeCluster) -> bool {
         // Larger than all the rest, and read by nobody here.
         object.metadata.managed_fields = None;
         let matters = |object: &EdgeCluster| {
@@ -123,11 +123,33 @@ pub(super) fn joined(object: &EdgeCluster) -> bool {
     enrolled(object) || object.spec.source_ref.is_none()
 }
 
-pub(super) async fn create(
-    client: Client,
-    name: String,
-    source: SourceRef,
-) -> (String, Option<EdgeCluster>) {
+/// A write that has ended.
+pub(super) struct Written {
+    pub(super) name: String,
+    /// The object as it is now, and the version that it had before; `None` when nothing was written.
+    object: Option<(EdgeCluster, Option<String>)>,
+}
+
+impl EdgeClusters {
+    /// Takes in what our own write has come to, unless the watch has brought something since: then that
+    /// is newer, or the object is gone. Says whether anything but its reported state is another.
+    pub(super) fn take_written(&mut self, written: Written) -> bool {
+        let Some((object, before)) = written.object else {
+            return false;
+        };
+        let known = self.objects.get(&written.name);
+        let untouched = known.is_some_and(|known| known.metadata.resource_version == before);
+        untouched && self.put(written.name, object)
+    }
+}
+
+impl Written {
+    pub(super) fn failed(&self) -> bool {
+        self.object.is_none()
+    }
+}
+
+pub(super) async fn create(client: Client, name: String, source: SourceRef) -> Written {
     let object = EdgeCluster {
         metadata: ObjectMeta {
             name: Some(name.clone()),
@@ -147,7 +169,7 @@ pub(super) async fn create(
     {
         tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and cannot be made again; it is tried again");
     }
-    (name.clone(), outcome(&name, "making", made))
+    outcome(name, "making", None, made)
 }
 
 /// A member by its agent alone is from here on one by this source too.
@@ -156,7 +178,7 @@ pub(super) async fn bind(
     name: String,
     version: Option<String>,
     source: SourceRef,
-) -> (String, Option<EdgeCluster>) {
+) -> Written {
     let api: Api<EdgeCluster> = Api::all(client);
     let params = PatchParams::default();
     let patch = Patch::Merge(serde_json::json!({
@@ -165,43 +187,84 @@ pub(super) async fn bind(
     }));
     let call = api.patch(&name, &params, &patch);
     let result = tokio::time::timeout(DEADLINE, call).await;
-    let object = outcome(&name, "naming the source of", result);
-    (name, object)
+    outcome(name, "naming the source of", version, result)
 }
 
 pub(super) async fn write_status(
     client: Client,
     name: String,
-    patch: serde_json::Value,
-) -> (String, Option<EdgeCluster>) {
+    version: Option<String>,
+    status: EdgeClusterStatus,
+) -> Written {
     let api: Api<EdgeCluster> = Api::all(client);
     let params = PatchParams::default();
-    let patch = Patch::Merge(patch);
+    let patch = Patch::Merge(serde_json::json!({
+        "metadata": { "resourceVersion": version },
+        "status": status,
+    }));
     let call = api.patch_status(&name, &params, &patch);
     let result = tokio::time::timeout(DEADLINE, call).await;
-    let object = outcome(&name, "writing the status of", result);
-    (name, object)
+    outcome(name, "writing the status of", version, result)
 }
 
 fn outcome(
-    name: &str,
+    name: String,
     what: &str,
+    before: Option<String>,
     result: Result<kube::Result<EdgeCluster>, tokio::time::error::Elapsed>,
-) -> Option<EdgeCluster> {
-    match result {
-        Ok(Ok(object)) => Some(object),
+) -> Written {
+    let problem = match result {
+        Ok(Ok(object)) => {
+            let object = Some((object, before));
+            return Written { name, object };
+        }
         // Somebody was faster; the watch brings what they wrote.
         Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
-        Ok(Err(error)) => {
-            tracing::warn!(member = name, error = %chain(&error), "{what} the EdgeCluster failed; it is tried again");
-            None
-        }
-        Err(_) => {
-            tracing::warn!(
-                member = name,
-                "{what} the EdgeCluster: no answer in time; it is tried again"
-            );
-            None
-        }
+        Ok(Err(error)) => Some(chain(&error)),
+        Err(_) => Some("no answer in time".to_owned()),
+    };
+    if let Some(problem) = problem {
+        tracing::warn!(member = name, %problem, "{what} the EdgeCluster failed; it is tried again");
+    }
+    let object = None;
+    Written { name, object }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(version: &str) -> EdgeCluster {
+        let mut object = EdgeCluster::new("a", EdgeClusterSpec::default());
+        object.metadata.resource_version = Some(version.to_owned());
+        object
+    }
+
+    #[test]
+    fn a_late_answer_to_our_own_write_does_not_bring_back_what_the_watch_has_taken_away() {
+        let mut known = EdgeClusters::default();
+        let mut dirty = BTreeSet::new();
+        known.see(Event::Apply(object("1")), &mut dirty);
+        let answer = || Written {
+            name: "a".to_owned(),
+            object: Some((object("2"), Some("1".to_owned()))),
+        };
+        // A person has banned it meanwhile.
+        let mut banned = object("3");
+        banned.spec.banned = true;
+        known.see(Event::Apply(banned), &mut dirty);
+        known.take_written(answer());
+        assert!(known.objects["a"].spec.banned);
+        // Or deleted.
+        known.see(Event::Delete(object("3")), &mut dirty);
+        known.take_written(answer());
+        assert!(known.objects.is_empty());
+
+        known.see(Event::Apply(object("1")), &mut dirty);
+        known.take_written(answer());
+        assert_eq!(
+            known.objects["a"].metadata.resource_version.as_deref(),
+            Some("2")
+        );
     }
 }

@@ -153,15 +153,19 @@ pub(super) async fn identify(
     }
 }
 
-/// A name is judged by what it stands for, before a credential goes there.
+/// A name is judged by what it stands for, before a credential goes there. What it stands for later, to
+/// another resolver, is not known: TLS must still hold there.
 async fn leads_astray(shared: &Shared, first_hop: Option<&Authority>) -> Option<String> {
     let hop = first_hop?;
     let found = tokio::net::lookup_host((hop.host.as_str(), hop.port));
-    // Whoever cannot resolve it now will not connect either, and says why.
-    let found = tokio::time::timeout(RESOLVE_DEADLINE, found)
-        .await
-        .ok()?
-        .ok()?;
+    let found = match tokio::time::timeout(RESOLVE_DEADLINE, found).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => return Some(format!("{} cannot be resolved: {error}", hop.host)),
+        Err(_) => {
+            let within = RESOLVE_DEADLINE.as_secs();
+            return Some(format!("{} is not resolved within {within} s", hop.host));
+        }
+    };
     let policy = &shared.kubeconfig_policy;
     let mut refused = found.filter_map(|to| Some((to.ip(), refused_address(to.ip(), policy)?)));
     let (ip, remedy) = refused.next()?;

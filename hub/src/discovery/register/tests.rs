@@ -114,6 +114,34 @@ fn who_asks_for_a_name_of_another_does_not_get_it_when_the_other_is_dismissed() 
 }
 
 #[test]
+fn a_name_that_an_agent_has_taken_since_is_not_given_to_who_was_dismissed() {
+    let rivals = found(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
+    let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
+    // The EdgeCluster was deleted, and made again for an agent: without a source.
+    let by_agent = [("a".to_owned(), None)].into();
+    let register = register.next(&[&rivals], &BTreeSet::new(), &by_agent);
+    assert_eq!(register.dismissed(&by_agent).len(), 2);
+    // Who comes later was not dismissed.
+    let later = found(Some(&[("third", "a", "a")]));
+    let register = register.next(&[&later], &BTreeSet::new(), &by_agent);
+    assert!(register.dismissed(&by_agent).is_empty());
+}
+
+#[test]
+fn what_was_read_counts_beside_what_was_seen_unless_it_is_of_another_crd() {
+    let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
+    let none = BTreeSet::new();
+    let seen = Register::default().next(&[&both], &none, &bound(&["a"]));
+    let read = Register::default().next(&[&both], &none, &bound(&["b"]));
+    assert_eq!(seen.with(&read).entries.len(), 2);
+    let of_another = Register {
+        crd: "other".to_owned(),
+        ..read
+    };
+    assert_eq!(seen.with(&of_another), seen);
+}
+
+#[test]
 fn what_is_written_is_read_back_and_rubbish_is_nothing() {
     let both = found(Some(&[("krypton", "a", "a"), ("krypton", "b", "c")]));
     let register = Register {
