@@ -176,3 +176,82 @@ where
     })
     .boxed()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use k8s_openapi::api::core::v1::Secret;
+
+    use super::*;
+
+    fn secret(name: &str) -> Secret {
+        let mut secret = Secret::default();
+        secret.metadata.name = Some(name.to_owned());
+        secret
+    }
+
+    fn take(listed: &mut Listed<String>, event: Event<Secret>) -> bool {
+        listed.take(event, |secret| {
+            Some(secret.name_any()).filter(|name| name != "none")
+        })
+    }
+
+    fn names(listed: &Listed<String>) -> Option<Vec<&str>> {
+        let known = listed.known()?;
+        Some(known.values().map(String::as_str).collect())
+    }
+
+    #[test]
+    fn what_is_known_is_the_last_list_that_was_complete_with_what_came_after() {
+        let mut listed = Listed::default();
+        assert!(!take(&mut listed, Event::Init));
+        assert!(!take(&mut listed, Event::InitApply(secret("a"))));
+        assert!(!take(&mut listed, Event::InitApply(secret("none"))));
+        assert_eq!(names(&listed), None, "half a list is none");
+        assert!(take(&mut listed, Event::InitDone));
+        assert!(take(&mut listed, Event::Apply(secret("b"))));
+        assert_eq!(names(&listed).unwrap(), ["a", "b"]);
+        // Listing anew takes nothing away until it is complete.
+        take(&mut listed, Event::Init);
+        take(&mut listed, Event::InitApply(secret("b")));
+        assert_eq!(names(&listed).unwrap(), ["a", "b"]);
+        take(&mut listed, Event::InitDone);
+        assert_eq!(names(&listed).unwrap(), ["b"]);
+        assert!(take(&mut listed, Event::Delete(secret("b"))));
+        assert!(names(&listed).unwrap().is_empty());
+    }
+
+    #[test]
+    fn more_than_are_kept_are_left_out_and_that_is_told_once() {
+        let mut listed = Listed::default();
+        take(&mut listed, Event::Init);
+        for number in 0..=OBJECTS_MAX {
+            take(&mut listed, Event::InitApply(secret(&number.to_string())));
+        }
+        take(&mut listed, Event::InitDone);
+        assert_eq!(listed.known().unwrap().len(), OBJECTS_MAX);
+        assert!(listed.left_out());
+        assert!(!listed.left_out());
+    }
+
+    #[tokio::test]
+    async fn after_a_failure_all_is_listed_again_so_that_its_end_is_seen() {
+        let lists = Mutex::new(vec![
+            vec![Ok(Event::Init), Ok(Event::InitDone)],
+            vec![
+                Ok(Event::Init),
+                Ok(Event::InitDone),
+                Err(watcher::Error::NoResourceVersion),
+            ],
+        ]);
+        let events = begun_anew::<Secret, watcher::Error, _>(move || {
+            let list = lists.lock().unwrap().pop().unwrap_or_default();
+            let events: Events<Secret> = stream::iter(list).chain(stream::pending()).boxed();
+            async move { Ok(events) }
+        });
+        let seen: Vec<_> = events.take(5).collect().await;
+        let done = |index: usize| matches!(seen[index], Ok(Event::InitDone));
+        assert!(done(1) && seen[2].is_err() && done(4), "{seen:?}");
+    }
+}
