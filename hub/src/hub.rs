@@ -25,6 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
 use crate::desired;
+use crate::discovery::cluster_profile::provider_file::ProviderFile;
+use crate::discovery::cluster_profile::{Access, ClusterProfiles};
 use crate::discovery::labelled_secrets::LabelledSecrets;
 use crate::discovery::{self, Provider};
 use crate::facts::FactsBoard;
@@ -76,7 +78,24 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         Some(path) => ValuesFile::load(path)?,
         None => serde_json::Map::new(),
     };
+    let profiles = settings
+        .discovery
+        .providers
+        .contains(&ProviderKind::ClusterProfile);
+    let provider_file = settings
+        .discovery
+        .provider_file
+        .as_deref()
+        .filter(|_| profiles);
+    let access_providers = provider_file.map(ProviderFile::load).transpose()?;
     let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
+    let profile_access = Access::start(
+        provider_file,
+        access_providers,
+        scratch.path(),
+        settings.kubeconfig_policy,
+    )
+    .context("making a folder for the credentials of ClusterProfiles failed; name another with --helm-cache-dir")?;
     let helm = Helm::new(HelmConfig {
         binary: settings.helm.program.clone(),
         // Not the path: the program may be replaced on disk while it runs.
@@ -178,7 +197,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         found: Arc::clone(&found),
     });
 
-    let sources = discovery::start(providers(&client, &settings), &stop);
+    let sources = discovery::start(providers(&client, &settings, &profile_access), &stop);
     let rules = Rules {
         self_cluster: settings.self_cluster,
         allow_chart_skip: settings.allow_chart_skip,
@@ -294,7 +313,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 }
 
 /// What looks for members, as the settings want it.
-fn providers(client: &Client, settings: &Settings) -> Vec<Arc<dyn Provider>> {
+fn providers(
+    client: &Client,
+    settings: &Settings,
+    profile_access: &Arc<Access>,
+) -> Vec<Arc<dyn Provider>> {
     let mut providers: Vec<Arc<dyn Provider>> = Vec::new();
     let discovery = &settings.discovery;
     for kind in &discovery.providers {
@@ -310,10 +333,16 @@ fn providers(client: &Client, settings: &Settings) -> Vec<Arc<dyn Provider>> {
                     }));
                 }
             }
-            ProviderKind::ClusterProfile
-            | ProviderKind::ClusterApi
-            | ProviderKind::Kamaji
-            | ProviderKind::File => {}
+            ProviderKind::ClusterProfile => {
+                for namespace in each(discovery.cluster_namespaces.as_ref()) {
+                    providers.push(Arc::new(ClusterProfiles {
+                        client: client.clone(),
+                        namespace,
+                        access: Arc::clone(profile_access),
+                    }));
+                }
+            }
+            ProviderKind::ClusterApi | ProviderKind::Kamaji | ProviderKind::File => {}
         }
     }
     providers

@@ -125,13 +125,23 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
                     continue;
                 }
                 let first = sources[0];
+                if before.bound.get(name).is_none() && pending(first).is_some() {
+                    membership.waiting = true;
+                    continue;
+                }
                 (Some(first), first.origin.to_string())
             }
         };
         for source in sources {
             if winner.is_some_and(|winner| winner.origin == source.origin) {
-                let source = Arc::clone(source);
-                membership.members.insert(name.to_owned(), source);
+                match pending(source) {
+                    Some(why) => drop(membership.unseen.insert(name.to_owned(), why.clone())),
+                    None => drop(
+                        membership
+                            .members
+                            .insert(name.to_owned(), Arc::clone(source)),
+                    ),
+                }
             } else {
                 let (member, by) = (name.to_owned(), by.clone());
                 let refusal = Refusal::Taken { member, by };
@@ -165,6 +175,7 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
                 let unseen = trouble.unwrap_or_else(looking);
                 membership.unseen.insert(name.clone(), unseen);
             }
+            _ if membership.unseen.contains_key(name) => {}
             (listing, origin) => {
                 let gone = gone(source, origin.as_ref(), listing.is_some());
                 membership.gone.insert(name.clone(), gone);
@@ -172,6 +183,12 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
         }
     }
     membership
+}
+
+/// It is there, and how it is reached is being found out: neither a member with a fault nor gone.
+fn pending(source: &Source) -> Option<&Unresolved> {
+    let why = source.access.as_ref().err();
+    why.filter(|why| why.reason == reason::STARTING)
 }
 
 /// `spec.sourceRef.kind` of home as a member.
