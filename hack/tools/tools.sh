@@ -7,11 +7,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok)
+tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader)
 pins=$(cat ./*/go.mod ./*/go.sum charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
 root=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools/$pins
 bin=$root/bin
 charts=$root/charts
+crds=$root/crds
 
 version_of() { sed -En "s#^(require)?[[:space:]]*$2 v([^ ]+).*#\2#p" "$1/go.mod" | head -n 1; }
 kubernetes=$(version_of kubernetes k8s.io/kubernetes)
@@ -21,6 +22,7 @@ missing() {
   local tool
   for tool in "${tools[@]}"; do [ -x "$bin/$tool" ] || echo "$tool"; done
   for chart in charts/*/; do [ -f "$charts/$(basename "$chart")/Chart.yaml" ] || echo "chart $(basename "$chart")"; done
+  [ -f "$crds/clusterprofiles.yaml" ] || echo "CRD clusterprofiles"
 }
 
 case "${1:-build}" in
@@ -46,7 +48,7 @@ fits() {
   esac
 }
 
-mkdir -p "$bin" "$charts" "$root/log"
+mkdir -p "$bin" "$charts" "$crds" "$root/log"
 exec 9>"$root/lock"
 flock 9 # two checkouts, or a test run beside make tools, build once
 
@@ -102,6 +104,17 @@ if ! have kube-apiserver kube-controller-manager kube-scheduler kubectl; then
     -o "$bin/" k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl}
 fi
 have kwok || build kwok kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kwok sigs.k8s.io/kwok)" -o "$bin/kwok" sigs.k8s.io/kwok/cmd/kwok
+
+have kubeconfig-secretreader || build kubeconfig-secretreader cluster-inventory-api -ldflags "-s -w" -o "$bin/kubeconfig-secretreader" \
+  sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin
+
+# CRDs of what members are found by, out of the modules that define them.
+if [ ! -f "$crds/clusterprofiles.yaml" ]; then
+  module=$(cd cluster-inventory-api && go list -m -f '{{.Dir}}' sigs.k8s.io/cluster-inventory-api)
+  cp "$module/config/crd/bases/multicluster.x-k8s.io_clusterprofiles.yaml" "$crds/clusterprofiles.yaml.new"
+  chmod u+w "$crds/clusterprofiles.yaml.new"
+  mv "$crds/clusterprofiles.yaml.new" "$crds/clusterprofiles.yaml"
+fi
 
 # The stages that let a fake node run pods, out of kwok's own module.
 if [ ! -f "$root/kwok/ready" ]; then

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::process::new_command;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/tools/tools.sh");
-const BINARIES: [&str; 7] = [
+const BINARIES: [&str; 8] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
@@ -18,9 +18,10 @@ const BINARIES: [&str; 7] = [
     "kubectl",
     "helm",
     "kwok",
+    "kubeconfig-secretreader",
 ];
 
-/// The folder with `bin/`, `charts/` and `kwok/stages.yaml`.
+/// The folder with `bin/`, `charts/`, `crds/` and `kwok/stages.yaml`.
 #[derive(Debug, Clone)]
 pub struct Tools {
     root: PathBuf,
@@ -73,6 +74,16 @@ impl Tools {
             bail!("no chart in {}; run 'make tools'", folder.display());
         }
         Ok(folder)
+    }
+
+    /// A CRD of what members are found by, for instance `clusterprofiles`.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn crd(&self, plural: &str) -> Result<String> {
+        let file = self.root.join(format!("crds/{plural}.yaml"));
+        std::fs::read_to_string(&file)
+            .with_context(|| format!("no CRD in {}; run 'make tools'", file.display()))
     }
 
     /// kwok's stages for a fake node and its pods.

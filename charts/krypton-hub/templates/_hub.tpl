@@ -16,6 +16,34 @@ is installed too, with installMode.crdsRbacOnly.
 {{- .Values.listen | toString | splitList ":" | last }}
 {{- end }}
 
+{{/*
+The provider file of ClusterProfiles, checked: a program that is not in the pod would only be missed when the
+first profile is looked at.
+*/}}
+{{- define "krypton-hub.providerFile" -}}
+{{- $providers := (default dict .Values.multicluster.accessProvidersConfig).providers }}
+{{- if not $providers }}
+{{- fail "multicluster.enabled needs access providers: give multicluster.accessProvidersConfig.providers" }}
+{{- end }}
+{{- $folders := list }}
+{{- range concat (default list .Values.multicluster.plugins) (default list .Values.extraVolumeMounts) }}
+{{- $folders = append $folders (printf "%s/" (trimSuffix "/" .mountPath)) }}
+{{- end }}
+{{- range $provider := $providers }}
+{{- $command := toString (default dict $provider.execConfig).command }}
+{{- $there := false }}
+{{- range $folders }}
+{{- if and (hasPrefix . $command) (not (contains "/../" $command)) }}
+{{- $there = true }}
+{{- end }}
+{{- end }}
+{{- if not $there }}
+{{- fail (printf "multicluster.accessProvidersConfig: the command %q of access provider %q is under no mountPath of multicluster.plugins or extraVolumeMounts" $command (toString $provider.name)) }}
+{{- end }}
+{{- end }}
+{{- toPrettyJson .Values.multicluster.accessProvidersConfig }}
+{{- end }}
+
 {{- define "krypton-hub.args" -}}
 {{- $args := list }}
 {{- if .Values.populateArgs }}
@@ -36,6 +64,10 @@ is installed too, with installMode.crdsRbacOnly.
 {{- end }}
 {{- $args = append $args (printf "--kubeconfig-label=%s" .Values.discovery.kubeconfigLabel) }}
 {{- $args = append $args (printf "--kubeconfig-key=%s" .Values.discovery.kubeconfigKey) }}
+{{- if .Values.multicluster.enabled }}
+{{- $args = append $args "--providers=kubeconfig,cluster-profile" }}
+{{- $args = append $args "--clusterprofile-provider-file=/etc/krypton/access-providers/config.json" }}
+{{- end }}
 {{- $args = append $args (printf "--self-cluster=%t" .Values.selfCluster) }}
 {{- range $flag, $value := dict
   "exec" .Values.insecureKubeconfig.exec
