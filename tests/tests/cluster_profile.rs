@@ -96,7 +96,12 @@ fn program(name: &str, command: &Path, args: &[&str], env: &[(&str, &str)]) -> V
 
 /// A script that writes this to standard output.
 fn answering(name: &str, answer: &str) -> Value {
-    program(name, Path::new("/bin/sh"), &["-c", "printf %s \"$ANSWER\""], &[("ANSWER", answer)])
+    program(
+        name,
+        Path::new("/bin/sh"),
+        &["-c", "printf %s \"$ANSWER\""],
+        &[("ANSWER", answer)],
+    )
 }
 
 /// The ClusterProfiles of home, as their manager sees them.
@@ -111,7 +116,11 @@ impl Profiles {
         home.kubectl(established).await.unwrap();
         let gvk = GroupVersionKind::gvk("multicluster.x-k8s.io", "v1alpha1", "ClusterProfile");
         let resource = ApiResource::from_gvk_with_plural(&gvk, "clusterprofiles");
-        Self(Api::namespaced_with(home.client(), HUB_NAMESPACE, &resource))
+        Self(Api::namespaced_with(
+            home.client(),
+            HUB_NAMESPACE,
+            &resource,
+        ))
     }
 
     async fn create(&self, name: &str, status: Value) {
@@ -122,7 +131,10 @@ impl Profiles {
             "spec": {"displayName": name, "clusterManager": {"name": "a-manager"}},
         });
         let profile = serde_json::from_value(profile).unwrap();
-        self.0.create(&PostParams::default(), &profile).await.unwrap();
+        self.0
+            .create(&PostParams::default(), &profile)
+            .await
+            .unwrap();
         self.say(name, status).await;
     }
 
@@ -179,8 +191,9 @@ async fn held(edge: &Desk) -> (Option<String>, Option<i32>, String) {
 #[tokio::test]
 async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_access_until_it_is_deleted()
  {
+    let charts = [ChartSource::small("1.0.0")];
     let (repository, home, edge) = tokio::try_join!(
-        ChartRepository::start(&[ChartSource::small("1.0.0")]),
+        ChartRepository::start(&charts),
         Cluster::start("profile-home", Parts::ControlPlane),
         Cluster::start("profile-edge", Parts::WithControllers),
     )
@@ -205,9 +218,14 @@ async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_acce
     let not_ready = unresolved("ClusterProfileNotReady");
     desk.member_shows("edge-1", &[not_ready]).await.unwrap();
 
-    profiles.say("edge-1", json!({"conditions": healthy("True")})).await;
+    profiles
+        .say("edge-1", json!({"conditions": healthy("True")}))
+        .await;
     at_edge.create("default", "first", json!({})).await.unwrap();
-    at_edge.shows("default", "first", &[ALL_READY]).await.unwrap();
+    at_edge
+        .shows("default", "first", &[ALL_READY])
+        .await
+        .unwrap();
     let well = [RESOLVED, CONNECTED, HEALTHY];
     desk.member_shows("edge-1", &well).await.unwrap();
     let (lease, releases) = (held(&at_edge).await, at_edge.releases().await.unwrap());
@@ -218,14 +236,23 @@ async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_acce
     // The token in use is refused from now on; nobody tells the hub.
     credential(&desk, &edge.kubeconfig_with_next_token()).await;
     edge.rotate_token().await.unwrap();
-    at_edge.create("default", "rotated", json!({})).await.unwrap();
-    at_edge.shows("default", "rotated", &[ALL_READY]).await.unwrap();
+    at_edge
+        .create("default", "rotated", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "rotated", &[ALL_READY])
+        .await
+        .unwrap();
     desk.member_shows("edge-1", &well).await.unwrap();
     assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
 
     for (providers, problem) in [
         (json!([]), PROVIDER),
-        (json!([program(PROVIDER, Path::new("/bin/false"), &[], &[])]), "exit code 1"),
+        (
+            json!([program(PROVIDER, Path::new("/bin/false"), &[], &[])]),
+            "exit code 1",
+        ),
     ] {
         file.write(&providers);
         let stale = [doubtful("RemoteClusterStale"), CONNECTED, HEALTHY];
@@ -236,7 +263,10 @@ async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_acce
         assert!(told.contains(problem), "{told}");
         if problem == PROVIDER {
             at_edge.create("default", "stale", json!({})).await.unwrap();
-            at_edge.shows("default", "stale", &[ALL_READY]).await.unwrap();
+            at_edge
+                .shows("default", "stale", &[ALL_READY])
+                .await
+                .unwrap();
         }
         file.write(&json!([secret_reader(&home)]));
         desk.member_shows("edge-1", &well).await.unwrap();
@@ -253,7 +283,10 @@ async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_acce
     }
     // The token was in no log.
     let log = hub.log().unwrap();
-    for kubeconfig in [edge.kubeconfig_with_token(), edge.kubeconfig_with_next_token()] {
+    for kubeconfig in [
+        edge.kubeconfig_with_token(),
+        edge.kubeconfig_with_next_token(),
+    ] {
         let kubeconfig: Value = serde_saphyr::from_str(&kubeconfig).unwrap();
         let token = kubeconfig["users"][0]["user"]["token"].as_str().unwrap();
         assert!(!log.contains(token));
@@ -279,7 +312,9 @@ fn mismatched() -> String {
 
 #[tokio::test]
 async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
-    let home = Cluster::start("reasons-home", Parts::ControlPlane).await.unwrap();
+    let home = Cluster::start("reasons-home", Parts::ControlPlane)
+        .await
+        .unwrap();
     let desk = Desk::at(&home);
     let profiles = Profiles::serve(&home).await;
     let server = json!({"server": home.server()});
@@ -298,9 +333,15 @@ async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
     };
     let by_profiles = "--providers=cluster-profile";
     let reason = async |name: &str, reason: &'static str| {
-        let member = desk.member_shows(name, &[unresolved(reason)]).await.unwrap();
+        let member = desk
+            .member_shows(name, &[unresolved(reason)])
+            .await
+            .unwrap();
         let conditions = member.status.unwrap().conditions;
-        condition(&conditions, "TargetClusterResolved").unwrap().message.clone()
+        condition(&conditions, "TargetClusterResolved")
+            .unwrap()
+            .message
+            .clone()
     };
 
     let mut hub = start(&[by_profiles]);
@@ -317,10 +358,16 @@ async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
     ]));
     let mut hub = start(&[by_profiles, &file.flag()]);
     let told = reason("edge-1", "AccessProviderFailed").await;
-    assert!(told.contains("exit code 3; it said: the vault is sealed"), "{told}");
+    assert!(
+        told.contains("exit code 3; it said: the vault is sealed"),
+        "{told}"
+    );
     reason("edge-2", "RemoteClientCreationFailed").await;
     let told = reason("edge-3", "AccessProviderFailed").await;
-    assert!(told.contains("(unknown)") && told.contains("broken, mismatched"), "{told}");
+    assert!(
+        told.contains("(unknown)") && told.contains("broken, mismatched"),
+        "{told}"
+    );
     hub.stop().await.unwrap();
 
     let mut hub = start(&["--providers=kubeconfig", &file.flag()]);
@@ -342,6 +389,9 @@ async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
     let mut hub = start(&[by_profiles, &file.flag()]);
     assert!(!hub.wait(PATIENCE).await.unwrap().success());
     let log = hub.log().unwrap();
-    assert!(log.contains("$.providers[0].execConfig is missing"), "{log}");
+    assert!(
+        log.contains("$.providers[0].execConfig is missing"),
+        "{log}"
+    );
     assert!(log.contains("config.json"), "{log}");
 }

@@ -249,7 +249,7 @@ impl ClusterProfiles {
                         }
                         trouble = Some(why);
                         events = None;
-                        again = pauses.next().map(|pause| Boot(now.0 + pause));
+                        again = pauses.next().map(|pause| Boot(Boot::now().0 + pause));
                     }
                 },
                 () = clock::sleep_until(again, now), if events.is_none() => events = Some(self.watch()),
@@ -258,7 +258,7 @@ impl ClusterProfiles {
                     let file = file.borrow_and_update().clone();
                     changed |= members.follow(&listed, None, file.as_deref(), &self.access.policy);
                 }
-                origin = finds.doubted() => changed |= members.doubt(&origin),
+                origin = finds.doubted() => changed |= members.doubt(&origin, Boot::now()),
                 Some(asked) = members.runs.join_next(), if !members.runs.is_empty() => {
                     // Aborted with its profile, otherwise.
                     if let Ok((key, plan, answer)) = asked {
@@ -380,13 +380,13 @@ impl Members {
         self.held.remove(key).is_some()
     }
 
-    fn doubt(&mut self, origin: &Origin) -> bool {
+    fn doubt(&mut self, origin: &Origin, now: Boot) -> bool {
         let key = (
             origin.namespace.clone().unwrap_or_default(),
             origin.name.clone(),
         );
         let held = self.held.get_mut(&key);
-        held.map(Held::doubt).is_some()
+        held.map(|held| held.doubt(now)).is_some()
     }
 
     /// Does what is due, and says when to look again.

@@ -91,6 +91,8 @@ pub(super) struct Held {
     doubted: bool,
     /// Runs for a doubt that gave the same again.
     fruitless: u32,
+    /// Until when a client may still be at the credential before.
+    settling: Boot,
     /// What was last said while there was no access.
     said: Unresolved,
 }
@@ -118,6 +120,7 @@ impl Held {
             not_before: Boot::default(),
             doubted: false,
             fruitless: 0,
+            settling: Boot::default(),
         }
     }
 
@@ -144,9 +147,9 @@ impl Held {
         self.good.as_ref()
     }
 
-    /// The cluster does not take the credential any more.
-    pub(super) fn doubt(&mut self) {
-        self.doubted = self.good.is_some();
+    /// The cluster does not take the credential that a client has shown.
+    pub(super) fn doubt(&mut self, now: Boot) {
+        self.doubted |= self.good.is_some() && now >= self.settling;
     }
 
     pub(super) fn due(&self, now: Boot) -> Due {
@@ -207,22 +210,18 @@ impl Held {
     }
 
     fn take(&mut self, good: Good, now: Boot, jitter: f64) {
-        if self.doubted {
-            let same = self
-                .good
-                .as_ref()
-                .is_some_and(|before| before.credential == good.credential);
-            self.fruitless = if same {
-                self.fruitless.saturating_add(1)
-            } else {
-                0
-            };
-            let pause = if same {
-                backoff(self.fruitless, RETRY_MAX, jitter).max(APART)
-            } else {
-                READ_AGAIN
-            };
-            self.not_before = Boot(now.0 + pause);
+        let before = self.good.as_ref().map(|before| &before.credential);
+        if before == Some(&good.credential) {
+            if self.doubted {
+                self.fruitless = self.fruitless.saturating_add(1);
+                let pause = backoff(self.fruitless, RETRY_MAX, jitter).max(APART);
+                self.not_before = Boot(now.0 + pause);
+            }
+        } else {
+            self.fruitless = 0;
+            if before.is_some() {
+                self.settling = Boot(now.0 + READ_AGAIN);
+            }
         }
         self.put(good);
         self.attempts = 0;
@@ -393,7 +392,7 @@ mod tests {
         held.want(Ok(plan("y", "a")));
         assert_eq!(held.due(at(1_000_000)), Due::Run);
         held.want(Ok(plan("x", "a")));
-        held.doubt();
+        held.doubt(at(105));
         assert_eq!(held.due(at(1_000_000)), Due::Run);
         assert_eq!(held.due(at(105)), Due::At(at(110)));
     }
@@ -510,25 +509,31 @@ mod tests {
     #[test]
     fn refused_credentials_are_renewed_at_a_pace_and_not_called_good() {
         let mut held = with(Life::default());
-        let same = |held: &mut Held, token: &str, seconds| {
-            held.doubt();
+        let renewed = |held: &mut Held, token: &str, seconds| {
+            held.doubt(at(seconds));
             held.started(at(seconds));
-            held.ended(
-                Ok(good(plan("x", "a"), token, Life::default())),
-                at(seconds),
-                1.0,
-            );
-            held.doubt();
+            let good = good(plan("x", "a"), token, Life::default());
+            held.ended(Ok(good), at(seconds), 1.0);
+            held.doubt(at(seconds));
         };
         // The same again: later and later.
-        same(&mut held, "t", 110);
+        renewed(&mut held, "t", 110);
         assert_eq!(held.due(at(110)), Due::At(at(120)));
-        same(&mut held, "t", 120);
-        same(&mut held, "t", 130);
+        renewed(&mut held, "t", 120);
+        renewed(&mut held, "t", 130);
         assert_eq!(held.due(at(130)), Due::At(at(150)));
-        // Another: clients get time to see it.
-        same(&mut held, "u", 150);
-        assert_eq!(held.due(at(150)), Due::At(at(220)));
+        // Another: until clients have seen it, they are refused with the one before.
+        renewed(&mut held, "u", 150);
+        held.doubt(at(219));
+        assert_eq!(held.due(at(219)), Due::Nothing);
+        held.want(Err(Unresolved {
+            reason: reason::ACCESS_FAILED,
+            message: String::new(),
+        }));
+        assert_eq!(reasons(&mut held, 219), ("ok", "RemoteClusterStale"));
+        held.want(Ok(plan("x", "a")));
+        held.doubt(at(220));
+        assert_eq!(held.due(at(220)), Due::Run);
         failed(&mut held, 220);
         assert_eq!(reasons(&mut held, 220), ("AccessProviderFailed", ""));
     }

@@ -159,7 +159,7 @@ async fn a_refreshed_token_is_another_content_of_the_same_file_and_no_new_kubeco
     assert!(!access.yaml.contains("one"));
 
     stage.answer(&json!({"token": "two"}));
-    assert!(stage.members.doubt(&before.origin));
+    assert!(stage.members.doubt(&before.origin, Boot::now()));
     stage.later();
     stage.settle().await;
     let after = stage.source("edge-1");
@@ -203,7 +203,7 @@ async fn a_client_certificate_is_inline_and_a_new_one_is_a_new_kubeconfig() {
     assert!(before.yaml.contains("client-key-data"));
     stage.answer(&certificate());
     let origin = stage.source("edge-1").origin.clone();
-    stage.members.doubt(&origin);
+    stage.members.doubt(&origin, Boot::now());
     stage.later();
     stage.settle().await;
     assert_ne!(
