@@ -172,6 +172,12 @@ pub enum HelmError {
     },
 }
 
+/// What a program of Kubernetes' kind wrote to standard error last, cut short for people and without what
+/// looks like a secret.
+pub fn last_words(stderr: &[u8]) -> String {
+    Complaint::of(stderr, &[]).text
+}
+
 fn clause(complaint: &str) -> String {
     if complaint.is_empty() {
         String::new()

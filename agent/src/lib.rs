@@ -30,6 +30,7 @@ pub mod metrics;
 pub mod patience;
 pub mod plan;
 pub mod process;
+pub mod process_group;
 pub mod reconciler;
 pub mod release;
 pub mod report;

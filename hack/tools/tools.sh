@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok)
+tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader)
 # Without crds/: their folders name their versions, and nothing has to be built anew for them.
 pins=$(cat ./*/go.mod ./*/go.sum charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
 root=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools/$pins
@@ -43,6 +43,7 @@ fits() {
     kubectl) said=$("$2" version --client 2>/dev/null) && grep -q "^Client Version: v${kubernetes%.*}\.[0-9]*$" <<<"$said" ;;
     helm) said=$("$2" version --template '{{.Version}}' 2>/dev/null) && grep -q "^v${helm%.*}\." <<<"$said" ;;
     kwok) said=$("$2" --version 2>/dev/null) && grep -q 'v0\.8\.' <<<"$said" ;;
+    *) false ;; # does not tell its version
   esac
 }
 
@@ -102,6 +103,9 @@ if ! have kube-apiserver kube-controller-manager kube-scheduler kubectl; then
     -o "$bin/" k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl}
 fi
 have kwok || build kwok kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kwok sigs.k8s.io/kwok)" -o "$bin/kwok" sigs.k8s.io/kwok/cmd/kwok
+
+have kubeconfig-secretreader || build kubeconfig-secretreader cluster-inventory-api -ldflags "-s -w" -o "$bin/kubeconfig-secretreader" \
+  sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin
 
 # The stages that let a fake node run pods, out of kwok's own module.
 if [ ! -f "$root/kwok/ready" ]; then

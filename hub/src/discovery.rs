@@ -2,6 +2,7 @@
 //! all that it has found, in one slot, so that one that hangs or floods costs nobody else.
 
 pub mod cluster_api;
+pub mod cluster_profile;
 pub mod files;
 pub mod kamaji;
 pub mod labelled_secrets;
@@ -119,6 +120,8 @@ pub struct Source {
     /// When the object was made: of two that ask for one name, the older gets it.
     pub since: Option<Timestamp>,
     pub access: Result<Arc<Sanitized>, Unresolved>,
+    /// Why that is not what it should be now: what was known before stays in use.
+    pub stale: Option<Unresolved>,
     /// Why nothing is to be written there for now, though nothing has failed: paused, asleep.
     pub suspended: Option<String>,
 }
@@ -133,7 +136,7 @@ impl PartialEq for Source {
         };
         (&self.origin, &self.uid, &self.member, self.since)
             == (&other.origin, &other.uid, &other.member, other.since)
-            && self.suspended == other.suspended
+            && (&self.stale, &self.suspended) == (&other.stale, &other.suspended)
             && access(self) == access(other)
     }
 }
@@ -188,6 +191,15 @@ impl Finds {
             };
             let changed = *listing != next;
             *listing = next;
+            changed
+        });
+    }
+
+    /// As before, it cannot be seen what there is; of what is known, more is known.
+    pub fn known_better(&self, sources: BTreeMap<Origin, Arc<Source>>) {
+        self.listing.send_if_modified(|listing| {
+            let changed = listing.sources.as_deref() != Some(&sources);
+            listing.sources = Some(Arc::new(sources));
             changed
         });
     }

@@ -206,7 +206,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let doubt = membership
                     .troubled
                     .get(name)
-                    .or_else(|| membership.unseen.get(name));
+                    .or_else(|| membership.unseen.get(name))
+                    .or_else(|| membership.members.get(name)?.stale.as_ref());
                 say_of_source(&fleet.shared, name, doubt);
                 let seen = wanted.contains_key(name) || membership.unseen.contains_key(name);
                 // Without a source, and after a restart too: say so.

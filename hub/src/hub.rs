@@ -26,6 +26,8 @@ use tokio_util::sync::CancellationToken;
 use crate::aggregate::{self, Reports, Rules};
 use crate::desired;
 use crate::discovery::cluster_api::ClusterApi;
+use crate::discovery::cluster_profile::provider_file::ProviderFile;
+use crate::discovery::cluster_profile::{Access, ClusterProfiles};
 use crate::discovery::files::Files;
 use crate::discovery::kamaji::Kamaji;
 use crate::discovery::labelled_secrets::LabelledSecrets;
@@ -84,7 +86,24 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         Some(path) => ValuesFile::load(path)?,
         None => serde_json::Map::new(),
     };
+    let profiles = settings
+        .discovery
+        .providers
+        .contains(&ProviderKind::ClusterProfile);
+    let provider_file = settings
+        .discovery
+        .provider_file
+        .as_deref()
+        .filter(|_| profiles);
+    let access_providers = provider_file.map(ProviderFile::load).transpose()?;
     let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
+    let profile_access = Access::start(
+        provider_file,
+        access_providers,
+        scratch.path(),
+        settings.kubeconfig_policy,
+    )
+    .context("making a folder for the credentials of ClusterProfiles failed; name another with --helm-cache-dir")?;
     let helm = Helm::new(HelmConfig {
         binary: settings.helm.program.clone(),
         // Not the path: the program may be replaced on disk while it runs.
@@ -161,7 +180,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         .reporting_instance
         .clone()
         .unwrap_or_else(|| "krypton-hub".to_owned());
-    let sources = discovery::start(providers(&client, &settings), &stop);
+    let sources = discovery::start(providers(&client, &settings, &profile_access), &stop);
     let shared = Arc::new(Shared {
         tools: Tools {
             helm: Arc::new(helm),
@@ -306,7 +325,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 }
 
 /// What looks for members, as the settings want it.
-fn providers(client: &Client, settings: &Settings) -> Vec<Arc<dyn Provider>> {
+fn providers(
+    client: &Client,
+    settings: &Settings,
+    profile_access: &Arc<Access>,
+) -> Vec<Arc<dyn Provider>> {
     let mut providers: Vec<Arc<dyn Provider>> = Vec::new();
     let discovery = &settings.discovery;
     for kind in &discovery.providers {
@@ -322,7 +345,15 @@ fn providers(client: &Client, settings: &Settings) -> Vec<Arc<dyn Provider>> {
                     }));
                 }
             }
-            ProviderKind::ClusterProfile => {}
+            ProviderKind::ClusterProfile => {
+                for namespace in each(discovery.cluster_namespaces.as_ref()) {
+                    providers.push(Arc::new(ClusterProfiles {
+                        client: client.clone(),
+                        namespace,
+                        access: Arc::clone(profile_access),
+                    }));
+                }
+            }
             ProviderKind::ClusterApi => {
                 for namespace in each(discovery.cluster_namespaces.as_ref()) {
                     providers.push(Arc::new(Paired {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::process::new_command;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/tools/tools.sh");
-const BINARIES: [&str; 7] = [
+const BINARIES: [&str; 8] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
@@ -18,6 +18,7 @@ const BINARIES: [&str; 7] = [
     "kubectl",
     "helm",
     "kwok",
+    "kubeconfig-secretreader",
 ];
 
 /// The folder with `bin/`, `charts/`, `crds/` and `kwok/stages.yaml`.

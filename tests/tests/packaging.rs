@@ -145,6 +145,56 @@ async fn a_misspelt_value_and_one_of_the_wrong_type_are_refused_by_name() {
     }
 }
 
+#[tokio::test]
+async fn access_providers_without_their_programs_are_refused_by_name() {
+    let helm = Helm::new();
+    let values = OwnChart::Hub.folder().join("ci/multicluster-values.yaml");
+    let values = values.to_str().unwrap();
+    let provider = "multicluster.accessProvidersConfig.providers[0]";
+    for (set, words) in [
+        (
+            "multicluster.accessProvidersConfig=null".to_owned(),
+            "accessProvidersConfig.providers",
+        ),
+        (
+            "multicluster.accessProvidersConfig.providers=null".to_owned(),
+            "accessProvidersConfig.providers",
+        ),
+        (
+            "multicluster.plugins[0].mountPath=plugins".to_owned(),
+            "mountPath",
+        ),
+        (
+            "multicluster.plugins=null".to_owned(),
+            "/plugins/secretreader/secretreader-plugin",
+        ),
+        (
+            format!("{provider}.execConfig.command=secretreader"),
+            "\"secretreader\"",
+        ),
+        (
+            format!("{provider}.execConfig.command=/plugins/secretreader/../x"),
+            "under no mountPath",
+        ),
+        (
+            format!("{provider}.profileSourcedCLIArgsPolicy=append"),
+            "profileSourcedCLIArgsPolicy",
+        ),
+    ] {
+        let args = ["-f", values, "--set", &set];
+        let said = helm.template(OwnChart::Hub, &args).await.unwrap_err();
+        assert!(format!("{said:#}").contains(words), "{set}: {said:#}");
+    }
+    // Where only rights are installed, there is no file.
+    let rights = [
+        "-f",
+        values,
+        "--set=installMode.crdsRbacOnly=true,multicluster.accessProvidersConfig=null",
+    ];
+    let rendered = helm.template(OwnChart::Hub, &rights).await.unwrap();
+    assert!(rendered.contains("clusterprofiles") && !rendered.contains("config.json"));
+}
+
 #[test]
 fn the_charts_carry_the_crds_as_they_are_and_the_same_shared_templates() {
     let read = |path: PathBuf| {

@@ -8,14 +8,15 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpgid};
+use rustix::process::Pid;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Patience;
 use super::stop::{Order, StopSignal};
 use super::supervisor::{NOT_STARTED, SIGNALLED, TERMINATE};
+use crate::process_group::{self, orphans_of};
 
 /// What is kept of standard error, in bytes.
 const TAIL: usize = 64 << 10;
@@ -25,8 +26,6 @@ const VERSION_DEADLINE: Duration = Duration::from_secs(30);
 const VERSION_LENGTH: u64 = 256;
 /// Killed processes close their standard error at once; one that fled its group may not.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// A process closes its files a moment before it can be reaped.
-const REAP_AGAIN: Duration = Duration::from_millis(10);
 /// SIGKILL works at once, but for a process that waits for a dead disk.
 const DYING: Duration = Duration::from_secs(30);
 
@@ -208,10 +207,7 @@ impl Process {
     }
 
     fn kill(&self) {
-        match kill_process_group(self.group, Signal::KILL) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-            Err(error) => tracing::error!(%error, "helm could not be killed"),
-        }
+        process_group::kill(self.group);
     }
 
     /// Ends what helm left running, hears the rest, reaps.
@@ -232,17 +228,6 @@ impl Process {
             tracing::warn!("a killed process that helm started is still there");
         }
         Ok((status, self.ears.tail.bytes.into()))
-    }
-}
-
-/// Reaps what has lost its parent: as the first process of a container we inherit it, and nobody else
-/// would. The supervisor itself must have been waited for.
-async fn orphans_of(group: Pid) {
-    // Elsewhere there is no such child, which ends the loop at once.
-    while let Ok(ended) = waitpgid(group, WaitOptions::NOHANG) {
-        if ended.is_none() {
-            sleep(REAP_AGAIN).await;
-        }
     }
 }
 

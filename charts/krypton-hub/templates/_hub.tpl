@@ -27,6 +27,9 @@ Labelled Secrets in the hub's namespace are read by its own Role.
 {{- $secrets = true }}
 {{- end }}
 {{- if has .namespace $discovery.clusterNamespaces }}
+{{- if .root.Values.multicluster.enabled }}
+- {apiGroups: [multicluster.x-k8s.io], resources: [clusterprofiles], verbs: [list, watch]}
+{{- end }}
 {{- if has "cluster-api" $discovery.providers }}
 {{- $secrets = true }}
 - {apiGroups: [cluster.x-k8s.io], resources: [clusters], verbs: [list, watch]}
@@ -39,6 +42,34 @@ Labelled Secrets in the hub's namespace are read by its own Role.
 {{- if $secrets }}
 - {apiGroups: [""], resources: [secrets], verbs: [get, list, watch]}
 {{- end }}
+{{- end }}
+
+{{/*
+The provider file of ClusterProfiles, checked: a program that is not in the pod would only be missed when the
+first profile is looked at.
+*/}}
+{{- define "krypton-hub.providerFile" -}}
+{{- $providers := (default dict .Values.multicluster.accessProvidersConfig).providers }}
+{{- if not $providers }}
+{{- fail "multicluster.enabled needs access providers: give multicluster.accessProvidersConfig.providers" }}
+{{- end }}
+{{- $folders := list }}
+{{- range concat (default list .Values.multicluster.plugins) (default list .Values.extraVolumeMounts) }}
+{{- $folders = append $folders (printf "%s/" (trimSuffix "/" .mountPath)) }}
+{{- end }}
+{{- range $provider := $providers }}
+{{- $command := toString (default dict $provider.execConfig).command }}
+{{- $there := false }}
+{{- range $folders }}
+{{- if and (hasPrefix . $command) (not (contains "/../" $command)) }}
+{{- $there = true }}
+{{- end }}
+{{- end }}
+{{- if not $there }}
+{{- fail (printf "multicluster.accessProvidersConfig: the command %q of access provider %q is under no mountPath of multicluster.plugins or extraVolumeMounts" $command (toString $provider.name)) }}
+{{- end }}
+{{- end }}
+{{- toPrettyJson .Values.multicluster.accessProvidersConfig }}
 {{- end }}
 
 {{- define "krypton-hub.args" -}}
@@ -59,12 +90,17 @@ Labelled Secrets in the hub's namespace are read by its own Role.
 {{- $args = append $args "--ensure-watch-crds=true" }}
 {{- end }}
 {{- end }}
+{{- $multicluster := .Values.multicluster.enabled }}
 {{- with .Values.discovery }}
-{{- $args = append $args (printf "--providers=%s" (join "," .providers)) }}
+{{- $providers := .providers }}
+{{- if $multicluster }}
+{{- $providers = append $providers "cluster-profile" }}
+{{- end }}
+{{- $args = append $args (printf "--providers=%s" (join "," $providers)) }}
 {{- with .kubeconfigNamespaces }}
 {{- $args = append $args (printf "--kubeconfig-namespaces=%s" (join "," .)) }}
 {{- end }}
-{{- if or (has "cluster-api" .providers) (has "kamaji" .providers) }}
+{{- if or (has "cluster-api" .providers) (has "kamaji" .providers) $multicluster }}
 {{- $args = append $args (printf "--cluster-namespaces=%s" (join "," .clusterNamespaces)) }}
 {{- end }}
 {{- if has "kamaji" .providers }}
@@ -76,6 +112,9 @@ Labelled Secrets in the hub's namespace are read by its own Role.
 {{- end }}
 {{- $args = append $args (printf "--kubeconfig-label=%s" .Values.discovery.kubeconfigLabel) }}
 {{- $args = append $args (printf "--kubeconfig-key=%s" .Values.discovery.kubeconfigKey) }}
+{{- if .Values.multicluster.enabled }}
+{{- $args = append $args "--clusterprofile-provider-file=/etc/krypton/access-providers/config.json" }}
+{{- end }}
 {{- $args = append $args (printf "--self-cluster=%t" .Values.selfCluster) }}
 {{- range $flag, $value := dict
   "exec" .Values.insecureKubeconfig.exec

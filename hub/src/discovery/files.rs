@@ -267,6 +267,7 @@ fn source(path: &Path, access: Result<Sanitized, String>) -> Source {
             message,
         }),
         suspended: None,
+        stale: None,
     }
 }
 

@@ -144,6 +144,7 @@ pub fn read(
         member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or(name),
         since: meta.creation_timestamp.as_ref().map(|time| time.0),
         access: kubeconfig_in(secret, key.as_deref().unwrap_or(default_key), policy),
+        stale: None,
         suspended: None,
     })
 }

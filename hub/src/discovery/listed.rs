@@ -96,7 +96,8 @@ fn put<V>(map: &mut BTreeMap<Key, V>, key: Key, value: V) -> bool {
     fits
 }
 
-fn key<K: Resource>(object: &K) -> Key {
+/// By what an object is known.
+pub fn key<K: Resource>(object: &K) -> Key {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 

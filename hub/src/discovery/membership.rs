@@ -127,14 +127,25 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
                     continue;
                 }
                 let first = sources.iter().find(|source| !dismissed(source)).copied();
+                let unbound = !before.bound.contains_key(name);
+                if unbound && first.is_some_and(|first| pending(first).is_some()) {
+                    membership.waiting = true;
+                    continue;
+                }
                 let by = first.map(|first| first.origin.to_string());
                 (first, by.unwrap_or_default())
             }
         };
         for source in sources {
             if winner.is_some_and(|winner| winner.origin == source.origin) {
-                let source = Arc::clone(source);
-                membership.members.insert(name.to_owned(), source);
+                match pending(source) {
+                    Some(why) => drop(membership.unseen.insert(name.to_owned(), why.clone())),
+                    None => drop(
+                        membership
+                            .members
+                            .insert(name.to_owned(), Arc::clone(source)),
+                    ),
+                }
             } else {
                 let (member, by) = (name.to_owned(), by.clone());
                 let refusal = if dismissed(source) {
@@ -172,6 +183,7 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
                 let unseen = trouble.unwrap_or_else(looking);
                 membership.unseen.insert(name.clone(), unseen);
             }
+            _ if membership.unseen.contains_key(name) => {}
             (listing, origin) => {
                 let gone = gone(source, origin.as_ref(), listing.is_some());
                 membership.gone.insert(name.clone(), gone);
@@ -179,6 +191,12 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
         }
     }
     membership
+}
+
+/// It is there, and how it is reached is being found out: neither a member with a fault nor gone.
+fn pending(source: &Source) -> Option<&Unresolved> {
+    let why = source.access.as_ref().err();
+    why.filter(|why| why.reason == reason::STARTING)
 }
 
 /// `spec.sourceRef.kind` of home as a member.

@@ -421,6 +421,7 @@ fn read(
         suspended: why
             .map(|why| format!("{origin} {why}; nothing is written to its cluster meanwhile")),
         origin,
+        stale: None,
     }
 }
 

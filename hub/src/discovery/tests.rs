@@ -42,6 +42,7 @@ fn one(namespace: &str, uid: &str) -> BTreeMap<Origin, Arc<Source>> {
             message: String::new(),
         }),
         suspended: None,
+        stale: None,
     };
     [(source.origin.clone(), Arc::new(source))].into()
 }

@@ -44,6 +44,7 @@ fn source(origin: Origin, member: &str, since: Option<i64>) -> Source {
             message: String::new(),
         }),
         suspended: None,
+        stale: None,
     }
 }
 

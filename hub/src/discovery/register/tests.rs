@@ -44,6 +44,7 @@ fn found(sources: Option<&[(&str, &str, &str)]>) -> Found {
                     message: String::new(),
                 }),
                 suspended: None,
+                stale: None,
             };
             (source.origin.clone(), Arc::new(source))
         });

@@ -1,0 +1,585 @@
+//! Which program is to be asked for a profile's credential, with what, and which cluster the credential
+//! is for. Pure: every plan is built anew, so that nothing of one profile is ever in another's.
+
+use std::collections::BTreeMap;
+
+use krypton_common::error_chain::chain;
+use krypton_common::kubeconfig::{self, Policy};
+use serde_json::{Map, Value, json};
+
+use super::super::Unresolved;
+use super::profile::Profile;
+use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, ProviderFile};
+use crate::facts::reason;
+
+/// Reserved by the client authentication API: goes to the program as `spec.cluster.config`.
+const CONFIG: &str = "client.authentication.k8s.io/exec";
+const ARGS: &str = "clusterprofiles.multicluster.x-k8s.io/exec/additional-args";
+const ENVS: &str = "clusterprofiles.multicluster.x-k8s.io/exec/additional-envs";
+
+/// How a profile's cluster is reached.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub command: Command,
+    /// As in a kubeconfig, without extensions.
+    pub cluster: Map<String, Value>,
+}
+
+/// What is run. Two that are equal give the same credential.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Command {
+    /// Name of the access provider.
+    pub provider: String,
+    pub program: String,
+    pub args: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    pub api_version: ApiVersion,
+    /// `KUBERNETES_EXEC_INFO`.
+    pub info: String,
+}
+
+/// Without arguments and variables, which may be secret.
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Command")
+            .field("provider", &self.provider)
+            .field("program", &self.program)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plan")
+            .field("command", &self.command)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Without a `file`, the hub was started without one.
+pub(super) fn plan(
+    profile: &Profile,
+    file: Option<&ProviderFile>,
+    policy: &Policy,
+) -> Result<Plan, Unresolved> {
+    let origin = &profile.origin;
+    if let Some(why) = &profile.unready {
+        return Err(Unresolved {
+            reason: reason::PROFILE_NOT_READY,
+            message: format!("{origin} is not ready, as its cluster manager has to say: {why}"),
+        });
+    }
+    let Some(file) = file else {
+        return Err(Unresolved {
+            reason: reason::MULTICLUSTER_DISABLED,
+            message: format!(
+                "{origin} cannot be reached: this hub has no access providers; name a file of them with --clusterprofile-provider-file"
+            ),
+        });
+    };
+    let failed = |problem: String| Unresolved {
+        reason: reason::ACCESS_FAILED,
+        message: format!("{origin}: {problem}"),
+    };
+    let clusters = match &profile.access {
+        Ok(clusters) => clusters,
+        Err(problem) => return Err(failed((*problem).to_owned())),
+    };
+    let chosen = file
+        .providers
+        .iter()
+        .find_map(|provider| Some((provider, clusters.get(&provider.name)?)));
+    let Some((provider, cluster)) = chosen else {
+        let names: Vec<&str> = clusters.keys().map(String::as_str).collect();
+        let has = if names.is_empty() {
+            "none".to_owned()
+        } else {
+            names.join(", ")
+        };
+        return Err(failed(format!(
+            "none of its access providers ({has}) is in the hub's provider file ({}); add one there",
+            file.names()
+        )));
+    };
+    command_and_cluster(provider, cluster, policy)
+        .map_err(|problem| failed(format!("access provider {}: {problem}", provider.name)))
+}
+
+fn command_and_cluster(
+    provider: &AccessProvider,
+    given: &Map<String, Value>,
+    policy: &Policy,
+) -> Result<Plan, String> {
+    let mut cluster = given.clone();
+    let extensions = cluster.remove("extensions");
+    // One sanitizer decides about the cluster, before anything is run for it. No credential is known
+    // yet: the user is a stand-in, and nothing of the profile is in it.
+    let user = json!({ "token": "t" });
+    kubeconfig::parse(document(&cluster, &user).as_bytes(), policy)
+        .map_err(|error| chain(&error).replace("clusters[0].", ""))?;
+
+    let exec = &provider.exec;
+    let mut args = exec.args.clone();
+    if provider.args == ArgsPolicy::Append {
+        args.extend(additional_args(extension(extensions.as_ref(), ARGS)?)?);
+    }
+    let mut env = BTreeMap::new();
+    for (name, value) in &exec.env {
+        env.insert(name.clone(), value.clone());
+    }
+    if provider.envs != EnvsPolicy::Ignore {
+        for (name, value) in additional_envs(extension(extensions.as_ref(), ENVS)?)? {
+            if provider.envs == EnvsPolicy::Replace || !env.contains_key(&name) {
+                env.insert(name, value);
+            }
+        }
+    }
+    let config = extension(extensions.as_ref(), CONFIG)?;
+    let info = exec_info(
+        exec.api_version,
+        exec.provide_cluster_info.then_some(&cluster),
+        config,
+    );
+    Ok(Plan {
+        command: Command {
+            provider: provider.name.clone(),
+            program: exec.command.clone(),
+            args,
+            env,
+            api_version: exec.api_version,
+            info,
+        },
+        cluster,
+    })
+}
+
+/// A kubeconfig document, to be put through the sanitizer.
+pub(super) fn document(cluster: &Map<String, Value>, user: &Value) -> String {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "member", "cluster": cluster }],
+        "users": [{ "name": "member", "user": user }],
+        "contexts": [{ "name": "member", "context": { "cluster": "member", "user": "member" } }],
+        "current-context": "member",
+    })
+    .to_string()
+}
+
+fn exec_info(
+    version: ApiVersion,
+    cluster: Option<&Map<String, Value>>,
+    config: Option<&Value>,
+) -> String {
+    let mut spec = Map::new();
+    // Nobody is there to be asked.
+    spec.insert("interactive".to_owned(), false.into());
+    if let Some(cluster) = cluster {
+        let told = [
+            "server",
+            "tls-server-name",
+            "insecure-skip-tls-verify",
+            "certificate-authority-data",
+            "proxy-url",
+            "disable-compression",
+        ];
+        let mut told: Map<String, Value> = told
+            .into_iter()
+            .filter_map(|key| Some((key.to_owned(), cluster.get(key)?.clone())))
+            .collect();
+        if let Some(config) = config {
+            told.insert("config".to_owned(), config.clone());
+        }
+        spec.insert("cluster".to_owned(), Value::Object(told));
+    }
+    json!({ "apiVersion": version.as_str(), "kind": "ExecCredential", "spec": spec }).to_string()
+}
+
+/// Null counts as not there.
+fn extension<'a>(extensions: Option<&'a Value>, name: &str) -> Result<Option<&'a Value>, String> {
+    let items = match extensions {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Array(items)) => items,
+        Some(_) => return Err("cluster.extensions must be a list".to_owned()),
+    };
+    let mut found = items
+        .iter()
+        .filter(|item| item.get("name").and_then(Value::as_str) == Some(name));
+    let first = found.next();
+    if found.next().is_some() {
+        return Err(format!("the extension {name} is there twice"));
+    }
+    let value = first.and_then(|item| item.get("extension"));
+    Ok(value.filter(|value| !value.is_null()))
+}
+
+fn additional_args(extension: Option<&Value>) -> Result<Vec<String>, String> {
+    let wrong = || format!("the extension {ARGS} must be a list of strings");
+    match extension {
+        None => Ok(Vec::new()),
+        Some(Value::Array(items)) => items
+            .iter()
+            .map(|item| text(item).ok_or_else(wrong))
+            .collect(),
+        Some(_) => Err(wrong()),
+    }
+}
+
+fn additional_envs(extension: Option<&Value>) -> Result<Vec<(String, String)>, String> {
+    let map = match extension {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(map)) => map,
+        Some(_) => return Err(format!("the extension {ENVS} must be a map of strings")),
+    };
+    let mut envs = Vec::new();
+    for (name, value) in map {
+        if !is_env_name(name) {
+            return Err(format!(
+                "the extension {ENVS} has a name that no variable has; use letters, digits and _"
+            ));
+        }
+        if decides_what_runs(name) {
+            return Err(format!(
+                "the extension {ENVS} may not set {name}, which decides what is run and as whom; set it in the hub's provider file"
+            ));
+        }
+        let value = match value {
+            Value::Null => String::new(),
+            value => text(value)
+                .ok_or_else(|| format!("the extension {ENVS} must be a map of strings"))?,
+        };
+        envs.push((name.clone(), value));
+    }
+    Ok(envs)
+}
+
+/// YAML's plain scalars are read as text, as the Inventory API does.
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) if !text.contains('\0') => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(flag) => Some(flag.to_string()),
+        _ => None,
+    }
+}
+
+fn is_env_name(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
+/// A profile chooses values for a program of the hub's, not the program.
+fn decides_what_runs(name: &str) -> bool {
+    [
+        "PATH",
+        "HOME",
+        "TMPDIR",
+        "IFS",
+        "ENV",
+        "BASH_ENV",
+        "KUBECONFIG",
+    ]
+    .contains(&name)
+        || ["LD_", "KUBERNETES_", "GIT_", "PYTHON", "NODE_", "GCONV_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::profile;
+    use super::super::provider_file::Exec;
+    use super::*;
+
+    const CA: &str = "certificate-authority-data";
+
+    fn provider(name: &str) -> AccessProvider {
+        AccessProvider {
+            name: name.to_owned(),
+            exec: Exec {
+                api_version: ApiVersion::V1,
+                command: format!("/plugins/{name}"),
+                args: vec!["token".to_owned()],
+                env: vec![("A".to_owned(), "file".to_owned())],
+                provide_cluster_info: true,
+            },
+            args: ArgsPolicy::Append,
+            envs: EnvsPolicy::Replace,
+        }
+    }
+
+    fn file(providers: Vec<AccessProvider>) -> ProviderFile {
+        ProviderFile { providers }
+    }
+
+    fn ready(name: &str, access: Value) -> Profile {
+        let status = json!({
+            "conditions": [{"type": "ControlPlaneHealthy", "status": "True"}],
+            "accessProviders": access,
+        });
+        Profile::read(&profile::object(name, status)).unwrap()
+    }
+
+    fn with(cluster: Value) -> Profile {
+        ready("edge-1", json!([{"name": "a", "cluster": cluster}]))
+    }
+
+    fn planned(profile: &Profile, provider: AccessProvider) -> Result<Plan, Unresolved> {
+        plan(profile, Some(&file(vec![provider])), &Policy::default())
+    }
+
+    fn extended(extensions: Value) -> Profile {
+        with(json!({"server": "https://a", "extensions": extensions}))
+    }
+
+    fn info(plan: &Plan) -> Value {
+        serde_json::from_str(&plan.command.info).unwrap()
+    }
+
+    #[test]
+    fn a_profile_that_is_not_ready_is_said_to_be_and_by_whom_it_is_made_ready() {
+        let profile = Profile::read(&profile::object("edge-1", Value::Null)).unwrap();
+        let why = planned(&profile, provider("a")).unwrap_err();
+        assert_eq!(why.reason, "ClusterProfileNotReady");
+        assert!(
+            why.message.contains("ClusterProfile fleet/edge-1"),
+            "{why:?}"
+        );
+        assert!(why.message.contains("ControlPlaneHealthy"), "{why:?}");
+    }
+
+    #[test]
+    fn without_a_provider_file_multicluster_is_disabled() {
+        let profile = with(json!({"server": "https://a"}));
+        let why = plan(&profile, None, &Policy::default()).unwrap_err();
+        assert_eq!(why.reason, "MulticlusterDisabled");
+        assert!(
+            why.message.contains("--clusterprofile-provider-file"),
+            "{why:?}"
+        );
+        assert!(why.message.contains("fleet/edge-1"), "{why:?}");
+    }
+
+    #[test]
+    fn without_a_common_access_provider_access_fails_and_both_sides_are_named() {
+        let profile = with(json!({"server": "https://a"}));
+        let why = planned(&profile, provider("b")).unwrap_err();
+        assert_eq!(why.reason, "AccessProviderFailed");
+        assert!(why.message.contains("fleet/edge-1"), "{why:?}");
+        assert!(
+            why.message.contains("(a)") && why.message.contains("(b)"),
+            "{why:?}"
+        );
+        let why = plan(
+            &ready("edge-1", json!([])),
+            Some(&file(vec![])),
+            &Policy::default(),
+        );
+        assert!(why.unwrap_err().message.contains("(none)"));
+    }
+
+    #[test]
+    fn the_order_of_the_file_decides_between_two() {
+        let profile = ready(
+            "edge-1",
+            json!([
+                {"name": "a", "cluster": {"server": "https://a"}},
+                {"name": "b", "cluster": {"server": "https://b"}},
+            ]),
+        );
+        let chosen = |providers| {
+            plan(&profile, Some(&file(providers)), &Policy::default())
+                .unwrap()
+                .command
+                .provider
+        };
+        assert_eq!(chosen(vec![provider("a"), provider("b")]), "a");
+        assert_eq!(
+            chosen(vec![provider("c"), provider("b"), provider("a")]),
+            "b"
+        );
+    }
+
+    #[test]
+    fn the_cluster_is_what_the_sanitizer_lets_through() {
+        for (cluster, named) in [
+            (json!({}), "cluster.server is not set"),
+            (
+                json!({"server": "http://a"}),
+                "cluster.server must start with https://",
+            ),
+            (
+                json!({"server": "https://a", "insecure-skip-tls-verify": true}),
+                "cluster.insecure-skip-tls-verify is not allowed",
+            ),
+            (
+                json!({"server": "https://a", "certificate-authority": "/etc/passwd"}),
+                "cluster.certificate-authority is not allowed",
+            ),
+            (
+                json!({"server": "https://a", "tokenFile": "/t"}),
+                "cluster.tokenFile is not a known field",
+            ),
+        ] {
+            let why = planned(&with(cluster.clone()), provider("a")).unwrap_err();
+            assert_eq!(why.reason, "AccessProviderFailed");
+            assert!(why.message.contains(named), "{cluster}: {why:?}");
+        }
+        let lab = Policy {
+            allow_insecure_tls: true,
+            ..Policy::default()
+        };
+        let profile = with(json!({"server": "https://a", "insecure-skip-tls-verify": true}));
+        assert!(plan(&profile, Some(&file(vec![provider("a")])), &lab).is_ok());
+    }
+
+    #[test]
+    fn the_program_is_told_of_the_cluster_only_where_the_file_says_so() {
+        let profile = with(json!({
+            "server": "https://a",
+            "tls-server-name": "b",
+            "extensions": [{"name": CONFIG, "extension": {"clusterName": "x"}}],
+        }));
+        let told = info(&planned(&profile, provider("a")).unwrap());
+        assert_eq!(
+            told,
+            json!({
+                "apiVersion": "client.authentication.k8s.io/v1",
+                "kind": "ExecCredential",
+                "spec": {"interactive": false, "cluster": {
+                    "server": "https://a", "tls-server-name": "b", "config": {"clusterName": "x"},
+                }},
+            })
+        );
+        assert_eq!(told["spec"]["cluster"].get(CA), None);
+        let mut quiet = provider("a");
+        quiet.exec.provide_cluster_info = false;
+        quiet.exec.api_version = ApiVersion::V1beta1;
+        let plan = planned(&profile, quiet).unwrap();
+        assert_eq!(info(&plan)["spec"], json!({"interactive": false}));
+        assert_eq!(
+            info(&plan)["apiVersion"],
+            "client.authentication.k8s.io/v1beta1"
+        );
+        // Of the kubeconfig it is a part all the same.
+        assert_eq!(plan.cluster["tls-server-name"], "b");
+        assert!(!plan.cluster.contains_key("extensions"));
+    }
+
+    #[test]
+    fn arguments_and_variables_of_a_profile_count_by_policy() {
+        let profile = extended(json!([
+            {"name": ARGS, "extension": ["--audience", 7]},
+            {"name": ENVS, "extension": {"A": "profile", "B": true, "C": null}},
+        ]));
+        let env = |envs| {
+            let provider = AccessProvider {
+                envs,
+                ..provider("a")
+            };
+            let command = planned(&profile, provider).unwrap().command;
+            let get = |name: &str| command.env.get(name).cloned().unwrap_or("-".to_owned());
+            [get("A"), get("B"), get("C")]
+        };
+        assert_eq!(env(EnvsPolicy::Ignore), ["file", "-", "-"]);
+        assert_eq!(env(EnvsPolicy::AppendIfNotExists), ["file", "true", ""]);
+        assert_eq!(env(EnvsPolicy::Replace), ["profile", "true", ""]);
+        let args = |args| {
+            let provider = AccessProvider {
+                args,
+                ..provider("a")
+            };
+            planned(&profile, provider).unwrap().command.args
+        };
+        assert_eq!(args(ArgsPolicy::Ignore), ["token"]);
+        assert_eq!(args(ArgsPolicy::Append), ["token", "--audience", "7"]);
+    }
+
+    #[test]
+    fn what_one_profile_adds_no_other_sees() {
+        let of = |name: &str| {
+            let mut profile = extended(json!([
+                {"name": ARGS, "extension": [name]},
+                {"name": ENVS, "extension": {name: name}},
+            ]));
+            profile.origin.name = name.to_owned();
+            profile
+        };
+        let file = file(vec![provider("a")]);
+        for _ in 0..2 {
+            for name in ["one", "two"] {
+                let command = plan(&of(name), Some(&file), &Policy::default())
+                    .unwrap()
+                    .command;
+                assert_eq!(command.args, ["token", name]);
+                let names: Vec<&String> = command.env.keys().collect();
+                assert_eq!(names, ["A", name]);
+            }
+        }
+        assert_eq!(file.providers, [provider("a")]);
+    }
+
+    #[test]
+    fn null_and_empty_extensions_are_none() {
+        let plain = planned(&with(json!({"server": "https://a"})), provider("a")).unwrap();
+        for extensions in [
+            Value::Null,
+            json!([]),
+            json!([{"name": ARGS, "extension": null}, {"name": ENVS, "extension": null}, {"name": CONFIG, "extension": null}]),
+            json!([{"name": ENVS, "extension": {}}, {"name": "other", "extension": 1}]),
+        ] {
+            assert_eq!(
+                planned(&extended(extensions), provider("a")).unwrap(),
+                plain
+            );
+        }
+    }
+
+    #[test]
+    fn extensions_of_an_odd_form_and_variables_that_choose_the_program_are_refused() {
+        for (extensions, named) in [
+            (json!({}), "extensions must be a list"),
+            (
+                json!([{"name": ARGS, "extension": {}}]),
+                "additional-args must be a list",
+            ),
+            (
+                json!([{"name": ARGS, "extension": [[]]}]),
+                "additional-args must be a list",
+            ),
+            (
+                json!([{"name": ENVS, "extension": ["A"]}]),
+                "additional-envs must be a map",
+            ),
+            (
+                json!([{"name": ENVS, "extension": {"A": {}}}]),
+                "additional-envs must be a map",
+            ),
+            (
+                json!([{"name": ENVS, "extension": {"A=B": ""}}]),
+                "no variable has",
+            ),
+            (
+                json!([{"name": ENVS, "extension": {"PATH": "/tmp"}}]),
+                "may not set PATH",
+            ),
+            (
+                json!([{"name": ENVS, "extension": {"LD_PRELOAD": "x"}}]),
+                "may not set LD_PRELOAD",
+            ),
+            (
+                json!([{"name": ENVS, "extension": {"KUBERNETES_EXEC_INFO": "x"}}]),
+                "may not set",
+            ),
+            (
+                json!([{"name": ARGS, "extension": []}, {"name": ARGS, "extension": []}]),
+                "twice",
+            ),
+        ] {
+            let why = planned(&extended(extensions.clone()), provider("a")).unwrap_err();
+            assert_eq!(why.reason, "AccessProviderFailed");
+            assert!(why.message.contains(named), "{extensions}: {why:?}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What an access provider's program answers: a credential, and until when it is good. Pure.
+
+use jiff::Timestamp;
+use serde_json::Value;
+use thiserror::Error;
+use x509_parser::pem::Pem;
+
+use super::provider_file::ApiVersion;
+
+/// A credential. One of the two is there at least.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Credential {
+    pub token: Option<String>,
+    /// Certificate and key, in PEM.
+    pub certificate: Option<(String, String)>,
+    /// The earlier of what the program says and the certificate's own end.
+    pub expires: Option<Timestamp>,
+}
+
+impl std::fmt::Debug for Credential {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credential")
+            .field("expires", &self.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why an answer is none. Never holds any of it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(super) enum CredentialError {
+    #[error("the answer is no JSON (line {line}, column {column})")]
+    Json { line: usize, column: usize },
+    #[error("the answer is no ExecCredential of {0}")]
+    OtherKind(&'static str),
+    #[error("the answer has {0}")]
+    Wrong(&'static str),
+}
+
+/// Reads what was written to standard output.
+pub(super) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, CredentialError> {
+    let answer: Value = serde_json::from_slice(answer).map_err(|error| CredentialError::Json {
+        line: error.line(),
+        column: error.column(),
+    })?;
+    let is = |key: &str, expected: &str| answer.get(key).and_then(Value::as_str) == Some(expected);
+    if !is("kind", "ExecCredential") || !is("apiVersion", version.as_str()) {
+        return Err(CredentialError::OtherKind(version.as_str()));
+    }
+    let status = answer
+        .get("status")
+        .and_then(Value::as_object)
+        .ok_or(CredentialError::Wrong("no status"))?;
+    let text = |key: &str, problem| match status.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(_) => Err(CredentialError::Wrong(problem)),
+    };
+    let token = text("token", "a token that is no string")?;
+    if token
+        .as_deref()
+        .is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic()))
+    {
+        return Err(CredentialError::Wrong(
+            "a token with a character that no token has",
+        ));
+    }
+    let certificate = text("clientCertificateData", "a certificate that is no string")?;
+    let key = text("clientKeyData", "a key that is no string")?;
+    let certificate = match (certificate, key) {
+        (None, None) => None,
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (Some(_), None) => return Err(CredentialError::Wrong("a certificate without its key")),
+        (None, Some(_)) => return Err(CredentialError::Wrong("a key without its certificate")),
+    };
+    if token.is_none() && certificate.is_none() {
+        return Err(CredentialError::Wrong(
+            "neither a token nor a client certificate",
+        ));
+    }
+    let said = text(
+        "expirationTimestamp",
+        "an expirationTimestamp that is no string",
+    )?
+    .map(|text| text.parse::<Timestamp>())
+    .transpose()
+    .map_err(|_| CredentialError::Wrong("an expirationTimestamp that is no RFC 3339 time"))?;
+    let ends = certificate.as_ref().and_then(|(pem, _)| not_after(pem));
+    Ok(Credential {
+        token,
+        certificate,
+        expires: [said, ends].into_iter().flatten().min(),
+    })
+}
+
+/// Of the first certificate, the client's own. One that cannot be read is the sanitizer's to refuse.
+fn not_after(pem: &str) -> Option<Timestamp> {
+    let pem = Pem::iter_from_buffer(pem.as_bytes()).next()?.ok()?;
+    let certificate = pem.parse_x509().ok()?;
+    Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn answer(status: Value) -> Result<Credential, CredentialError> {
+        let answer = json!({
+            "kind": "ExecCredential",
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "status": status,
+        });
+        read(answer.to_string().as_bytes(), ApiVersion::V1)
+    }
+
+    #[test]
+    fn a_token_or_a_certificate_with_its_key_is_a_credential() {
+        let credential = answer(json!({"token": "t", "expirationTimestamp": null})).unwrap();
+        assert_eq!(credential.token.as_deref(), Some("t"));
+        assert_eq!(credential.expires, None);
+        let credential = answer(json!({
+            "token": "", "clientCertificateData": "c", "clientKeyData": "k",
+            "expirationTimestamp": "2030-01-01T00:00:00Z",
+        }));
+        let credential = credential.unwrap();
+        assert_eq!(credential.token, None);
+        assert_eq!(
+            credential.certificate,
+            Some(("c".to_owned(), "k".to_owned()))
+        );
+        assert_eq!(credential.expires.unwrap().as_second(), 1_893_456_000);
+    }
+
+    #[test]
+    fn a_certificate_ends_when_it_ends_whatever_is_said() {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.not_after = rcgen::date_time_ymd(2029, 1, 1);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        let expires = |said| {
+            let status = json!({
+                "clientCertificateData": pem, "clientKeyData": "k", "expirationTimestamp": said,
+            });
+            answer(status).unwrap().expires.unwrap().to_string()
+        };
+        assert_eq!(expires(Value::Null), "2029-01-01T00:00:00Z");
+        assert_eq!(
+            expires(json!("2030-01-01T00:00:00Z")),
+            "2029-01-01T00:00:00Z"
+        );
+        assert_eq!(
+            expires(json!("2028-01-01T00:00:00+01:00")),
+            "2027-12-31T23:00:00Z"
+        );
+    }
+
+    #[test]
+    fn everything_else_is_refused_and_never_quoted() {
+        for (status, expected) in [
+            (Value::Null, "no status"),
+            (json!({}), "neither"),
+            (json!({"token": ["hunter2"]}), "no string"),
+            (json!({"token": "hunter2\n"}), "character"),
+            (
+                json!({"clientCertificateData": "hunter2"}),
+                "without its key",
+            ),
+            (
+                json!({"clientKeyData": "hunter2"}),
+                "without its certificate",
+            ),
+            (
+                json!({"token": "hunter2", "expirationTimestamp": "hunter2"}),
+                "RFC 3339",
+            ),
+        ] {
+            let said = answer(status).unwrap_err().to_string();
+            assert!(said.contains(expected), "{said}");
+            assert!(!said.contains("hunter2"), "{said}");
+        }
+        for text in [
+            "",
+            "hunter2",
+            "{\"kind\": \"ExecCredential\"} hunter2",
+            "\u{0}",
+        ] {
+            let said = read(text.as_bytes(), ApiVersion::V1)
+                .unwrap_err()
+                .to_string();
+            assert!(said.contains("no JSON"), "{said}");
+            assert!(!said.contains("hunter2"), "{said}");
+        }
+        let other = json!({
+            "kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1beta1",
+            "status": {"token": "t"},
+        });
+        let said = read(other.to_string().as_bytes(), ApiVersion::V1).unwrap_err();
+        assert_eq!(said, CredentialError::OtherKind(ApiVersion::V1.as_str()));
+        assert!(read(other.to_string().as_bytes(), ApiVersion::V1beta1).is_ok());
+    }
+}

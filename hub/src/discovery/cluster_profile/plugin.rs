@@ -1,0 +1,526 @@
+//! One run of an access provider's program: its own process group, which never outlives its deadline.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use krypton_agent::{helm, process_group};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::{Child, ChildStderr, ChildStdout};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::access_plan::Command;
+
+/// Runs at once, of all profiles: a program is some 50 MB of Go each.
+const AT_ONCE: usize = 8;
+/// What is kept of standard error, in bytes; fewer are shown.
+const TAIL: usize = 4096;
+const SHOWN: usize = 512;
+/// Killed processes close their files at once; one that fled its group may not.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// By these a program in a pod finds the apiserver of its own cluster, with the service account that is
+/// mounted there; the rest of what a pod is told concerns the hub alone.
+const OF_A_POD: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
+
+/// Bounds of one run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub deadline: Duration,
+    /// Of standard output, in bytes. A credential has a few thousand.
+    pub answer: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            deadline: Duration::from_secs(20),
+            answer: 256 * 1024,
+        }
+    }
+}
+
+/// Why a run has brought nothing. Standard output is never shown: it may be a credential.
+#[derive(Debug, Error)]
+pub(super) enum PluginError {
+    #[error("starting {program} failed; correct its execConfig in the hub's provider file")]
+    Start {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("running {program} failed")]
+    Run {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{program} has not ended within {} s and was killed; what it asks does not answer{said}", deadline.as_secs())]
+    Deadline {
+        program: String,
+        deadline: Duration,
+        said: Said,
+    },
+    #[error("{program} has written more than {} KiB and was killed; an ExecCredential is expected", limit / 1024)]
+    TooMuch { program: String, limit: usize },
+    #[error("{program} has ended with {how}{said}")]
+    Failed {
+        program: String,
+        how: String,
+        said: Said,
+    },
+}
+
+/// The end of what was written to standard error, made fit to be shown.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Said(String);
+
+impl Said {
+    fn of(stderr: &[u8]) -> Self {
+        let text = helm::last_words(stderr);
+        let clean: String = text.chars().filter(|c| !c.is_control()).collect();
+        let start = clean.ceil_char_boundary(clean.len().saturating_sub(SHOWN));
+        Self(clean.get(start..).unwrap_or_default().to_owned())
+    }
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0.as_str() {
+            "" => f.write_str("; it has said nothing"),
+            said => write!(f, "; it said: {said}"),
+        }
+    }
+}
+
+/// Runs programs, a few at once.
+#[derive(Debug)]
+pub(super) struct Plugins {
+    turns: Semaphore,
+    limits: Limits,
+    /// Each run gets a folder of its own there, which goes with it.
+    folder: PathBuf,
+    /// What is taken over from this process's environment.
+    host: Vec<(OsString, OsString)>,
+}
+
+impl Plugins {
+    pub(super) fn new(folder: PathBuf, limits: Limits) -> Self {
+        let host = ["PATH"].iter().chain(&OF_A_POD);
+        let host = host.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
+        Self {
+            turns: Semaphore::new(AT_ONCE),
+            limits,
+            folder,
+            host: host.collect(),
+        }
+    }
+
+    /// Runs it, as soon as it is its turn, and gives what it has written to standard output. When the
+    /// future is dropped, its group is killed.
+    pub(super) async fn run(&self, command: &Command) -> Result<Vec<u8>, PluginError> {
+        let failed = |source| PluginError::Run {
+            program: command.program.clone(),
+            source,
+        };
+        let turn = self.turns.acquire().await;
+        let _turn = turn.map_err(|_| failed(io::ErrorKind::Interrupted.into()))?;
+        let home = tempfile::Builder::new()
+            .prefix("plugin-")
+            .tempdir_in(&self.folder)
+            .map_err(failed)?;
+        let mut process = self.start(command, home.path().as_os_str().to_owned())?;
+        let ended = process.group.ended();
+        tokio::pin!(ended);
+        let deadline = tokio::time::sleep(self.limits.deadline);
+        tokio::pin!(deadline);
+        let mut late = false;
+        let too_much = loop {
+            if process.answer.len() > self.limits.answer {
+                break true;
+            }
+            tokio::select! {
+                biased;
+                ended = &mut ended => {
+                    ended.map_err(failed)?;
+                    break false;
+                }
+                () = &mut deadline => {
+                    late = true;
+                    break false;
+                }
+                () = process.ears.listen(&mut process.answer, self.limits.answer + 1) => {}
+            }
+        };
+        // Whatever it has left running goes with it, also when it has ended well.
+        process_group::kill(process.group.pid);
+        let rest = async {
+            while process.ears.open() {
+                process
+                    .ears
+                    .listen(&mut process.answer, self.limits.answer + 1)
+                    .await;
+            }
+        };
+        if timeout(LAST_WORDS, rest).await.is_err() {
+            tracing::warn!(program = %command.program, "a process that it has started has left its group and goes on");
+        }
+        let status = process.child.wait().await.map_err(failed)?;
+        process.group.reaped = true;
+        if timeout(LAST_WORDS, process_group::orphans_of(process.group.pid))
+            .await
+            .is_err()
+        {
+            tracing::warn!(program = %command.program, "a killed process that it has started is still there");
+        }
+        let program = command.program.clone();
+        let said = || {
+            Said::of(
+                process
+                    .ears
+                    .tail
+                    .iter()
+                    .copied()
+                    .collect::<Vec<u8>>()
+                    .as_slice(),
+            )
+        };
+        if late {
+            let (deadline, said) = (self.limits.deadline, said());
+            return Err(PluginError::Deadline {
+                program,
+                deadline,
+                said,
+            });
+        }
+        if too_much || process.answer.len() > self.limits.answer {
+            let limit = self.limits.answer;
+            return Err(PluginError::TooMuch { program, limit });
+        }
+        if !status.success() {
+            let (how, said) = (how(status), said());
+            return Err(PluginError::Failed { program, how, said });
+        }
+        Ok(process.answer)
+    }
+
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the one place where an access provider's program starts"
+    )]
+    fn start(&self, command: &Command, home: OsString) -> Result<Process, PluginError> {
+        let failed = |source| PluginError::Start {
+            program: command.program.clone(),
+            source,
+        };
+        let mut child = tokio::process::Command::new(&command.program)
+            .args(&command.args)
+            .env_clear()
+            .envs(self.host.iter().map(|(name, value)| (name, value)))
+            .env("HOME", &home)
+            .env("TMPDIR", &home)
+            .envs(&command.env)
+            .env("KUBERNETES_EXEC_INFO", &command.info)
+            .current_dir(&home)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        let pid = pid.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let ears = Ears {
+            stdout: child.stdout.take(),
+            stderr: child.stderr.take(),
+            tail: VecDeque::new(),
+        };
+        Ok(Process {
+            group: Group { pid, reaped: false },
+            child,
+            ears,
+            answer: Vec::new(),
+        })
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "an unknown status".to_owned(),
+    }
+}
+
+struct Process {
+    // Before the child, which would reap: its number must still be ours when the group is killed.
+    group: Group,
+    child: Child,
+    ears: Ears,
+    answer: Vec<u8>,
+}
+
+/// The program's process group, which dies with this.
+struct Group {
+    pid: Pid,
+    reaped: bool,
+}
+
+impl Group {
+    /// Waits for the leader's end without reaping it, so that the group's number stays nobody else's.
+    fn ended(&self) -> impl Future<Output = io::Result<()>> + use<> {
+        let pid = self.pid;
+        let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        // A thread for each run, of which there are few. It ends with the process, which is killed.
+        let waiting = tokio::task::spawn_blocking(move || {
+            loop {
+                match waitid(WaitId::Pid(pid), exited) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                    Ok(_) => return Ok(()),
+                }
+            }
+        });
+        async move { waiting.await.map_err(io::Error::other)? }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !self.reaped {
+            process_group::kill(self.pid);
+        }
+    }
+}
+
+/// Hears both streams until they are closed.
+struct Ears {
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
+    tail: VecDeque<u8>,
+}
+
+impl Ears {
+    fn open(&self) -> bool {
+        self.stdout.is_some() || self.stderr.is_some()
+    }
+
+    /// Takes in what is said next, of standard output no more than `most` bytes; pending for ever once
+    /// both are closed. Safe to cancel.
+    async fn listen(&mut self, answer: &mut Vec<u8>, most: usize) {
+        let (mut out, mut err) = ([0; 4096], [0; 4096]);
+        tokio::select! {
+            read = next(&mut self.stdout, &mut out) => match read {
+                0 => self.stdout = None,
+                count => {
+                    let room = most.saturating_sub(answer.len());
+                    answer.extend(out.iter().take(count.min(room)));
+                }
+            },
+            read = next(&mut self.stderr, &mut err) => match read {
+                0 => self.stderr = None,
+                count => {
+                    self.tail.extend(err.iter().take(count));
+                    let over = self.tail.len().saturating_sub(TAIL);
+                    self.tail.drain(..over);
+                }
+            },
+        }
+    }
+}
+
+/// Zero at the end.
+async fn next<R: AsyncRead + Unpin>(from: &mut Option<R>, buffer: &mut [u8]) -> usize {
+    match from {
+        Some(from) => from.read(buffer).await.unwrap_or(0),
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use krypton_common::error_chain::chain;
+
+    use super::super::provider_file::ApiVersion;
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        Command {
+            provider: "fake".to_owned(),
+            program: "/bin/sh".to_owned(),
+            args: vec!["-c".to_owned(), script.to_owned()],
+            env: Default::default(),
+            api_version: ApiVersion::V1,
+            info: "{\"kind\": \"ExecCredential\"}".to_owned(),
+        }
+    }
+
+    struct Stage {
+        plugins: Plugins,
+        folder: tempfile::TempDir,
+    }
+
+    impl Stage {
+        fn new(limits: Limits) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let plugins = Plugins::new(folder.path().to_owned(), limits);
+            Self { plugins, folder }
+        }
+
+        async fn run(&self, script: &str) -> Result<String, String> {
+            let ran = self.plugins.run(&shell(script)).await;
+            assert_eq!(std::fs::read_dir(self.folder.path()).unwrap().count(), 0);
+            ran.map(|said| String::from_utf8(said).unwrap())
+                .map_err(|error| chain(&error))
+        }
+    }
+
+    fn short() -> Limits {
+        Limits {
+            deadline: Duration::from_millis(300),
+            ..Limits::default()
+        }
+    }
+
+    async fn is_gone(pid: &str) {
+        let stat = Path::new("/proc").join(pid.trim()).join("stat");
+        // A zombie that init has yet to reap is gone for us.
+        while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_answers_is_heard_to_the_end() {
+        let stage = Stage::new(Limits::default());
+        let said = stage.run("echo one; echo noise >&2; echo two").await;
+        assert_eq!(said.as_deref(), Ok("one\ntwo\n"));
+    }
+
+    #[tokio::test]
+    async fn a_plugin_sees_nothing_of_the_hubs_environment_but_what_it_needs() {
+        let stage = Stage::new(Limits::default());
+        let mut command = shell("echo $KUBERNETES_EXEC_INFO; pwd; env");
+        command.env.insert("CONFIGURED".to_owned(), "1".to_owned());
+        let said = String::from_utf8(stage.plugins.run(&command).await.unwrap()).unwrap();
+        assert!(said.contains(&command.info), "{said}");
+        let known = [
+            "PATH",
+            "HOME",
+            "TMPDIR",
+            "CONFIGURED",
+            "KUBERNETES_EXEC_INFO",
+            "KUBERNETES_SERVICE_HOST",
+            "KUBERNETES_SERVICE_PORT",
+            // The shell's own.
+            "PWD",
+            "OLDPWD",
+            "SHLVL",
+            "_",
+        ];
+        for name in said
+            .lines()
+            .skip(2)
+            .filter_map(|line| Some(line.split_once('=')?.0))
+        {
+            assert!(known.contains(&name), "{name}");
+        }
+        let folder = stage.folder.path().to_str().unwrap();
+        assert!(said.contains(&format!("HOME={folder}/plugin-")), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_hangs_is_killed_with_all_that_it_has_started() {
+        let stage = Stage::new(short());
+        let pids = tempfile::tempdir().unwrap();
+        let file = pids.path().join("pid");
+        let script = format!(
+            "sleep 1000 & echo $! > {}; echo stuck on the wire >&2; sleep 1000",
+            file.display()
+        );
+        let said = stage.run(&script).await.unwrap_err();
+        assert!(said.contains("has not ended within"), "{said}");
+        assert!(said.contains("it said: stuck on the wire"), "{said}");
+        is_gone(&std::fs::read_to_string(file).unwrap()).await;
+    }
+
+    #[tokio::test]
+    async fn a_child_that_outlives_its_plugin_neither_delays_it_nor_lives_on() {
+        let stage = Stage::new(Limits::default());
+        let said = stage.run("sleep 1000 & echo $!").await.unwrap();
+        is_gone(&said).await;
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_floods_is_stopped_at_the_limit() {
+        let stage = Stage::new(Limits::default());
+        let said = stage
+            .run("exec head -c 1073741824 /dev/zero")
+            .await
+            .unwrap_err();
+        assert!(said.contains("more than 256 KiB"), "{said}");
+        let said = stage
+            .run("head -c 104857600 /dev/zero >&2; exit 3")
+            .await
+            .unwrap_err();
+        assert!(said.contains("exit code 3"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_fails_is_quoted_from_standard_error_without_secrets_and_never_from_output()
+     {
+        let stage = Stage::new(Limits::default());
+        let script = "echo hunter2; printf 'cannot \\033[31mread\\nSecret a/b: token: abcdefgh\\n' >&2; exit 4";
+        let said = stage.run(script).await.unwrap_err();
+        assert!(
+            said.contains("/bin/sh has ended with exit code 4; it said: cannot"),
+            "{said}"
+        );
+        assert!(said.contains("Secret a/b"), "{said}");
+        assert!(
+            !said.contains("hunter2") && !said.contains("abcdefgh"),
+            "{said}"
+        );
+        assert!(!said.chars().any(char::is_control), "{said:?}");
+        let said = stage.run("exit 1").await.unwrap_err();
+        assert!(said.ends_with("it has said nothing"), "{said}");
+        let said = stage.run("kill -9 $$").await.unwrap_err();
+        assert!(said.contains("signal 9"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_not_there_is_named() {
+        let stage = Stage::new(Limits::default());
+        let mut command = shell("");
+        command.program = "/plugins/nobody".to_owned();
+        let said = chain(&stage.plugins.run(&command).await.unwrap_err());
+        assert!(said.contains("starting /plugins/nobody failed"), "{said}");
+        assert!(said.contains("provider file"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_run_that_nobody_waits_for_is_killed() {
+        let stage = Stage::new(Limits::default());
+        let pids = tempfile::tempdir().unwrap();
+        let file = pids.path().join("pid");
+        let command = shell(&format!("echo $$ > {}; sleep 1000", file.display()));
+        let written = async {
+            while std::fs::read_to_string(&file).map_or(true, |pid| pid.is_empty()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            _ = stage.plugins.run(&command) => unreachable!("it sleeps"),
+            () = written => {}
+        }
+        is_gone(&std::fs::read_to_string(file).unwrap()).await;
+    }
+}

@@ -1,0 +1,188 @@
+//! What of a ClusterProfile matters here. Read leniently: a profile of an odd form is a fault of its own
+//! and of no other.
+
+use std::collections::BTreeMap;
+
+use krypton_common::kubeconfig::SIZE_MAX;
+use krypton_common::names;
+use kube::ResourceExt as _;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::{Map, Value};
+
+use super::super::{Kind, Origin};
+
+/// The condition without which a profile is not to be used.
+const READY: &str = "ControlPlaneHealthy";
+
+pub(super) fn api_resource() -> ApiResource {
+    let gvk = GroupVersionKind::gvk("multicluster.x-k8s.io", "v1alpha1", "ClusterProfile");
+    ApiResource::from_gvk_with_plural(&gvk, "clusterprofiles")
+}
+
+/// A ClusterProfile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Profile {
+    pub origin: Origin,
+    pub uid: String,
+    /// The name of the member.
+    pub member: String,
+    pub since: Option<jiff::Timestamp>,
+    /// What the condition says when it does not say `True`.
+    pub unready: Option<String>,
+    /// Clusters by the name of the access provider; or what is wrong with all of them.
+    pub access: Result<BTreeMap<String, Map<String, Value>>, &'static str>,
+}
+
+impl Profile {
+    /// `None` when it is being deleted.
+    pub(super) fn read(object: &DynamicObject) -> Option<Self> {
+        let meta = &object.metadata;
+        let name = meta.name.clone()?;
+        if meta.deletion_timestamp.is_some() {
+            return None;
+        }
+        let status = object.data.get("status").unwrap_or(&Value::Null);
+        Some(Self {
+            origin: Origin {
+                kind: Kind::ClusterProfile,
+                namespace: meta.namespace.clone(),
+                name: name.clone(),
+            },
+            uid: meta.uid.clone().unwrap_or_default(),
+            member: object
+                .annotations()
+                .get(names::MEMBER_NAME_ANNOTATION)
+                .cloned()
+                .unwrap_or(name),
+            since: meta.creation_timestamp.as_ref().map(|time| time.0),
+            unready: unready(status),
+            access: access(status),
+        })
+    }
+}
+
+fn unready(status: &Value) -> Option<String> {
+    let conditions = status.get("conditions").and_then(Value::as_array);
+    let condition = conditions
+        .into_iter()
+        .flatten()
+        .find(|condition| condition.get("type").and_then(Value::as_str) == Some(READY));
+    let Some(condition) = condition else {
+        return Some(format!("it has no condition {READY}"));
+    };
+    let text = |key| condition.get(key).and_then(Value::as_str).unwrap_or("");
+    match text("status") {
+        "True" => None,
+        other => Some(format!(
+            "its condition {READY} is {other:?}: {} {}",
+            text("reason"),
+            text("message")
+        )),
+    }
+}
+
+/// Of two with one name, that under the current field wins over that under the deprecated one.
+fn access(status: &Value) -> Result<BTreeMap<String, Map<String, Value>>, &'static str> {
+    let mut clusters = BTreeMap::new();
+    let mut size = 0;
+    for field in ["credentialProviders", "accessProviders"] {
+        let items = match status.get(field) {
+            None | Some(Value::Null) => continue,
+            Some(Value::Array(items)) => items,
+            Some(_) => return Err("its access providers are no list"),
+        };
+        for item in items {
+            // A profile is kept in memory; what is used of it must fit into a kubeconfig anyway.
+            size += item.to_string().len();
+            if size > SIZE_MAX {
+                return Err("its access providers are larger than 256 KiB; remove some");
+            }
+            let name = item.get("name").and_then(Value::as_str);
+            let cluster = item.get("cluster").and_then(Value::as_object);
+            let (Some(name), Some(cluster)) = (name, cluster) else {
+                return Err("it has an access provider without a name or a cluster");
+            };
+            clusters.insert(name.to_owned(), cluster.clone());
+        }
+    }
+    Ok(clusters)
+}
+
+/// A profile as an apiserver gives it.
+#[cfg(test)]
+pub(super) fn object(name: &str, status: Value) -> DynamicObject {
+    serde_json::from_value(serde_json::json!({
+        "apiVersion": "multicluster.x-k8s.io/v1alpha1",
+        "kind": "ClusterProfile",
+        "metadata": {"name": name, "namespace": "fleet", "uid": format!("uid-{name}")},
+        "spec": {"clusterManager": {"name": "a"}},
+        "status": status,
+    }))
+    .unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(status: Value) -> Profile {
+        Profile::read(&object("edge-1", status)).unwrap()
+    }
+
+    #[test]
+    fn a_profile_is_ready_only_when_its_control_plane_is_said_to_be_healthy() {
+        let condition = |type_: &str, status: &str| json!({"conditions": [{"type": type_, "status": status, "reason": "Why", "message": "so"}]});
+        assert_eq!(read(condition(READY, "True")).unready, None);
+        for (status, expected) in [
+            (Value::Null, "no condition"),
+            (json!({"conditions": null}), "no condition"),
+            (condition("Joined", "True"), "no condition"),
+            (condition(READY, "False"), "\"False\": Why so"),
+            (condition(READY, "true"), "\"true\""),
+        ] {
+            let said = read(status.clone()).unready.unwrap();
+            assert!(said.contains(expected), "{status}: {said}");
+        }
+    }
+
+    #[test]
+    fn the_current_field_wins_over_the_deprecated_one() {
+        let profile = read(json!({
+            "credentialProviders": [
+                {"name": "a", "cluster": {"server": "https://old"}},
+                {"name": "b", "cluster": {"server": "https://only"}},
+            ],
+            "accessProviders": [{"name": "a", "cluster": {"server": "https://new"}}],
+        }));
+        let access = profile.access.unwrap();
+        assert_eq!(access["a"]["server"], "https://new");
+        assert_eq!(access["b"]["server"], "https://only");
+    }
+
+    #[test]
+    fn an_annotation_names_the_member_and_a_profile_that_is_being_deleted_is_none() {
+        let mut profile = object("edge-1", Value::Null);
+        let annotations = [(names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned())];
+        profile.metadata.annotations = Some(annotations.into());
+        assert_eq!(Profile::read(&profile).unwrap().member, "paris");
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH);
+        profile.metadata.deletion_timestamp = Some(now);
+        assert_eq!(Profile::read(&profile), None);
+    }
+
+    #[test]
+    fn an_odd_form_is_told_and_is_no_panic() {
+        for status in [
+            json!({"accessProviders": {}}),
+            json!({"accessProviders": [{"name": "a"}]}),
+            json!({"accessProviders": [1]}),
+            json!({"accessProviders": [{"name": "a", "cluster": {"x": "y".repeat(SIZE_MAX)}}]}),
+        ] {
+            assert!(read(status).access.is_err());
+        }
+        let none = json!({"accessProviders": null, "credentialProviders": null});
+        assert_eq!(read(none).access, Ok(BTreeMap::new()));
+    }
+}

@@ -1,0 +1,378 @@
+//! The provider with real processes and files, and no apiserver: what is listed is put in by hand.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, Exec};
+use super::*;
+use crate::discovery::{Found, Listing, membership};
+use crate::facts::reason;
+
+/// A fake that answers with what its second argument says, and counts its runs.
+const ANSWERS: &str = r#"
+echo x >> "$COUNT"
+printf '{"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": %s}' "$(cat "$ANSWER")""#;
+
+struct Stage {
+    folder: tempfile::TempDir,
+    access: Arc<Access>,
+    file: watch::Sender<Option<Arc<ProviderFile>>>,
+    listed: Listed<Profile>,
+    members: Members,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, rx) = watch::channel(None);
+        let limits = Limits {
+            deadline: Duration::from_secs(20),
+            ..Limits::default()
+        };
+        let access = Access::new(rx, folder.path(), Policy::default(), limits).unwrap();
+        let mut stage = Self {
+            folder,
+            access,
+            file,
+            listed: Listed::default(),
+            members: Members::default(),
+        };
+        stage.listed.take(Event::<DynamicObject>::Init, |_| None);
+        stage
+            .listed
+            .take(Event::<DynamicObject>::InitDone, |_| None);
+        stage.fakes(&[("a", ANSWERS)]);
+        stage.answer(&json!({"token": "one"}));
+        stage
+    }
+
+    fn fakes(&mut self, fakes: &[(&str, &str)]) {
+        let path = |name: &str| self.folder.path().join(name).to_str().unwrap().to_owned();
+        let provider = |(name, script): &(&str, &str)| AccessProvider {
+            name: (*name).to_owned(),
+            exec: Exec {
+                api_version: ApiVersion::V1,
+                command: "/bin/sh".to_owned(),
+                args: vec!["-c".to_owned(), (*script).to_owned(), "fake".to_owned()],
+                env: vec![
+                    ("ANSWER".to_owned(), path("answer")),
+                    ("COUNT".to_owned(), path("count")),
+                ],
+                provide_cluster_info: true,
+            },
+            args: ArgsPolicy::Append,
+            envs: EnvsPolicy::Replace,
+        };
+        let providers = fakes.iter().map(provider).collect();
+        self.file
+            .send_replace(Some(Arc::new(ProviderFile { providers })));
+        self.follow(None);
+    }
+
+    fn answer(&self, status: &Value) {
+        std::fs::write(self.folder.path().join("answer"), status.to_string()).unwrap();
+    }
+
+    /// How often the fake has run.
+    fn runs(&self) -> usize {
+        std::fs::read(self.folder.path().join("count")).map_or(0, |count| count.len() / 2)
+    }
+
+    fn follow(&mut self, key: Option<&Key>) -> bool {
+        let file = self.file.borrow().clone();
+        self.members
+            .follow(&self.listed, key, file.as_deref(), &Policy::default())
+    }
+
+    fn apply(&mut self, name: &str, status: Value) -> bool {
+        let object = profile::object(name, status);
+        let key = listed::key(&object);
+        self.listed
+            .take(Event::Apply(object), |object| Profile::read(&object));
+        self.follow(Some(&key))
+    }
+
+    /// Lets all that is due be done.
+    async fn settle(&mut self) {
+        loop {
+            self.members.attend(&self.access, Boot::now());
+            let Some(asked) = self.members.runs.join_next().await else {
+                return;
+            };
+            let (key, plan, answer) = asked.unwrap();
+            self.members.asked(&self.access, &key, &plan, answer);
+        }
+    }
+
+    fn source(&mut self, name: &str) -> Arc<Source> {
+        let sources = self.members.sources(Boot::now());
+        let found = sources.values().find(|source| source.origin.name == name);
+        Arc::clone(found.unwrap())
+    }
+
+    fn reason(&mut self, name: &str) -> &'static str {
+        let source = self.source(name);
+        match (&source.access, &source.stale) {
+            (Ok(_), None) => "ok",
+            (Ok(_), Some(stale)) => stale.reason,
+            (Err(why), _) => why.reason,
+        }
+    }
+
+    /// As if the time in which nothing is run again had passed.
+    fn later(&mut self) {
+        for held in self.members.held.values_mut() {
+            held.rested();
+        }
+    }
+}
+
+fn ready(cluster: Value) -> Value {
+    json!({
+        "conditions": [{"type": "ControlPlaneHealthy", "status": "True"}],
+        "accessProviders": [{"name": "a", "cluster": cluster}],
+    })
+}
+
+fn token_in(source: &Source) -> String {
+    let access = source.access.as_ref().unwrap();
+    let document: Value = serde_json::from_str(&access.yaml).unwrap();
+    let path = document["users"][0]["user"]["tokenFile"].as_str().unwrap();
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[tokio::test]
+async fn a_refreshed_token_is_another_content_of_the_same_file_and_no_new_kubeconfig() {
+    let mut stage = Stage::new();
+    stage.apply(
+        "edge-1",
+        ready(json!({"server": "https://edge-1:6443", "tls-server-name": "other"})),
+    );
+    assert_eq!(stage.reason("edge-1"), reason::STARTING);
+    stage.settle().await;
+    let before = stage.source("edge-1");
+    assert_eq!(token_in(&before), "one");
+    let access = before.access.as_ref().unwrap();
+    assert_eq!(access.server, "https://edge-1:6443");
+    assert!(access.yaml.contains("\"tls-server-name\":\"other\""));
+    assert!(!access.yaml.contains("one"));
+
+    stage.answer(&json!({"token": "two"}));
+    assert!(stage.members.doubt(&before.origin, Boot::now()));
+    stage.later();
+    stage.settle().await;
+    let after = stage.source("edge-1");
+    assert_eq!(token_in(&after), "two");
+    assert_eq!(*after, *before);
+    assert_eq!(stage.runs(), 2);
+}
+
+#[tokio::test]
+async fn a_profile_event_that_changes_nothing_here_runs_nothing_and_is_no_news() {
+    let mut stage = Stage::new();
+    let mut status = ready(json!({"server": "https://edge-1"}));
+    assert!(stage.apply("edge-1", status.clone()));
+    stage.settle().await;
+    let before = stage.source("edge-1");
+    status["version"] = json!({"kubernetes": "v9"});
+    status["properties"] = json!([{"name": "x", "value": "y"}]);
+    assert!(!stage.apply("edge-1", status.clone()));
+    stage.later();
+    stage.settle().await;
+    // The provider file with another program in it, which this profile has no use for.
+    stage.fakes(&[("a", ANSWERS), ("b", "exit 1")]);
+    stage.settle().await;
+    assert_eq!(stage.runs(), 1);
+    assert_eq!(*stage.source("edge-1"), *before);
+}
+
+#[tokio::test]
+async fn a_client_certificate_is_inline_and_a_new_one_is_a_new_kubeconfig() {
+    let certificate = || {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        json!({"clientCertificateData": pem, "clientKeyData": key.serialize_pem()})
+    };
+    let mut stage = Stage::new();
+    stage.answer(&certificate());
+    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
+    stage.settle().await;
+    let before = stage.source("edge-1").access.clone().unwrap();
+    assert!(before.yaml.contains("client-key-data"));
+    stage.answer(&certificate());
+    let origin = stage.source("edge-1").origin.clone();
+    stage.members.doubt(&origin, Boot::now());
+    stage.later();
+    stage.settle().await;
+    assert_ne!(
+        stage.source("edge-1").access.clone().unwrap().digest,
+        before.digest
+    );
+}
+
+#[tokio::test]
+async fn two_profiles_with_other_arguments_do_not_see_each_others() {
+    let mut stage = Stage::new();
+    let script = r#"printf '{"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": {"token": "%s-%s"}}' "$*" "$MINE""#;
+    stage.fakes(&[("a", script)]);
+    for name in ["one", "two"] {
+        let extensions = json!([
+            {"name": "clusterprofiles.multicluster.x-k8s.io/exec/additional-args", "extension": [name]},
+            {"name": "clusterprofiles.multicluster.x-k8s.io/exec/additional-envs", "extension": {"MINE": name}},
+        ]);
+        let server = format!("https://{name}");
+        stage.apply(
+            name,
+            ready(json!({"server": server, "extensions": extensions})),
+        );
+    }
+    stage.settle().await;
+    for name in ["one", "two"] {
+        assert_eq!(token_in(&stage.source(name)), format!("{name}-{name}"));
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_that_fails_is_access_provider_failed_at_first_and_stale_when_it_has_worked() {
+    let mut stage = Stage::new();
+    stage.fakes(&[("a", "echo the vault is sealed >&2; exit 1")]);
+    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
+    stage.settle().await;
+    assert_eq!(stage.reason("edge-1"), "AccessProviderFailed");
+    let why = stage.source("edge-1").access.clone().unwrap_err().message;
+    assert!(why.contains("ClusterProfile fleet/edge-1"), "{why}");
+    assert!(why.contains("the vault is sealed"), "{why}");
+
+    stage.fakes(&[("a", ANSWERS)]);
+    stage.later();
+    stage.settle().await;
+    assert_eq!(stage.reason("edge-1"), "ok");
+    let good = stage.source("edge-1").access.clone().unwrap();
+
+    for broken in ["echo the vault is sealed >&2; exit 1", "echo no JSON"] {
+        stage.fakes(&[("a", broken)]);
+        stage.later();
+        stage.settle().await;
+        assert_eq!(stage.reason("edge-1"), "RemoteClusterStale");
+        assert_eq!(stage.source("edge-1").access.clone().unwrap(), good);
+    }
+    stage.fakes(&[]);
+    assert_eq!(stage.reason("edge-1"), "RemoteClusterStale");
+    assert_eq!(token_in(&stage.source("edge-1")), "one");
+}
+
+#[tokio::test]
+async fn a_credential_that_has_expired_already_is_none() {
+    let mut stage = Stage::new();
+    stage.answer(&json!({"token": "one", "expirationTimestamp": "2001-01-01T00:00:00Z"}));
+    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
+    stage.settle().await;
+    let why = stage.source("edge-1").access.clone().unwrap_err();
+    assert_eq!(why.reason, "AccessProviderFailed");
+    assert!(why.message.contains("expired"), "{why:?}");
+}
+
+#[tokio::test]
+async fn a_profile_that_goes_takes_its_token_along_and_one_made_anew_is_asked_for_anew() {
+    let mut stage = Stage::new();
+    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
+    stage.settle().await;
+    let source = stage.source("edge-1");
+    let files = || {
+        std::fs::read_dir(stage.folder.path().join("cluster-profiles"))
+            .unwrap()
+            .count()
+    };
+    assert_eq!(files(), 1);
+    drop(source);
+    let object = profile::object("edge-1", Value::Null);
+    let key = listed::key(&object);
+    stage.listed.take(Event::Delete(object), |_| None);
+    assert!(stage.follow(Some(&key)));
+    assert!(stage.members.sources(Boot::now()).is_empty());
+    let left = std::fs::read_dir(stage.folder.path().join("cluster-profiles")).unwrap();
+    assert_eq!(left.count(), 0);
+    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
+    assert_eq!(stage.reason("edge-1"), reason::STARTING);
+}
+
+/// What the hub decides about a member that is bound to ClusterProfile fleet/edge-1.
+fn decided(listing: Listing, covered: bool) -> membership::Membership {
+    struct Fake(bool);
+    impl Provider for Fake {
+        fn describe(&self) -> String {
+            String::new()
+        }
+        fn covers(&self, _: &Origin) -> bool {
+            self.0
+        }
+        fn follow(self: Arc<Self>, _: Finds) -> BoxFuture<'static, ()> {
+            std::future::pending().boxed()
+        }
+    }
+    let found = Found::given(Arc::new(Fake(covered)), listing);
+    let origin = Origin {
+        kind: Kind::ClusterProfile,
+        namespace: Some("fleet".to_owned()),
+        name: "edge-1".to_owned(),
+    };
+    let bound = [("edge-1".to_owned(), Some(origin.source_ref()))].into();
+    let before = membership::Before {
+        bound: &bound,
+        dismissed: &Default::default(),
+        patient: false,
+    };
+    membership::membership(&[&found], before)
+}
+
+fn listing(sources: impl IntoIterator<Item = Arc<Source>>) -> Listing {
+    let by_origin = sources
+        .into_iter()
+        .map(|source| (source.origin.clone(), source));
+    Listing {
+        sources: Some(Arc::new(by_origin.collect())),
+        ..Listing::default()
+    }
+}
+
+#[test]
+fn a_profile_that_is_gone_or_not_looked_for_or_cannot_be_looked_at_is_said_with_its_reason() {
+    let gone = decided(listing([]), true);
+    assert_eq!(gone.gone["edge-1"].reason, "ClusterProfileNotFound");
+    let elsewhere = decided(listing([]), false);
+    assert_eq!(
+        elsewhere.gone["edge-1"].reason,
+        "AccessProviderNotConfigured"
+    );
+    let trouble = Listing {
+        trouble: Some("the cluster has no ClusterProfiles".to_owned()),
+        ..Listing::default()
+    };
+    assert_eq!(
+        decided(trouble, true).unseen["edge-1"].reason,
+        "ClusterProfileUnavailable"
+    );
+    let closed = Listing {
+        closed: true,
+        ..Listing::default()
+    };
+    assert_eq!(
+        decided(closed, true).unseen["edge-1"].reason,
+        "ClusterProviderClosed"
+    );
+}
+
+#[tokio::test]
+async fn a_profile_whose_first_credential_is_being_asked_for_is_neither_gone_nor_at_fault() {
+    let mut stage = Stage::new();
+    stage.apply("edge-1", ready(json!({"server": "https://edge-1"})));
+    let starting = decided(listing([stage.source("edge-1")]), true);
+    assert_eq!(starting.unseen["edge-1"].reason, reason::STARTING);
+    assert!(starting.gone.is_empty() && starting.members.is_empty());
+    stage.settle().await;
+    let there = decided(listing([stage.source("edge-1")]), true);
+    assert!(there.members.contains_key("edge-1"));
+    assert!(there.gone.is_empty() && there.unseen.is_empty());
+}

@@ -1,0 +1,57 @@
+//! A token in a file of the hub's own, which clients read again by themselves: a new token is no new
+//! kubeconfig, and disturbs nobody.
+
+use std::io::Write as _;
+use std::path::Path;
+
+use tempfile::{NamedTempFile, TempPath};
+
+/// The file goes with this; whoever has read the token goes on with it.
+#[derive(Debug)]
+pub(super) struct TokenFile(TempPath);
+
+impl TokenFile {
+    /// Readable by us alone, under a name that no other had.
+    pub(super) fn write(folder: &Path, token: &str) -> std::io::Result<Self> {
+        Ok(Self(holding(folder, token)?.into_temp_path()))
+    }
+
+    /// Puts another token in its place; it is never seen half written.
+    pub(super) fn replace(&self, token: &str) -> std::io::Result<()> {
+        let folder = self.0.parent().unwrap_or(Path::new("/"));
+        let persisted = holding(folder, token)?.persist(self.path());
+        persisted.map_err(|error| error.error)?;
+        Ok(())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+fn holding(folder: &Path, token: &str) -> std::io::Result<NamedTempFile> {
+    let mut file = tempfile::Builder::new()
+        .prefix("token-")
+        .tempfile_in(folder)?;
+    file.write_all(token.as_bytes())?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_token_is_replaced_in_place_for_us_alone_to_read_and_goes_with_its_owner() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = TokenFile::write(folder.path(), "one").unwrap();
+        file.replace("two").unwrap();
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "two");
+        let mode = std::fs::metadata(file.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(file);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
