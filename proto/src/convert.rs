@@ -4,6 +4,7 @@ use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::member::MemberReport;
 use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
+use krypton_common::root_digest::{ROOTS_MAX, RootDigest};
 use krypton_common::tenant::{TenantKey, TenantReport};
 use thiserror::Error;
 
@@ -38,6 +39,31 @@ impl From<v1::Version> for Version {
     fn from(version: v1::Version) -> Self {
         let v1::Version { epoch, generation } = version;
         Self { epoch, generation }
+    }
+}
+
+impl v1::Trusts {
+    pub fn new(roots: &[RootDigest]) -> Self {
+        let sha256 = roots.iter().map(|root| root.bytes().to_vec().into());
+        Self {
+            sha256: sha256.collect(),
+        }
+    }
+
+    pub fn read(&self) -> Result<Vec<RootDigest>, WireError> {
+        if self.sha256.len() > ROOTS_MAX {
+            return Err(WireError::Unexpected("so many roots"));
+        }
+        let read = |bytes: &prost::bytes::Bytes| RootDigest::from_bytes(bytes);
+        let mut roots = self
+            .sha256
+            .iter()
+            .map(read)
+            .collect::<Option<Vec<_>>>()
+            .ok_or(WireError::Name("the digest of a root"))?;
+        roots.sort_unstable();
+        roots.dedup();
+        Ok(roots)
     }
 }
 
