@@ -20,7 +20,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_common::names::SELF_CLUSTER;
-use krypton_common::root_digest::RootDigest;
 use krypton_crds::edge_cluster::EdgeCluster;
 use serde::{Deserialize, Serialize};
 
