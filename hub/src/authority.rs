@@ -100,6 +100,11 @@ pub enum AuthorityError {
 /// What the Secret holds.
 pub type Data = BTreeMap<String, ByteString>;
 
+/// The content of a Secret with a new CA.
+pub fn made(trust_domain: &str, now: Timestamp) -> Result<Data, AuthorityError> {
+    Ok(New::generate(trust_domain, now)?.data())
+}
+
 /// The CA with its key.
 #[derive(Debug)]
 pub struct Authority {
