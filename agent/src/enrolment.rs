@@ -276,9 +276,10 @@ impl Keeper {
             let left = left.unwrap_or(Duration::ZERO);
             let up = self.link.borrow_and_update().is_up();
             match self.times.chore(left, up, Boot::now()) {
-                Chore::KeepRoots => self.keep_roots().await,
-                Chore::Renew => self.renew().await,
-                Chore::ReadAgain => self.read_again().await,
+                // Rare, and large: an idle agent has no room for them.
+                Chore::KeepRoots => Box::pin(self.keep_roots()).await,
+                Chore::Renew => Box::pin(self.renew()).await,
+                Chore::ReadAgain => Box::pin(self.read_again()).await,
                 Chore::Rest(pause) => tokio::select! {
                     Ok(()) = self.told.changed() => self.hear(),
                     Ok(()) = self.link.changed() => {}

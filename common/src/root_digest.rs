@@ -94,7 +94,9 @@ mod tests {
     #[test]
     fn what_is_no_digest_is_not_read() {
         let good = RootDigest::of(b"a").to_string();
-        for wrong in ["", "0", &good.to_uppercase(), &good.repeat(2), &good[1..]] {
+        let mut short = good.clone();
+        short.pop();
+        for wrong in ["", "0", &good.to_uppercase(), &good.repeat(2), &short] {
             assert_eq!(wrong.parse::<RootDigest>(), Err(NotADigest), "{wrong}");
         }
         assert_eq!(RootDigest::from_bytes(&[0; 31]), None);

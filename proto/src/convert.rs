@@ -303,6 +303,37 @@ mod tests {
     }
 
     #[test]
+    fn roots_arrive_as_they_were_said_and_what_is_none_is_refused() {
+        let all = RootDigest::of_all(&[b"a", b"b"]);
+        let said = v1::Trusts::new(&all);
+        assert_eq!(said.read().unwrap(), all);
+        let mut cut = said.clone();
+        cut.sha256[1].truncate(31);
+        assert!(matches!(cut.read(), Err(WireError::Name(_))));
+        let many = v1::Trusts {
+            sha256: vec![said.sha256[0].clone(); ROOTS_MAX + 1],
+        };
+        assert!(matches!(many.read(), Err(WireError::Unexpected(_))));
+    }
+
+    #[test]
+    fn an_agent_of_before_takes_what_it_does_not_know_for_nothing() {
+        use prost::Message as _;
+        let roots = v1::Roots {
+            certificates: vec![vec![1, 2].into()],
+            renew_within_millis: Some(1),
+        };
+        // As a kind of message that is yet to come: fields of another number, of the same content.
+        let mut wire = v1::HubMessage {
+            kind: Some(v1::hub_message::Kind::Roots(roots)),
+        }
+        .encode_to_vec();
+        wire[0] = (14 << 3) | 2;
+        let read = v1::HubMessage::decode(wire.as_slice()).unwrap();
+        assert_eq!(read.kind, None);
+    }
+
+    #[test]
     fn a_desired_state_arrives_as_it_was_sent() {
         let sent = v1::Desired::from(&desired());
         assert_eq!(DesiredState::try_from(sent).unwrap(), desired());

@@ -661,7 +661,7 @@ WAITING-FOR   CONNECTED   LAST-SEEN   AGENT   WHY
 edge-2        False       2m          0.1.0   its agent does not trust the new root yet: bring its agent back, or delete EdgeCluster edge-2 if the cluster is gone
 edge-3        True        2m          0.1.0   its agent is too old to say which roots it trusts: upgrade its agent
 ",
-        &digest("new")[..16]
+        digest("new").get(..16).unwrap()
     );
     assert_eq!(printed.stdout, expected);
     let server = Server::start(vec![stands("Switched"), rotating()]).await;
