@@ -23,6 +23,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::Channel;
 
+use crate::trust::Trust;
 use channel::Refusal;
 
 pub use error::DialError;
@@ -43,6 +44,7 @@ pub struct Dialer {
     /// Index of the address that worked last.
     first: AtomicUsize,
     renewed: Notify,
+    trust: Trust,
 }
 
 /// A way to the hub. It is not mended: when it breaks, every call fails.
@@ -61,13 +63,24 @@ impl Dialer {
             tls,
             first: AtomicUsize::new(0),
             renewed: Notify::new(),
+            trust: Trust::default(),
         }
     }
 
-    /// From here on connections are made with `tls`; the one there is should be made anew, since it
-    /// ends with the certificate that it was made with.
-    pub fn renew(&self, tls: ClientConfig) {
+    /// Which roots `tls` trusts, and what the hub says of them.
+    pub fn trust(&self) -> &Trust {
+        &self.trust
+    }
+
+    /// From here on connections are made with `tls`. The one there is stays.
+    pub fn replace(&self, tls: ClientConfig) {
         self.tls.store(Arc::new(tls));
+    }
+
+    /// From here on connections are made with `tls`; the one there is should be followed by a new one,
+    /// since it ends with the certificate that it was made with.
+    pub fn renew(&self, tls: ClientConfig) {
+        self.replace(tls);
         self.renewed.notify_one();
     }
 

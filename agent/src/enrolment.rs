@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-use crate::clock;
+use crate::clock::{self, Boot};
 use crate::dial::{Connection, DialError, Dialer};
 use crate::identity::{
     CertificateError, Enrolled, Identity, IdentityError, Kept, Membership, Store, new_key,
@@ -24,12 +24,16 @@ use crate::identity::{
 use crate::join::token_name;
 use crate::plan::backoff;
 use crate::session::Link;
+use crate::trust::{self, Told, TrustError};
 
 /// The hub gives itself 15 s.
 const CALL: Duration = Duration::from_secs(20);
 const RENEWAL_RETRY_MAX: Duration = Duration::from_secs(600);
 /// The longest sleep before the clock is looked at again: it may have been set, or the machine asleep.
 const LOOK_EVERY: Duration = Duration::from_secs(600);
+/// While there is no session, how often it is looked whether another replica has got what we lack.
+const READ_AGAIN_EVERY: Duration = Duration::from_secs(60);
+const ROOTS_RETRY_MAX: Duration = Duration::from_secs(60);
 
 /// Why there is no certificate.
 #[derive(Debug, Error)]
@@ -68,6 +72,10 @@ pub enum EnrolError {
     Keep(#[source] IdentityError),
     #[error("there is no session with the hub to ask for a new certificate")]
     NoSession,
+    #[error("the roots that the hub names are not taken; those known are kept")]
+    Roots(#[source] TrustError),
+    #[error("another replica has written the identity at the same time")]
+    Overtaken,
     #[error(
         "the identity of this agent is no longer in its Secret; it works until the process ends, then run 'kubectl krypton join' again"
     )]
@@ -105,10 +113,15 @@ impl EnrolError {
         match self {
             Self::Dial(error) => error.may_pass(),
             Self::Keep(error) => error.may_pass(),
-            Self::Call { .. } | Self::Deadline { .. } | Self::NoSession | Self::Gone => true,
+            Self::Call { .. }
+            | Self::Deadline { .. }
+            | Self::NoSession
+            | Self::Overtaken
+            | Self::Gone => true,
             Self::Refused { .. }
             | Self::Certificate { .. }
             | Self::Bundle(_)
+            | Self::Roots(_)
             | Self::Tls(_)
             | Self::Request(_) => false,
         }
@@ -160,69 +173,268 @@ pub fn renewal_time(not_before: Timestamp, not_after: Timestamp, part: f64) -> T
     not_before.checked_add(lived).unwrap_or(not_after)
 }
 
-/// Renews the certificate when its time comes, until `stop`. The session that lives goes on; the next
-/// connection uses the new one. The newest is in `expiry`.
+/// Renews the certificate when its time comes or the hub asks for it, and keeps the roots that the hub
+/// names, until `stop`. The session that lives goes on; the next connection uses what is newest. Its end
+/// is in `expiry`.
 pub async fn keep_renewed(
     store: Store,
-    mut kept: Kept,
+    kept: Kept,
     dialer: Arc<Dialer>,
-    mut link: watch::Receiver<Link>,
+    link: watch::Receiver<Link>,
     expiry: watch::Sender<Timestamp>,
     stop: CancellationToken,
 ) {
-    let mut attempts = 0;
-    let mut part: f64 = rand::random();
-    loop {
-        let Some(enrolled) = kept.identity.enrolled.as_ref() else {
+    let mut told = dialer.trust().told();
+    // The session may have begun before.
+    told.mark_changed();
+    let keeper = Keeper {
+        told,
+        store,
+        kept,
+        dialer,
+        link,
+        expiry,
+        times: Times::default(),
+        part: rand::random(),
+        roots: None,
+        failures: 0,
+    };
+    stop.run_until_cancelled(keeper.run()).await;
+}
+
+/// When what is to be done may be tried.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    /// The roots that the hub has named are to be kept.
+    roots: Option<Boot>,
+    /// The hub has asked for a renewal.
+    asked: Option<Boot>,
+    /// Not before, after a failure.
+    renewal: Boot,
+    /// As `renewal`, for another look at what is kept.
+    look: Boot,
+}
+
+/// What is to be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chore {
+    KeepRoots,
+    Renew,
+    /// Another replica may have got what we lack.
+    ReadAgain,
+    Rest(Duration),
+}
+
+impl Times {
+    /// `left`: until the certificate is to be renewed by its age. Without a session nothing can be had
+    /// but what another replica has kept.
+    fn chore(&self, left: Duration, up: bool, now: Boot) -> Chore {
+        let until = |at: Boot| at.since(now);
+        if self.roots.is_some_and(|at| at <= now) {
+            return Chore::KeepRoots;
+        }
+        let asked = self.asked.map_or(Duration::MAX, until);
+        let renewal = left.min(asked).max(until(self.renewal));
+        if up && renewal.is_zero() {
+            return Chore::Renew;
+        }
+        if !up && self.look <= now {
+            return Chore::ReadAgain;
+        }
+        let next = match up {
+            true => renewal,
+            false => until(self.look),
+        };
+        Chore::Rest(
+            next.min(self.roots.map_or(LOOK_EVERY, until))
+                .min(LOOK_EVERY),
+        )
+    }
+}
+
+/// Sees to one agent's identity.
+struct Keeper {
+    store: Store,
+    kept: Kept,
+    dialer: Arc<Dialer>,
+    link: watch::Receiver<Link>,
+    expiry: watch::Sender<Timestamp>,
+    told: watch::Receiver<Option<Told>>,
+    times: Times,
+    /// Where in its span the next renewal is.
+    part: f64,
+    /// What the hub has named, until it is kept.
+    roots: Option<Vec<CertificateDer<'static>>>,
+    failures: u32,
+}
+
+impl Keeper {
+    async fn run(mut self) {
+        while let Some(enrolled) = &self.kept.identity.enrolled {
+            let due = renewal_time(enrolled.not_before, enrolled.not_after, self.part);
+            let left = due.duration_since(clock::wall()).try_into();
+            let left = left.unwrap_or(Duration::ZERO);
+            let up = self.link.borrow_and_update().is_up();
+            match self.times.chore(left, up, Boot::now()) {
+                // Rare, and large: an idle agent has no room for them.
+                Chore::KeepRoots => Box::pin(self.keep_roots()).await,
+                Chore::Renew => Box::pin(self.renew()).await,
+                Chore::ReadAgain => Box::pin(self.read_again()).await,
+                Chore::Rest(pause) => tokio::select! {
+                    Ok(()) = self.told.changed() => self.hear(),
+                    Ok(()) = self.link.changed() => {}
+                    () = tokio::time::sleep(pause) => {}
+                },
+            }
+        }
+    }
+
+    /// What the hub has said last is what counts.
+    fn hear(&mut self) {
+        let Some(told) = self.told.borrow_and_update().clone() else {
             return;
         };
-        let due = renewal_time(enrolled.not_before, enrolled.not_after, part);
-        let left = due.duration_since(clock::wall());
-        let pause = match Duration::try_from(left) {
-            Ok(left) if !left.is_zero() => left.min(LOOK_EVERY),
-            _ if attempts == 0 => Duration::ZERO,
-            _ => backoff(attempts, RENEWAL_RETRY_MAX, rand::random()),
+        let now = Boot::now();
+        self.times.asked = told.renew_within.map(|within| {
+            let at = Boot(now.0 + within.mul_f64(rand::random()));
+            // Asked again, it is not put off again.
+            self.times.asked.map_or(at, |before| before.min(at))
+        });
+        self.times.roots = Some(now);
+        self.roots = Some(told.roots);
+        self.failures = 0;
+    }
+
+    async fn keep_roots(&mut self) {
+        self.times.roots = None;
+        let Some(roots) = self.roots.clone() else {
+            return;
         };
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
-        }
-        if clock::wall() < due {
-            continue;
-        }
-        let renewed = tokio::select! {
-            () = stop.cancelled() => return,
-            renewed = renew(&store, &kept, &mut link) => renewed,
-        };
-        let next =
-            renewed.and_then(|next| adopt(&next, &dialer).map(|not_after| (next, not_after)));
-        match next {
-            Ok((next, not_after)) => {
-                tracing::info!(%not_after, "the certificate was renewed");
-                expiry.send_replace(not_after);
-                kept = next;
-                attempts = 0;
-                part = rand::random();
+        let kept = keep_roots(&self.store, &self.kept, roots).await;
+        match kept.and_then(|next| {
+            self.adopt(&next)?;
+            Ok(next)
+        }) {
+            Ok(next) => {
+                self.kept = next;
+                self.roots = None;
+                self.failures = 0;
+            }
+            Err(error) if error.may_pass() => {
+                self.failures += 1;
+                let pause = backoff(self.failures, ROOTS_RETRY_MAX, rand::random());
+                self.times.roots = Some(Boot(Boot::now().0 + pause));
+                tracing::warn!(error = %chain(&error), "the roots that the hub names were not kept; it is tried again");
             }
             Err(error) => {
-                attempts += 1;
-                let not_after = enrolled.not_after;
+                self.roots = None;
+                tracing::error!(error = %chain(&error), "the hub's CA is not followed");
+            }
+        }
+    }
+
+    async fn renew(&mut self) {
+        let renewed = renew(&self.store, &self.kept, &mut self.link).await;
+        match renewed.and_then(|next| {
+            let not_after = self.adopt(&next)?;
+            Ok((next, not_after))
+        }) {
+            Ok((next, not_after)) => {
+                tracing::info!(%not_after, "the certificate was renewed");
+                self.kept = next;
+                self.times.asked = None;
+                self.failures = 0;
+                self.part = rand::random();
+            }
+            Err(error) => {
+                self.failures += 1;
+                let pause = backoff(self.failures, RENEWAL_RETRY_MAX, rand::random());
+                self.times.renewal = Boot(Boot::now().0 + pause);
+                let not_after = *self.expiry.borrow();
                 tracing::warn!(%not_after, error = %chain(&error), "the certificate was not renewed; it is tried again");
             }
         }
     }
+
+    async fn read_again(&mut self) {
+        let pause = READ_AGAIN_EVERY.mul_f64(0.5 + rand::random::<f64>() / 2.0);
+        self.times.look = Boot(Boot::now().0 + pause);
+        let stored = match self.store.read().await {
+            Ok(Some(stored)) => stored,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::debug!(error = %chain(&error), "the identity was not read again");
+                return;
+            }
+        };
+        let newer = expires(&stored) >= expires(&self.kept);
+        if !newer || stored.identity.enrolled == self.kept.identity.enrolled {
+            return;
+        }
+        match self.adopt(&stored) {
+            Ok(not_after) => {
+                tracing::info!(%not_after, "another replica has kept a newer identity; it is used");
+                self.kept = stored;
+            }
+            Err(error) => {
+                tracing::debug!(error = %chain(&error), "what another replica has kept cannot be used");
+            }
+        }
+    }
+
+    /// From here on connections are made with it; with a new certificate, the next one at once.
+    fn adopt(&self, next: &Kept) -> Result<Timestamp, EnrolError> {
+        let Some(enrolled) = &next.identity.enrolled else {
+            return Err(EnrolError::Gone);
+        };
+        let config = enrolled
+            .client_config(&next.identity.key)
+            .map_err(EnrolError::Tls)?;
+        let before = self.kept.identity.enrolled.as_ref();
+        match before.is_some_and(|before| before.certificates == enrolled.certificates) {
+            true => self.dialer.replace(config),
+            false => self.dialer.renew(config),
+        }
+        self.dialer.trust().keep(&enrolled.roots);
+        self.expiry.send_replace(enrolled.not_after);
+        Ok(enrolled.not_after)
+    }
 }
 
-/// From here on connections are made with it.
-fn adopt(kept: &Kept, dialer: &Dialer) -> Result<Timestamp, EnrolError> {
-    let Some(enrolled) = &kept.identity.enrolled else {
-        return Err(EnrolError::Gone);
+fn expires(kept: &Kept) -> Option<Timestamp> {
+    kept.identity.enrolled.as_ref().map(|own| own.not_after)
+}
+
+/// The identity with the roots that the hub names, kept, with what another replica has got meanwhile.
+async fn keep_roots(
+    store: &Store,
+    ours: &Kept,
+    roots: Vec<CertificateDer<'static>>,
+) -> Result<Kept, EnrolError> {
+    let trusted = ours.identity.enrolled.as_ref().ok_or(EnrolError::Gone)?;
+    trust::check(&trusted.roots, &roots).map_err(EnrolError::Roots)?;
+    let stored = store.read().await.map_err(EnrolError::Keep)?;
+    let stored = stored.ok_or(EnrolError::Gone)?;
+    let mut identity = match expires(&stored) >= expires(ours) {
+        true => stored.identity.clone(),
+        false => ours.identity.clone(),
     };
-    let config = enrolled
-        .client_config(&kept.identity.key)
+    let enrolled = identity.enrolled.as_mut().ok_or(EnrolError::Gone)?;
+    enrolled.roots = roots;
+    // What TLS would not take must not be kept.
+    enrolled
+        .client_config(&identity.key)
         .map_err(EnrolError::Tls)?;
-    dialer.renew(config);
-    Ok(enrolled.not_after)
+    if identity.enrolled == stored.identity.enrolled {
+        return Ok(stored);
+    }
+    let wanted = identity.enrolled.clone();
+    let kept = store.keep(stored, identity).await;
+    let kept = kept.map_err(EnrolError::Keep)?;
+    match kept.identity.enrolled == wanted {
+        true => Ok(kept),
+        false => Err(EnrolError::Overtaken),
+    }
 }
 
 /// A new key and a new certificate, kept; or those that another replica has got meanwhile.
@@ -232,7 +444,6 @@ pub async fn renew(
     link: &mut watch::Receiver<Link>,
 ) -> Result<Kept, EnrolError> {
     let stored = store.read().await.map_err(EnrolError::Keep)?;
-    let expires = |kept: &Kept| kept.identity.enrolled.as_ref().map(|own| own.not_after);
     let base = match stored {
         Some(stored) if expires(&stored) > expires(ours) => return Ok(stored),
         Some(stored) => stored,
@@ -242,6 +453,7 @@ pub async fn renew(
         return Err(EnrolError::Gone);
     };
     let membership = enrolled.membership();
+    let trusted = ours.identity.enrolled.as_ref().unwrap_or(enrolled);
     // The session says by itself why there is none.
     drop(tokio::time::timeout(LOOK_EVERY, link.wait_for(Link::is_up)).await);
     let connection = link.borrow_and_update().connection().cloned();
@@ -253,12 +465,14 @@ pub async fn renew(
     let mut client = connection.fleet();
     let answer = tokio::time::timeout(CALL, client.renew(message)).await;
     let answer = answered(&connection, &membership.cluster, answer)?;
+    let roots = ders(answer.roots);
+    trust::check(&trusted.roots, &roots).map_err(EnrolError::Roots)?;
     let enrolled = checked(
         &connection,
         &key,
         membership,
         ders(answer.certificates),
-        ders(answer.roots),
+        roots,
     )?;
     let identity = Identity {
         key,
@@ -316,6 +530,8 @@ fn ders(parts: Vec<impl AsRef<[u8]>>) -> Vec<CertificateDer<'static>> {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+    use krypton_common::root_digest::RootDigest;
     use krypton_proto::v1::{EnrollResponse, RenewResponse};
 
     use super::*;
@@ -462,7 +678,8 @@ mod tests {
         let stored = store.read().await.unwrap().unwrap();
         assert_eq!(stored.identity.key.serialize_der(), key);
         assert_eq!(stored.identity.enrolled, renewed.identity.enrolled);
-        adopt(&renewed, &dialer).unwrap();
+        let config = renewed.identity.enrolled.unwrap();
+        dialer.renew(config.client_config(&renewed.identity.key).unwrap());
         assert!(dialer.connect().await.is_ok());
     }
 
@@ -480,6 +697,193 @@ mod tests {
         let (_link, mut link) = watch::channel(Link::default());
         let adopted = renew(&store, &ours, &mut link).await.unwrap();
         assert_eq!(adopted.identity.enrolled, theirs.enrolled);
+    }
+
+    /// A keeper of `identity`, with the other ends of its slots.
+    struct Keeping {
+        store: Store,
+        dialer: Arc<Dialer>,
+        link: watch::Sender<Link>,
+        expiry: watch::Receiver<Timestamp>,
+        _stop: tokio_util::sync::DropGuard,
+    }
+
+    async fn keeper(identity: &Identity, addresses: Vec<String>) -> Keeping {
+        let store = store_with(identity).await;
+        let kept = store.read().await.unwrap().unwrap();
+        keeper_of(identity, kept, store, addresses)
+    }
+
+    fn keeper_of(identity: &Identity, kept: Kept, store: Store, addresses: Vec<String>) -> Keeping {
+        let enrolled = identity.enrolled.as_ref().unwrap();
+        let config = enrolled.client_config(&identity.key).unwrap();
+        let dialer = Dialer::new(addresses, Arc::new(ArcSwap::from_pointee(config)));
+        let dialer = Arc::new(dialer);
+        let (link, link_rx) = watch::channel(Link::default());
+        let (expiry_tx, expiry) = watch::channel(enrolled.not_after);
+        let stop = CancellationToken::new();
+        tokio::spawn(keep_renewed(
+            store.clone(),
+            kept,
+            Arc::clone(&dialer),
+            link_rx,
+            expiry_tx,
+            stop.clone(),
+        ));
+        Keeping {
+            store,
+            dialer,
+            link,
+            expiry,
+            _stop: stop.drop_guard(),
+        }
+    }
+
+    impl Keeping {
+        async fn stored(&self) -> Enrolled {
+            let stored = self.store.read().await.unwrap().unwrap();
+            stored.identity.enrolled.unwrap()
+        }
+
+        /// As the hub does, and until the agent says so.
+        async fn is_told(&self, roots: &[CertificateDer<'static>], renew: Option<Duration>) {
+            let wanted = RootDigest::of_all(roots);
+            let mut kept = self.dialer.trust().kept();
+            kept.mark_unchanged();
+            self.dialer.trust().tell(Told {
+                roots: roots.to_vec(),
+                renew_within: renew,
+            });
+            kept.changed().await.unwrap();
+            assert_eq!(*kept.borrow(), Some(wanted));
+        }
+    }
+
+    #[tokio::test]
+    async fn roots_that_the_hub_names_are_kept_and_used_and_the_certificate_stays() {
+        let (old, new) = (FakeAuthority::new(), FakeAuthority::new());
+        let before = identity(&old);
+        let next = new.hub(Valid::Now);
+        let hub = FakeHub::start_as(&old, next, Answers::default(), "127.0.0.1:0").await;
+        let kept = keeper(&before, hub.addresses()).await;
+        let other = kept.dialer.connect().await.unwrap_err();
+        assert!(chain(&other).contains("another CA"), "{other:?}");
+
+        let both = [old.roots(), new.roots()].concat();
+        kept.is_told(&both, None).await;
+        let enrolled = before.enrolled.unwrap();
+        let expected = Enrolled {
+            roots: both,
+            ..enrolled
+        };
+        assert_eq!(kept.stored().await, expected);
+        kept.dialer.connect().await.unwrap();
+        // It is no reason to leave the stream that is there.
+        assert!(kept.dialer.renewed().now_or_never().is_none());
+
+        // And the former one goes.
+        kept.is_told(&new.roots(), None).await;
+        assert_eq!(kept.stored().await.roots, new.roots());
+    }
+
+    #[tokio::test]
+    async fn a_hub_of_other_roots_changes_nothing_on_the_member() {
+        let old = FakeAuthority::new();
+        let before = identity(&old);
+        let kept = keeper(&before, vec!["127.0.0.1:1".to_owned()]).await;
+        kept.dialer.trust().tell(Told {
+            roots: FakeAuthority::new().roots(),
+            renew_within: None,
+        });
+        // What comes after it has been taken in, and it has not.
+        kept.is_told(&old.roots(), None).await;
+        assert_eq!(Some(kept.stored().await), before.enrolled);
+    }
+
+    #[tokio::test]
+    async fn a_certificate_is_renewed_when_the_hub_asks_for_it_though_it_is_new() {
+        let authority = Arc::new(FakeAuthority::new());
+        let signing = Arc::clone(&authority);
+        let answers = Answers {
+            renew: Box::new(move |request| {
+                let own = signing.sign(&request.certificate_request, "edge-1");
+                let roots = signing.roots();
+                Ok(RenewResponse {
+                    certificates: vec![own.into()],
+                    roots: roots.iter().map(|root| root.to_vec().into()).collect(),
+                })
+            }),
+            ..Answers::default()
+        };
+        let own = authority.hub(Valid::Now);
+        let hub = FakeHub::start_as(&authority, own, answers, "127.0.0.1:0").await;
+        let before = identity(&authority);
+        let kept = keeper(&before, hub.addresses()).await;
+        // The hub has gone before its time has come: it is made up for.
+        kept.is_told(&authority.roots(), Some(Duration::ZERO)).await;
+        let connection = kept.dialer.connect().await.unwrap();
+        kept.link.send_replace(Link::Up(connection));
+        kept.dialer.renewed().await;
+        assert_ne!(Some(kept.stored().await), before.enrolled);
+        assert_eq!(*kept.expiry.borrow(), kept.stored().await.not_after);
+    }
+
+    #[tokio::test]
+    async fn while_the_hub_is_away_what_another_replica_has_kept_is_found() {
+        let authority = FakeAuthority::new();
+        let (before, theirs) = (identity(&authority), identity(&authority));
+        let store = store_with(&before).await;
+        let ours = store.read().await.unwrap().unwrap();
+        store.keep(ours.clone(), theirs).await.unwrap();
+        let kept = keeper_of(&before, ours, store, vec!["127.0.0.1:1".to_owned()]);
+        kept.dialer.renewed().await;
+        assert_ne!(Some(kept.stored().await), before.enrolled);
+    }
+
+    #[test]
+    fn what_is_to_be_done_next_follows_from_the_times() {
+        let at = |second| Boot(Duration::from_secs(second));
+        let (now, never, long) = (at(1000), Times::default(), LOOK_EVERY * 2);
+        let seconds = Duration::from_secs;
+        let rest = |second| Chore::Rest(seconds(second));
+        let roots = |second| Times {
+            roots: Some(at(second)),
+            ..never
+        };
+        let asked = |second| Times {
+            asked: Some(at(second)),
+            ..never
+        };
+        let failed = |second| Times {
+            renewal: at(second),
+            ..asked(second - 10)
+        };
+        let looked = Times {
+            look: at(1030),
+            ..never
+        };
+        for (times, left, up, expected) in [
+            (never, long, true, Chore::Rest(LOOK_EVERY)),
+            (never, seconds(5), true, rest(5)),
+            (never, Duration::ZERO, true, Chore::Renew),
+            // Only over a session, and not again at once.
+            (never, Duration::ZERO, false, Chore::ReadAgain),
+            (looked, Duration::ZERO, false, rest(30)),
+            (failed(1007), Duration::ZERO, true, rest(7)),
+            (failed(1000), long, true, Chore::Renew),
+            (asked(1020), long, true, rest(20)),
+            (asked(999), long, true, Chore::Renew),
+            // Roots first: what is renewed is checked by them.
+            (roots(1000), Duration::ZERO, true, Chore::KeepRoots),
+            (roots(1003), long, true, rest(3)),
+            (roots(1003), Duration::ZERO, true, Chore::Renew),
+        ] {
+            assert_eq!(
+                times.chore(left, up, now),
+                expected,
+                "{times:?} {left:?} {up}"
+            );
+        }
     }
 
     #[test]

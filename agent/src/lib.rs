@@ -3,7 +3,8 @@
 //! The reconciler knows nothing of where it runs and nothing of the hub, which uses it too; `session` and
 //! what is below it know nothing of the reconciler but its reports.
 //!
-//! Modules depend one way: `process` → `enrolment`, `hub_chart`, `session` → `dial`, `identity`, `join`;
+//! Modules depend one way: `process` → `enrolment`, `hub_chart`, `session` → `dial` → `trust`;
+//! `enrolment` → `identity`, `join`;
 //! `reconciler` → `plan`, `index`, `fence`, `ledger`, `rescue` → `release`, `chart`, `helm`, `workload`.
 
 pub mod access;
@@ -39,5 +40,6 @@ pub mod scratch;
 pub mod session;
 pub mod signals;
 pub mod status;
+pub mod trust;
 pub mod watch_backoff;
 pub mod workload;

@@ -121,6 +121,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         addresses(&flags, &enrolled.addresses),
         Arc::new(ArcSwap::from_pointee(config)),
     ));
+    dialer.trust().keep(&enrolled.roots);
     let recorded = record
         .as_ref()
         .map(|record| (record.version, record.digest()));

@@ -7,13 +7,17 @@ mod outbox;
 mod pace;
 
 use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_common::desired::{DesiredState, Version};
 use krypton_common::error_chain::chain;
+use krypton_common::root_digest::RootDigest;
 use krypton_proto::skew::PROTOCOL;
-use krypton_proto::v1::{AgentMessage, Hello, HubMessage, Welcome, agent_message, hub_message};
+use krypton_proto::v1::{
+    AgentMessage, Hello, HubMessage, Trusts, Welcome, agent_message, hub_message,
+};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -109,7 +113,20 @@ pub enum SessionError {
     Unexpected(String),
 }
 
-/// How a session ended that the hub had welcomed.
+/// What comes after a stream that the hub had welcomed.
+enum Next {
+    /// Another one, with a newer certificate, that it has welcomed already.
+    Stream(Box<Open>),
+    Ending(Ending),
+}
+
+impl From<SessionError> for Next {
+    fn from(error: SessionError) -> Self {
+        Self::Ending(Ending::Error(error))
+    }
+}
+
+/// How a session ended.
 enum Ending {
     Drain { reason: String, pause: Duration },
     Error(SessionError),
@@ -155,23 +172,30 @@ pub async fn run(session: Session, stop: CancellationToken) {
 
 impl Session {
     async fn once(&self, pace: &mut Pace, said: &mut Said) -> Ending {
-        match Box::pin(self.open(said)).await {
-            Ok(open) => {
-                pace.welcomed(Boot::now());
-                said.clear();
-                Box::pin(self.follow(open)).await
+        let mut open = match Box::pin(self.open()).await {
+            Ok(open) => Box::new(open),
+            Err(error) => return Ending::Error(error),
+        };
+        loop {
+            pace.welcomed(Boot::now());
+            said.clear();
+            said.clocks(open.ahead);
+            match Box::pin(self.follow(*open, said)).await {
+                Next::Stream(next) => open = next,
+                Next::Ending(ending) => return ending,
             }
-            Err(error) => Ending::Error(error),
         }
     }
 
     /// Hello and Welcome.
-    async fn open(&self, said: &mut Said) -> Result<Open, SessionError> {
+    async fn open(&self) -> Result<Open, SessionError> {
         let connection = self.dialer.connect().await.map_err(SessionError::Dial)?;
         let address = connection.address().to_owned();
         let (outgoing, messages) = mpsc::channel(OUTGOING);
+        let mut kept = self.dialer.trust().kept();
+        let trusts = kept.borrow_and_update().as_deref().map(Trusts::new);
         // The queue is empty: there is room.
-        let _fits = outgoing.try_send(message(agent_message::Kind::Hello(self.hello())));
+        let _fits = outgoing.try_send(message(agent_message::Kind::Hello(self.hello(trusts))));
         let greeting = async {
             let mut fleet = connection.fleet();
             let answer = fleet.connect(ReceiverStream::new(messages)).await?;
@@ -198,16 +222,17 @@ impl Session {
                 hub: welcome.hub_version.chars().take(64).collect(),
             });
         }
-        said.clocks(clock::wall().as_second().saturating_sub(welcome.now));
         Ok(Open {
             connection,
             outgoing,
             incoming,
+            ahead: clock::wall().as_second().saturating_sub(welcome.now),
             welcome,
+            kept,
         })
     }
 
-    fn hello(&self) -> Hello {
+    fn hello(&self, trusts: Option<Trusts>) -> Hello {
         // What was on record at the start may be old news by now, or all there is.
         let applied = self.board.applied().max(self.recorded.clone());
         Hello {
@@ -220,15 +245,20 @@ impl Session {
             applied: applied
                 .map(|(version, digest)| krypton_proto::v1::Applied::new(version, digest)),
             now: clock::wall().as_second(),
+            trusts,
         }
     }
 
-    async fn follow(&self, open: Open) -> Ending {
+    /// Follows one stream to its end, or until there is one with a newer certificate: that is opened
+    /// beside it, so that there is no time without.
+    async fn follow(&self, open: Open, said: &mut Said) -> Next {
         let Open {
             connection,
             outgoing,
             mut incoming,
             welcome,
+            mut kept,
+            ..
         } = open;
         let address = connection.address().to_owned();
         tracing::info!(hub = %address, version = %welcome.hub_version, session = welcome.session,
@@ -241,21 +271,35 @@ impl Session {
         let mut outbox = Outbox::new();
         self.board.resend();
         let mut beat = Box::pin(tokio::time::sleep(pace::spread(heartbeat, rand::random())));
+        let mut next: Option<Opening<'_>> = None;
+        let mut pace = Pace::default();
         loop {
             tokio::select! {
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
                         if let Some(ending) = self.take_in(message, &mut outbox) {
-                            return ending;
+                            return Next::Ending(ending);
                         }
                     }
-                    Ok(None) => return Ending::Error(SessionError::Ended(address)),
-                    Err(status) => return Ending::Error(meaning(&connection, &status)),
+                    ended => return after(ended, &connection, next).await,
                 },
-                () = self.dialer.renewed() => return Ending::Drain {
-                    reason: "our certificate was renewed".to_owned(),
-                    pause: Duration::ZERO,
+                () = self.dialer.renewed() => next = Some(Box::pin(self.open())),
+                opened = opened(&mut next) => match opened {
+                    Ok(open) => return Next::Stream(Box::new(open)),
+                    Err(error) => {
+                        said.say(&error);
+                        let pause = pace.failed(Boot::now(), rand::random());
+                        next = Some(Box::pin(async move {
+                            tokio::time::sleep(pause).await;
+                            self.open().await
+                        }));
+                    }
                 },
+                Ok(()) = kept.changed() => {
+                    if let Some(roots) = kept.borrow_and_update().as_deref() {
+                        outbox.trusts(Trusts::new(roots));
+                    }
+                }
                 () = self.board.changed(), if !outbox.has_changes() => outbox.changed(),
                 () = &mut beat => {
                     outbox.heartbeat();
@@ -269,10 +313,10 @@ impl Session {
                         }
                     }
                     // The stream is gone; what it ended with is about to come in.
-                    Err(_) => match incoming.message().await {
-                        Ok(_) => return Ending::Error(SessionError::Ended(address)),
-                        Err(status) => return Ending::Error(meaning(&connection, &status)),
-                    },
+                    Err(_) => {
+                        let ended = incoming.message().await;
+                        return after(ended, &connection, next).await;
+                    }
                 },
             }
         }
@@ -309,6 +353,10 @@ impl Session {
                     pause: Duration::from_millis(drain.reconnect_after_millis.into()),
                 });
             }
+            Some(hub_message::Kind::Roots(roots)) => {
+                tracing::debug!(count = roots.certificates.len(), "the hub names its roots");
+                self.dialer.trust().tell(roots.into());
+            }
             // A second Welcome, or what a later revision adds.
             Some(hub_message::Kind::Welcome(_)) | None => {}
         }
@@ -322,6 +370,42 @@ struct Open {
     outgoing: mpsc::Sender<AgentMessage>,
     incoming: Streaming<HubMessage>,
     welcome: Welcome,
+    /// By how many seconds our clock is ahead of the hub's.
+    ahead: i64,
+    /// The roots that are kept; seen as far as Hello has told of them.
+    kept: watch::Receiver<Option<Vec<RootDigest>>>,
+}
+
+/// A stream that is to follow the present one.
+type Opening<'a> = Pin<Box<dyn Future<Output = Result<Open, SessionError>> + Send + 'a>>;
+
+/// The outcome of the opening that is under way; for ever without one.
+async fn opened(next: &mut Option<Opening<'_>>) -> Result<Open, SessionError> {
+    match next {
+        Some(opening) => {
+            let opened = opening.await;
+            *next = None;
+            opened
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// What comes after a stream that has ended. The hub ends one also because it has begun the next.
+async fn after(
+    ended: Result<Option<HubMessage>, Status>,
+    connection: &Connection,
+    next: Option<Opening<'_>>,
+) -> Next {
+    if let Some(next) = next
+        && let Ok(Ok(open)) = tokio::time::timeout(WELCOME, next).await
+    {
+        return Next::Stream(Box::new(open));
+    }
+    match ended {
+        Err(status) => meaning(connection, &status).into(),
+        Ok(_) => SessionError::Ended(connection.address().to_owned()).into(),
+    }
 }
 
 fn message(kind: agent_message::Kind) -> AgentMessage {

@@ -9,6 +9,7 @@ pub mod fingerprint;
 pub mod kubeconfig;
 pub mod member;
 pub mod names;
+pub mod root_digest;
 pub mod spiffe;
 pub mod telemetry;
 pub mod tenant;

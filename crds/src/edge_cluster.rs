@@ -157,6 +157,9 @@ pub struct EdgeClusterStatus {
     /// When the agent's certificate expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_expiry: Option<Time>,
+    /// How the agent stands to the hub's CA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roots: Option<AgentRoots>,
     /// When the member was last heard of; written at most once a minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<Time>,
@@ -191,6 +194,18 @@ pub struct Applied {
     pub epoch: u64,
     pub generation: u64,
     pub digest: String,
+}
+
+/// Roots of the hub's CA, each by the SHA-256 of its certificate.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentRoots {
+    /// Those that the agent has said it trusts; none of an agent that does not say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trusted: Vec<String>,
+    /// The one that the agent's certificate is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub issuer: Option<String>,
 }
 
 impl EdgeCluster {

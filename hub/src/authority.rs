@@ -1,6 +1,8 @@
 //! The hub's certificate authority: Secret `krypton-hub-ca` on home, and all that it signs.
 
 mod agent_certificate;
+mod live;
+mod phases;
 mod request;
 
 use std::collections::BTreeMap;
@@ -13,6 +15,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock;
+use krypton_common::root_digest::RootDigest;
 use krypton_common::spiffe::SpiffeId;
 use krypton_common::tls::Credential;
 use kube::api::{Api, PostParams};
@@ -29,6 +32,8 @@ use thiserror::Error;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 pub use agent_certificate::{AgentCertificate, CertificateError, read_agent_certificate};
+pub use live::Live;
+pub use phases::{Phase, Stage, announced, finished, stage, switched};
 pub use request::{REQUEST_MAX_BYTES, RequestError, public_key_digest};
 
 /// The Secret that holds the authority.
@@ -92,6 +97,14 @@ pub enum AuthorityError {
     Sign(#[source] rcgen::Error),
 }
 
+/// What the Secret holds.
+pub type Data = BTreeMap<String, ByteString>;
+
+/// The content of a Secret with a new CA.
+pub fn made(trust_domain: &str, now: Timestamp) -> Result<Data, AuthorityError> {
+    Ok(New::generate(trust_domain, now)?.data())
+}
+
 /// The CA with its key.
 #[derive(Debug)]
 pub struct Authority {
@@ -146,18 +159,12 @@ impl Authority {
         New::generate(trust_domain, now)?.authority()
     }
 
-    fn from_data(
-        data: &BTreeMap<String, ByteString>,
-        now: Timestamp,
-    ) -> Result<Self, &'static str> {
-        let text = |key, missing| {
-            data.get(key)
-                .and_then(|value| std::str::from_utf8(&value.0).ok())
-                .ok_or(missing)
-        };
-        let pem = text(CERTIFICATE_KEY, "it has no ca.crt")?;
-        let key = text(KEY_KEY, "it has no ca.key")?;
-        let trust_domain = text(TRUST_DOMAIN_KEY, "it has no trust-domain")?.trim();
+    /// What a Secret holds, in whatever phase of a rotation. The error completes a sentence about it.
+    pub fn from_data(data: &Data, now: Timestamp) -> Result<Self, &'static str> {
+        let needed = |key, missing| text(data, key).ok_or(missing);
+        let pem = needed(CERTIFICATE_KEY, "it has no ca.crt")?;
+        let key = needed(KEY_KEY, "it has no ca.key")?;
+        let trust_domain = needed(TRUST_DOMAIN_KEY, "it has no trust-domain")?.trim();
         Self::from_parts(trust_domain, pem, key, now)
     }
 
@@ -204,6 +211,26 @@ impl Authority {
     /// All that are trusted.
     pub fn roots(&self) -> Vec<CertificateDer<'static>> {
         self.roots.clone()
+    }
+
+    /// The root that signs.
+    pub fn signing(&self) -> Option<RootDigest> {
+        self.roots.first().map(|root| RootDigest::of(root))
+    }
+
+    /// The root that this certificate is signed by, if it is one of ours.
+    pub fn issuer_of(&self, certificate: &[u8]) -> Option<RootDigest> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let root = self.roots.iter().find(|root| {
+            let signed = |root: &X509Certificate<'_>| {
+                certificate.issuer() == root.subject()
+                    && certificate
+                        .verify_signature(Some(root.public_key()))
+                        .is_ok()
+            };
+            X509Certificate::from_der(root).is_ok_and(|(_, root)| signed(&root))
+        })?;
+        Some(RootDigest::of(root))
     }
 
     /// As [`Self::roots`], in PEM, and nothing else that may have been in the Secret's text.
@@ -318,7 +345,7 @@ impl New {
             .map_err(|_| AuthorityError::Sign(rcgen::Error::CouldNotParseCertificate))
     }
 
-    fn data(&self) -> BTreeMap<String, ByteString> {
+    fn data(&self) -> Data {
         [
             (CERTIFICATE_KEY, &self.pem),
             (KEY_KEY, &self.key_pem),
@@ -327,6 +354,11 @@ impl New {
         .map(|(key, value)| (key.to_owned(), ByteString(value.clone().into_bytes())))
         .into()
     }
+}
+
+fn text<'a>(data: &'a Data, key: &str) -> Option<&'a str> {
+    data.get(key)
+        .and_then(|value| std::str::from_utf8(&value.0).ok())
 }
 
 async fn read(api: &Api<Secret>, namespace: &str) -> Result<Option<Secret>, AuthorityError> {

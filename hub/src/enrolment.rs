@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
 use crate::authority::{
-    AGENT_CERTIFICATE_LIFE, Authority, AuthorityError, REQUEST_MAX_BYTES, RequestError,
+    AGENT_CERTIFICATE_LIFE, AuthorityError, Live, REQUEST_MAX_BYTES, RequestError,
     public_key_digest,
 };
 use crate::join_token::{self, Refusal, TokenError, Verdict};
@@ -110,7 +110,7 @@ pub struct Enrolment {
     client: Client,
     /// Of the hub, where the tokens are.
     namespace: String,
-    authority: Arc<Authority>,
+    authority: Arc<Live>,
     places: Semaphore,
 }
 
@@ -123,7 +123,7 @@ impl fmt::Debug for Enrolment {
 }
 
 impl Enrolment {
-    pub fn new(client: Client, namespace: String, authority: Arc<Authority>) -> Self {
+    pub fn new(client: Client, namespace: String, authority: Arc<Live>) -> Self {
         Self {
             client,
             namespace,
@@ -177,28 +177,19 @@ impl Enrolment {
         join_token::redeem(client(), &self.namespace, shown, &key, &uid, now)
             .await
             .map_err(EnrolmentError::Token)??;
-        let certificates = self.sign(&request.certificate_request, &cluster, &uid, now)?;
+        let authority = self.authority.now();
+        let request = &request.certificate_request;
+        let signed = authority.sign_agent(request, &cluster, &uid, now, AGENT_CERTIFICATE_LIFE);
+        let certificates = match signed {
+            Err(AuthorityError::Request(error)) => return Err(error.into()),
+            signed => signed.map_err(EnrolmentError::Sign)?,
+        };
         Ok(Admitted {
+            roots: authority.roots(),
             cluster,
             again,
             certificates,
         })
-    }
-
-    fn sign(
-        &self,
-        request: &[u8],
-        cluster: &str,
-        uid: &str,
-        now: Timestamp,
-    ) -> Result<Vec<CertificateDer<'static>>, EnrolmentError> {
-        let signed = self
-            .authority
-            .sign_agent(request, cluster, uid, now, AGENT_CERTIFICATE_LIFE);
-        match signed {
-            Err(AuthorityError::Request(error)) => Err(error.into()),
-            signed => signed.map_err(EnrolmentError::Sign),
-        }
     }
 }
 
@@ -207,6 +198,8 @@ struct Admitted {
     cluster: String,
     again: bool,
     certificates: Vec<CertificateDer<'static>>,
+    /// As they were when it was signed.
+    roots: Vec<CertificateDer<'static>>,
 }
 
 #[tonic::async_trait]
@@ -240,7 +233,7 @@ impl Enrollment for Enrolment {
                 );
                 Ok(Response::new(v1::EnrollResponse {
                     certificates: on_the_wire(admitted.certificates),
-                    roots: on_the_wire(self.authority.roots()),
+                    roots: on_the_wire(admitted.roots),
                 }))
             }
             Err(error) => {

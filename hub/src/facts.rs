@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_common::conditions::{self, State, Truth};
 use krypton_common::desired::Version;
-use krypton_crds::edge_cluster::{Applied, EdgeClusterStatus, Mode, TenantCounts};
+use krypton_crds::edge_cluster::{AgentRoots, Applied, EdgeClusterStatus, Mode, TenantCounts};
 use tokio::sync::Notify;
 
 use crate::aggregate::Counts;
@@ -64,6 +64,8 @@ pub struct Facts {
     pub agent_version: Option<String>,
     /// When the certificate of the agent that connected last expires.
     pub certificate_expiry: Option<Timestamp>,
+    /// Which roots of the CA that agent trusts, and which one its certificate is of.
+    pub roots: Option<AgentRoots>,
 }
 
 impl Default for Facts {
@@ -81,6 +83,7 @@ impl Default for Facts {
             applied: None,
             agent_version: None,
             certificate_expiry: None,
+            roots: None,
         }
     }
 }
@@ -187,6 +190,9 @@ pub fn status(
     }
     if let Some(expiry) = facts.certificate_expiry {
         next.certificate_expiry = Some(whole_seconds(expiry));
+    }
+    if facts.roots.is_some() {
+        next.roots.clone_from(&facts.roots);
     }
     if facts.connected.truth == Truth::True {
         next.tenants = Some(TenantCounts {

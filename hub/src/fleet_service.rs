@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::authority::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Authority};
+use crate::authority::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Live};
 use crate::enrolment::on_the_wire;
 use crate::listener::Peer;
 use crate::session::{Sessions, admit};
@@ -31,16 +31,12 @@ const CHART_DEADLINE: Duration = Duration::from_secs(60);
 pub struct FleetService {
     sessions: Arc<Sessions>,
     charts: Arc<ChartCache>,
-    authority: Arc<Authority>,
+    authority: Arc<Live>,
     chart_streams: Arc<Semaphore>,
 }
 
 impl FleetService {
-    pub fn new(
-        sessions: Arc<Sessions>,
-        charts: Arc<ChartCache>,
-        authority: Arc<Authority>,
-    ) -> Self {
+    pub fn new(sessions: Arc<Sessions>, charts: Arc<ChartCache>, authority: Arc<Live>) -> Self {
         Self {
             sessions,
             charts,
@@ -78,9 +74,12 @@ impl Fleet for FleetService {
     ) -> Result<Response<Self::ConnectStream>, Status> {
         let certificate = caller(&request)?;
         let member = admit(&self.sessions.members, &certificate)?;
-        let messages = self
-            .sessions
-            .start(member, certificate, request.into_inner());
+        let messages = self.sessions.start(
+            member,
+            certificate,
+            request.into_inner(),
+            self.authority.subscribe(),
+        );
         Ok(Response::new(ReceiverStream::new(messages)))
     }
 
@@ -91,8 +90,8 @@ impl Fleet for FleetService {
         let certificate = caller(&request)?;
         admit(&self.sessions.members, &certificate)?;
         let asked = request.into_inner().certificate_request;
-        let certificates = self
-            .authority
+        let authority = self.authority.now();
+        let certificates = authority
             .sign_agent(
                 &asked,
                 &certificate.cluster,
@@ -104,7 +103,7 @@ impl Fleet for FleetService {
         tracing::info!(member = %certificate.cluster, "an agent's certificate was renewed");
         Ok(Response::new(v1::RenewResponse {
             certificates: on_the_wire(certificates),
-            roots: on_the_wire(self.authority.roots()),
+            roots: on_the_wire(authority.roots()),
         }))
     }
 

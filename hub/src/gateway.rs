@@ -7,19 +7,22 @@ use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_agent::chart::ChartCache;
 use krypton_agent::clock;
+use krypton_agent::fence::Hold;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
 use kube::{Api, Client};
 use thiserror::Error;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::authority::{Authority, AuthorityError};
+use crate::authority::{Authority, AuthorityError, Live};
 use crate::enrolment::Enrolment;
 use crate::fleet_service::FleetService;
 use crate::join_info::{self, JoinInfo};
 use crate::join_token;
 use crate::listener::{self, ListenerError};
+use crate::rotation::{self, Rotation};
 use crate::session::Sessions;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -37,6 +40,8 @@ pub struct Gateway {
     pub advertise: Vec<String>,
     pub sessions: Arc<Sessions>,
     pub charts: Arc<ChartCache>,
+    /// Whether this hub is the one that writes on home.
+    pub lead: watch::Receiver<Hold>,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -66,6 +71,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         advertise,
         sessions,
         charts,
+        lead,
     } = gateway;
     let mut attempts = 0;
     let (authority, tls) = loop {
@@ -89,12 +95,33 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
             "--advertise is not set: 'kubectl krypton join' needs --address, or nobody can join"
         );
     }
+    let trust_domain = authority.trust_domain().to_owned();
     let info = JoinInfo {
         ca_pem: authority.ca_pem(),
         addresses: advertise,
     };
+    let (info_tx, info) = watch::channel(info);
+    let authority = Arc::new(Live::new(authority));
+    let mut changes = authority.subscribe();
     let published = async {
-        join_info::keep(client.clone(), namespace.clone(), info, stop.clone()).await;
+        let keeping = join_info::keep(client.clone(), namespace.clone(), info, stop.clone());
+        let following = async {
+            while changes.changed().await.is_ok() {
+                let ca_pem = changes.borrow_and_update().ca_pem();
+                info_tx.send_modify(|info| info.ca_pem = ca_pem);
+            }
+        };
+        tokio::join!(keeping, following);
+    };
+    let rotation = Rotation {
+        client: client.clone(),
+        namespace: namespace.clone(),
+        live: Arc::clone(&authority),
+        lead,
+        notices: sessions.notices.clone(),
+    };
+    let rotating = async {
+        rotation::keep(rotation, stop.clone()).await;
         std::future::pending().await
     };
     let fleet = FleetService::new(sessions, charts, Arc::clone(&authority)).into_server();
@@ -104,7 +131,6 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         Arc::clone(&authority),
     ));
     let routes = tonic::service::Routes::new(fleet).add_service(enrolment.service());
-    let trust_domain = authority.trust_domain().to_owned();
     let credential = async {
         listener::keep_credential(Arc::clone(&authority), Arc::clone(&tls), stop.clone()).await;
         // Sessions say goodbye before their connections end: only serving ends this.
@@ -112,6 +138,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     };
     tokio::select! {
         () = published => {}
+        () = rotating => {}
         () = sweep(&client, &namespace) => {}
         () = credential => {}
         served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, stop.clone()) => {
@@ -125,7 +152,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
 async fn prepare(
     client: &Client,
     namespace: &str,
-) -> Result<(Arc<Authority>, rustls::ServerConfig), PrepareError> {
+) -> Result<(Authority, rustls::ServerConfig), PrepareError> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let system = tokio::time::timeout(DEADLINE, namespaces.get_metadata("kube-system"))
         .await
@@ -136,7 +163,7 @@ async fn prepare(
         .await
         .map_err(PrepareError::Authority)?;
     let tls = listener::server_config(&authority, clock::wall()).map_err(PrepareError::Tls)?;
-    Ok((Arc::new(authority), tls))
+    Ok((authority, tls))
 }
 
 /// What nobody needs any more goes.

@@ -258,6 +258,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             advertise: settings.advertise.clone(),
             sessions: Arc::new(sessions),
             charts,
+            lead: lead.clone(),
         };
         tokio::spawn(gateway::run(gateway, stop.clone()))
     });

@@ -11,6 +11,7 @@ use krypton_common::error_chain::chain;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
 use thiserror::Error;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// The ConfigMap's name.
@@ -89,11 +90,18 @@ impl JoinInfo {
     }
 }
 
-/// Publishes `info` again and again until `stop`, in case somebody deletes or changes it.
-pub async fn keep(client: Client, namespace: String, info: JoinInfo, stop: CancellationToken) {
+/// Publishes what is in `info` when it changes, and again and again until `stop`, in case somebody
+/// deletes or changes it.
+pub async fn keep(
+    client: Client,
+    namespace: String,
+    mut info: watch::Receiver<JoinInfo>,
+    stop: CancellationToken,
+) {
     let mut failures = 0;
     loop {
-        let pause = match publish(client.clone(), &namespace, &info).await {
+        let newest = info.borrow_and_update().clone();
+        let pause = match publish(client.clone(), &namespace, &newest).await {
             Ok(()) => {
                 failures = 0;
                 CHECK_EVERY
@@ -104,9 +112,10 @@ pub async fn keep(client: Client, namespace: String, info: JoinInfo, stop: Cance
                 backoff(failures, LONGEST_PAUSE, rand::random())
             }
         };
-        let sleep = tokio::time::sleep(pause);
-        if stop.run_until_cancelled(sleep).await.is_none() {
-            return;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            Ok(()) = info.changed() => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
 }

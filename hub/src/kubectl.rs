@@ -1,9 +1,10 @@
-//! `kubectl krypton`: the fleet and its Tenants as tables, read from the home cluster, and bundles for
-//! clusters that join it.
+//! `kubectl krypton`: the fleet and its Tenants as tables, read from the home cluster, bundles for
+//! clusters that join it, and the rotation of its CA.
 
 mod clusters;
 mod join;
 mod layout;
+mod rotate_ca;
 mod tenants;
 
 use std::ffi::OsString;
@@ -25,6 +26,7 @@ use krypton_agent::access::{client_named, reason_of};
 
 pub use clusters::clusters_table;
 pub use join::JoinError;
+pub use rotate_ca::RotateCaError;
 pub use tenants::tenants_table;
 
 const USER_AGENT: &str = concat!("kubectl-krypton/", env!("CARGO_PKG_VERSION"));
@@ -50,6 +52,8 @@ enum Command {
     Get(Get),
     /// Print a join bundle: a file that lets the agent of a cluster into the fleet, once.
     Join(join::Join),
+    /// Replace the root of the hub's CA while agents stay connected, or tell how far that is.
+    RotateCa(rotate_ca::RotateCa),
     /// Print the version of this program.
     Version,
 }
@@ -141,6 +145,8 @@ pub enum KubectlError {
     },
     #[error(transparent)]
     Join(Box<JoinError>),
+    #[error(transparent)]
+    RotateCa(Box<RotateCaError>),
 }
 
 /// What to print, and where.
@@ -167,6 +173,14 @@ pub async fn run(
             Box::pin(join::run(join, client, &context, &namespace, now))
                 .await
                 .map_err(|error| KubectlError::Join(Box::new(error)))
+        }
+        Command::RotateCa(rotate) => {
+            let home = Box::pin(home(&rotate.home, env)).await?;
+            let (context, namespace) = (home.context_name, home.config.default_namespace.clone());
+            let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
+            Box::pin(rotate_ca::run(rotate, client, &context, &namespace, now))
+                .await
+                .map_err(|error| KubectlError::RotateCa(Box::new(error)))
         }
         Command::Version => Ok(Printed {
             stdout: format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")),

@@ -3,7 +3,7 @@
 //!
 //! Modules depend one way: `hub` → `fleet`, `gateway`, `aggregate` → `proxy`, `fleet_service` → `session`
 //! → `members`, `voices` → `identity`, `facts` → `discovery`, `home`, `settings`; `gateway` → `listener`,
-//! `enrolment` → `authority`, `join_token`.
+//! `enrolment`, `rotation` → `authority`, `join_token`.
 
 pub mod aggregate;
 pub mod authority;
@@ -26,6 +26,7 @@ pub mod members;
 pub mod metrics;
 pub mod notices;
 pub mod proxy;
+pub mod rotation;
 pub mod session;
 pub mod settings;
 pub mod values_file;

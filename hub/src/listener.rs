@@ -29,7 +29,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
-use crate::authority::{Authority, AuthorityError, HUB_CERTIFICATE_LIFE, read_agent_certificate};
+use crate::authority::{
+    Authority, AuthorityError, HUB_CERTIFICATE_LIFE, Live, read_agent_certificate,
+};
 
 use connection::Places;
 pub use connection::{Connection, Peer};
@@ -67,28 +69,32 @@ pub fn server_config(authority: &Authority, now: Timestamp) -> Result<ServerConf
     tls::server_config(&authority.roots(), credential).map_err(ListenerError::Tls)
 }
 
-/// Replaces the hub's certificate, made just before, at two thirds of its life until `stop`.
-/// Connections that are there keep the old one.
+/// Replaces the hub's certificate, made just before, at two thirds of its life and when the CA has
+/// changed, with it the roots of agents, until `stop`. Connections that are there keep the old one.
 pub async fn keep_credential(
-    authority: Arc<Authority>,
+    live: Arc<Live>,
     tls: Arc<ArcSwap<ServerConfig>>,
     stop: CancellationToken,
 ) {
     let mut made = clock::wall();
-    // By the wall clock, which is what agents compare the dates with, and often, since it may be set.
-    while stop
-        .run_until_cancelled(tokio::time::sleep(CREDENTIAL_CHECK))
-        .await
-        .is_some()
-    {
+    let mut authority = live.subscribe();
+    let mut used = Arc::clone(&authority.borrow_and_update());
+    loop {
+        // By the wall clock, which is what agents compare the dates with, and often, since it may be set.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            Ok(()) = authority.changed() => {}
+            () = tokio::time::sleep(CREDENTIAL_CHECK) => {}
+        }
         let now = clock::wall();
-        if !is_due(made, now) {
+        let next = Arc::clone(&authority.borrow_and_update());
+        if Arc::ptr_eq(&next, &used) && !is_due(made, now) {
             continue;
         }
-        match server_config(&authority, now) {
+        match server_config(&next, now) {
             Ok(config) => {
                 tls.store(Arc::new(config));
-                made = now;
+                (made, used) = (now, next);
                 tracing::info!("renewed the hub's certificate");
             }
             Err(error) => {

@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use jiff::Timestamp;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::report::Changes;
 use krypton_common::error_chain::chain;
 use krypton_common::member::MemberReport;
+use krypton_common::root_digest::RootDigest;
+use krypton_crds::edge_cluster::AgentRoots;
+use krypton_proto::Bytes;
 use krypton_proto::v1::{
     self, AgentMessage, HubMessage, agent_message::Kind as Said, hub_message::Kind as Say,
 };
@@ -22,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use crate::aggregate::TENANTS_MAX;
-use crate::authority::AgentCertificate;
+use crate::authority::{AgentCertificate, Authority};
 use crate::found::Found;
 use crate::members::{Admission, Member, Members, NotFound, Slot};
 use crate::metrics::SessionMetrics;
@@ -41,6 +43,11 @@ const OUTGOING: usize = 2;
 const TEXT_MAX: usize = 253;
 /// Reconnections after a stop of the hub are spread over this time.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
+
+/// Renewals that follow a change of the CA: so much time for each session there is, which makes five
+/// signatures and handshakes a second, and within these bounds.
+const RENEWAL_EACH: Duration = Duration::from_millis(200);
+const RENEWAL_WITHIN: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10 * 60)];
 
 /// What all sessions share.
 #[derive(Debug)]
@@ -82,6 +89,12 @@ pub fn admit(members: &Members, certificate: &AgentCertificate) -> Result<Arc<Me
     Ok(member)
 }
 
+fn former_authority(name: &str) -> Status {
+    Status::unauthenticated(format!(
+        "the agent's certificate is of a root that is trusted no more: the hub's CA was rotated; run 'kubectl krypton join {name}' and enrol it again"
+    ))
+}
+
 fn expired() -> Status {
     Status::unauthenticated(
         "the agent's certificate has expired; run 'kubectl krypton join' and enrol it again",
@@ -95,12 +108,14 @@ impl Sessions {
         member: Arc<Member>,
         certificate: AgentCertificate,
         incoming: Streaming<AgentMessage>,
+        authority: watch::Receiver<Arc<Authority>>,
     ) -> Incoming {
         let (outgoing, messages) = mpsc::channel(OUTGOING);
         let sessions = Arc::clone(self);
         tokio::spawn(async move {
             let name = certificate.cluster.clone();
-            let ended = Box::pin(sessions.follow(&member, &certificate, incoming, &outgoing)).await;
+            let following = sessions.follow(&member, &certificate, incoming, &outgoing, authority);
+            let ended = Box::pin(following).await;
             let Err(status) = ended else { return };
             tracing::info!(member = %name, code = ?status.code(), reason = status.message(), "session ended");
             // Whoever does not read any more does not get it.
@@ -118,9 +133,14 @@ impl Sessions {
         certificate: &AgentCertificate,
         mut incoming: Streaming<AgentMessage>,
         outgoing: &Outgoing,
+        authority: watch::Receiver<Arc<Authority>>,
     ) -> Result<(), Status> {
         let name = &certificate.cluster;
         let hello = hello(&mut incoming).await?;
+        let trusted = match &hello.trusts {
+            Some(trusts) => trusts.read().map_err(|error| broken(&error))?,
+            None => Vec::new(),
+        };
         let protocol = skew::negotiate(
             hello.protocol_min..=hello.protocol_max,
             &hello.agent_version,
@@ -159,6 +179,8 @@ impl Sessions {
             id: VoiceId::Session(number),
             number,
             cut: member.begin_session(&hello.replica, number),
+            certificate,
+            trusted,
         };
         tracing::info!(member = %name, replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
         self.metrics.sessions.inc();
@@ -174,8 +196,7 @@ impl Sessions {
             },
         );
         let asks = self.voices.open(name, live.id, Boot::now());
-        live.run(incoming, outgoing, asks, certificate.not_after)
-            .await
+        live.run(incoming, outgoing, asks, authority).await
     }
 }
 
@@ -188,6 +209,9 @@ struct Live<'a> {
     id: VoiceId,
     number: u64,
     cut: CancellationToken,
+    certificate: &'a AgentCertificate,
+    /// The roots that the agent has said it trusts.
+    trusted: Vec<RootDigest>,
 }
 
 impl Drop for Live<'_> {
@@ -204,15 +228,17 @@ impl Live<'_> {
         mut incoming: Streaming<AgentMessage>,
         outgoing: &Outgoing,
         mut asks: watch::Receiver<u64>,
-        not_after: Timestamp,
+        mut authority: watch::Receiver<Arc<Authority>>,
     ) -> Result<(), Status> {
         let mut slot = self.member.slot.subscribe();
         let mut admission = self.member.admission.subscribe();
         // What has changed since it was let in counts too.
         admission.mark_changed();
+        authority.mark_changed();
         let mut desired_due = true;
         let mut ask_due = false;
-        let lifetime = not_after.duration_since(clock::wall());
+        let mut roots_due = false;
+        let lifetime = self.certificate.not_after.duration_since(clock::wall());
         let expiry = tokio::time::sleep(lifetime.try_into().unwrap_or(Duration::ZERO));
         tokio::pin!(expiry);
         let silence = tokio::time::sleep(SILENCE);
@@ -220,60 +246,102 @@ impl Live<'_> {
         loop {
             desired_due &= slot.borrow().is_some();
             tokio::select! {
-                        biased;
-                        () = self.cut.cancelled() => {
-                            return Err(Status::aborted("another session of this replica has begun; are two agents running with one name?"));
-                        }
-                        () = self.sessions.stop.cancelled() => {
-                            let drain = v1::Drain {
-                                reason: "the hub stops".to_owned(),
-                                reconnect_after_millis: u32::try_from(RECONNECT_AFTER.as_millis()).unwrap_or(u32::MAX),
-                            };
-                            return send(outgoing, Say::Drain(drain)).await;
-                        }
-                        changed = admission.changed() => {
-                            if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                            if let Some(why) = &admission.borrow_and_update().refused {
-                                return Err(Status::permission_denied(why.clone()));
-                            }
-                        }
-                        () = &mut expiry => return Err(expired()),
-                        () = &mut silence => {
-                            return Err(Status::deadline_exceeded(format!("nothing heard for {} s", SILENCE.as_secs())));
-                        }
-                        changed = slot.changed() => {
-                            if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                            desired_due = true;
-                        }
-                        changed = asks.changed() => {
-                            if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                            ask_due = true;
-                        }
-                        permit = outgoing.reserve(), if desired_due || ask_due => {
-                            let Ok(permit) = permit else { return Ok(()) };
-                            let kind = if desired_due {
-                                desired_due = false;
-                                slot.borrow_and_update().as_ref().map(|slot| Say::Desired((*slot.message).clone()))
-                            } else {
-                                ask_due = false;
-                                Some(Say::Resync(v1::Resync { number: *asks.borrow_and_update() }))
-                            };
-                            if let Some(kind) = kind {
-                                permit.send(Ok(HubMessage { kind: Some(kind) }));
-                            }
-                        }
-                        message = incoming.message() => {
-                            let Some(message) = message? else { return Ok(()) };
-                            silence.as_mut().reset(tokio::time::Instant::now() + SILENCE);
-            self.take(message, slot.borrow().as_ref())?;
-                        }
+                biased;
+                () = self.cut.cancelled() => {
+                    return Err(Status::aborted("another session of this replica has begun; are two agents running with one name?"));
+                }
+                () = self.sessions.stop.cancelled() => {
+                    let drain = v1::Drain {
+                        reason: "the hub stops".to_owned(),
+                        reconnect_after_millis: u32::try_from(RECONNECT_AFTER.as_millis()).unwrap_or(u32::MAX),
+                    };
+                    return send(outgoing, Say::Drain(drain)).await;
+                }
+                changed = admission.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    if let Some(why) = &admission.borrow_and_update().refused {
+                        return Err(Status::permission_denied(why.clone()));
                     }
+                }
+                changed = authority.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    roots_due = self.see(&authority.borrow_and_update())?;
+                }
+                () = &mut expiry => return Err(expired()),
+                () = &mut silence => {
+                    return Err(Status::deadline_exceeded(format!("nothing heard for {} s", SILENCE.as_secs())));
+                }
+                changed = slot.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    desired_due = true;
+                }
+                changed = asks.changed() => {
+                    if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
+                    ask_due = true;
+                }
+                permit = outgoing.reserve(), if desired_due || roots_due || ask_due => {
+                    let Ok(permit) = permit else { return Ok(()) };
+                    let kind = if desired_due {
+                        desired_due = false;
+                        slot.borrow_and_update().as_ref().map(|slot| Say::Desired((*slot.message).clone()))
+                    } else if roots_due {
+                        roots_due = false;
+                        Some(Say::Roots(self.roots(&authority.borrow())))
+                    } else {
+                        ask_due = false;
+                        Some(Say::Resync(v1::Resync { number: *asks.borrow_and_update() }))
+                    };
+                    if let Some(kind) = kind {
+                        permit.send(Ok(HubMessage { kind: Some(kind) }));
+                    }
+                }
+                message = incoming.message() => {
+                    let Some(message) = message? else { return Ok(()) };
+                    silence.as_mut().reset(tokio::time::Instant::now() + SILENCE);
+                    if let Some(Said::Trusts(trusts)) = &message.kind {
+                        self.trusted = trusts.read().map_err(|problem| broken(&problem))?;
+                        self.see(&authority.borrow())?;
+                    }
+                    self.take(message, slot.borrow().as_ref())?;
+                }
+            }
+        }
+    }
+
+    /// Looks at the CA: notes how the agent stands to it, and whether the agent is to be told. Whose
+    /// certificate is of none of its roots is in no session.
+    fn see(&self, authority: &Authority) -> Result<bool, Status> {
+        let issuer = authority
+            .issuer_of(&self.certificate.der)
+            .ok_or_else(|| former_authority(self.name))?;
+        let roots = AgentRoots {
+            trusted: self.trusted.iter().map(RootDigest::to_string).collect(),
+            issuer: Some(issuer.to_string()),
+        };
+        self.sessions.voices.agent_roots(self.name, roots);
+        let ours = RootDigest::of_all(&authority.roots());
+        Ok(self.trusted != ours || authority.signing() != Some(issuer))
+    }
+
+    fn roots(&self, authority: &Authority) -> v1::Roots {
+        let signing = authority.signing();
+        let renew = authority.issuer_of(&self.certificate.der) != signing;
+        let sessions = self.sessions.metrics.sessions.get().max(0).unsigned_abs();
+        let within = renewal_within(sessions);
+        v1::Roots {
+            certificates: authority
+                .roots()
+                .iter()
+                .map(|root| Bytes::copy_from_slice(root))
+                .collect(),
+            renew_within_millis: renew
+                .then(|| u32::try_from(within.as_millis()).unwrap_or(u32::MAX)),
         }
     }
 
     /// Takes in one message.
     fn take(&self, message: AgentMessage, slot: Option<&Slot>) -> Result<(), Status> {
-        let broken = |problem: WireError| Status::invalid_argument(chain(&problem));
+        let broken = |problem: WireError| broken(&problem);
         let voices = &self.sessions.voices;
         match message.kind {
             Some(Said::Report(report)) => {
@@ -314,11 +382,24 @@ impl Live<'_> {
                 }
             }
             Some(Said::Hello(_)) => return Err(broken(WireError::Unexpected("a second Hello"))),
-            // Of a later revision than we know.
-            None => {}
+            // Taken in before; or of a later revision than we know.
+            Some(Said::Trusts(_)) | None => {}
         }
         Ok(())
     }
+}
+
+fn broken(problem: &WireError) -> Status {
+    Status::invalid_argument(chain(problem))
+}
+
+/// The time over which so many agents are to renew.
+fn renewal_within(sessions: u64) -> Duration {
+    let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
+    let [shortest, longest] = RENEWAL_WITHIN;
+    RENEWAL_EACH
+        .saturating_mul(sessions)
+        .clamp(shortest, longest)
 }
 
 async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Status> {

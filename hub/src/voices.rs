@@ -15,7 +15,7 @@ use krypton_agent::report::Changes;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::Version;
 use krypton_common::member::MemberReport;
-use krypton_crds::edge_cluster::Mode;
+use krypton_crds::edge_cluster::{AgentRoots, Mode};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -161,6 +161,7 @@ impl Voices {
                 facts.uid = None;
                 facts.agent_version = None;
                 facts.certificate_expiry = None;
+                facts.roots = None;
             });
             this.settle(member, found, now);
         });
@@ -208,6 +209,11 @@ impl Voices {
                 facts.applied.clone_from(&agent.applied);
             }
         });
+    }
+
+    /// Which roots of the CA the member's agent trusts, and which one its certificate is of.
+    pub fn agent_roots(&self, member: &str, roots: AgentRoots) {
+        self.facts.set(member, |facts| facts.roots = Some(roots));
     }
 
     /// What a voice says. `complete` is the number of the account that ends with this. False when it is

@@ -7,6 +7,9 @@
     reason = "a test ends at the first thing that is not as it should be"
 )]
 
+#[path = "wire/rotation.rs"]
+mod rotation;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -24,7 +27,7 @@ use krypton_common::error_chain::chain;
 use krypton_common::member::MemberReport;
 use krypton_common::tls::{self, Credential};
 use krypton_hub::aggregate::Reports;
-use krypton_hub::authority::{Authority, read_agent_certificate};
+use krypton_hub::authority::{Authority, Live, read_agent_certificate};
 use krypton_hub::facts::{Facts, FactsBoard};
 use krypton_hub::fleet_service::FleetService;
 use krypton_hub::found::Found;
@@ -65,7 +68,7 @@ fn chart(version: &str) -> Arc<ChartState> {
 
 /// What a hub knows and outlives a restart of its port.
 struct Home {
-    authority: Arc<Authority>,
+    authority: Arc<Live>,
     members: Arc<Members>,
     dealer: Dealer,
     facts: Arc<FactsBoard>,
@@ -83,6 +86,14 @@ impl Home {
     }
 
     fn ahead(ahead: SignedDuration) -> Self {
+        let authority = Authority::generate(TRUST_DOMAIN, clock::wall() + ahead).unwrap();
+        Self {
+            ahead,
+            ..Self::of(authority)
+        }
+    }
+
+    fn of(authority: Authority) -> Self {
         krypton_tls_provider();
         let folder = TempDir::new().unwrap();
         let (reports, facts) = (
@@ -90,7 +101,7 @@ impl Home {
             Arc::new(FactsBoard::default()),
         );
         Self {
-            authority: Arc::new(Authority::generate(TRUST_DOMAIN, clock::wall() + ahead).unwrap()),
+            authority: Arc::new(Live::new(authority)),
             members: Arc::new(Members::default()),
             dealer: Dealer::default(),
             voices: Arc::new(Voices::new(
@@ -101,7 +112,7 @@ impl Home {
             facts,
             metrics: Arc::default(),
             charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
-            ahead,
+            ahead: SignedDuration::ZERO,
             _folder: folder,
         }
     }
@@ -149,10 +160,17 @@ impl Home {
             Arc::clone(&self.charts),
             Arc::clone(&self.authority),
         );
-        let tls = listener::server_config(&self.authority, clock::wall() + self.ahead).unwrap();
+        let now = clock::wall() + self.ahead;
+        let tls = listener::server_config(&self.authority.now(), now).unwrap();
+        let tls = Arc::new(ArcSwap::from_pointee(tls));
+        tokio::spawn(listener::keep_credential(
+            Arc::clone(&self.authority),
+            Arc::clone(&tls),
+            stop.clone(),
+        ));
         let serving = listener::serve(
             listener,
-            Arc::new(ArcSwap::from_pointee(tls)),
+            tls,
             TRUST_DOMAIN.to_owned(),
             tonic::service::Routes::new(fleet.into_server()),
             stop.clone(),
@@ -172,6 +190,7 @@ impl Home {
             .unwrap();
         let certificates = self
             .authority
+            .now()
             .sign_agent(request.der(), name, uid, made, life)
             .unwrap();
         Credential {
@@ -181,7 +200,7 @@ impl Home {
     }
 
     fn dialer_with(&self, address: SocketAddr, credential: Option<Credential>) -> Arc<Dialer> {
-        let tls = tls::client_config(&self.authority.roots(), credential).unwrap();
+        let tls = tls::client_config(&self.authority.now().roots(), credential).unwrap();
         let tls = Arc::new(ArcSwap::from_pointee(tls));
         Arc::new(Dialer::new(vec![address.to_string()], tls))
     }
@@ -244,6 +263,7 @@ fn hello(protocol: u32, version: &str) -> Hello {
         kubernetes_version: "v1.36.3".to_owned(),
         applied: None,
         now: clock::wall().as_second(),
+        trusts: None,
     }
 }
 
@@ -450,7 +470,7 @@ async fn a_session_ends_with_its_certificate() {
 async fn without_a_certificate_or_with_the_hubs_own_nothing_is_answered() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
-    let own = home.authority.hub_credential(clock::wall()).unwrap();
+    let own = home.authority.now().hub_credential(clock::wall()).unwrap();
     for credential in [None, Some(own)] {
         let dialer = home.dialer_with(port.address, credential);
         let Ok(connection) = dialer.connect().await else {
@@ -677,7 +697,7 @@ async fn an_agent_connects_anew_with_a_newer_certificate() {
     let longer = DAY * 2;
     let credential = home.credential("edge-0", &uid("edge-0"), clock::wall(), longer);
     let not_after = clock::wall() + longer - DAY / 2;
-    dialer.renew(tls::client_config(&home.authority.roots(), Some(credential)).unwrap());
+    dialer.renew(tls::client_config(&home.authority.now().roots(), Some(credential)).unwrap());
     home.knows("edge-0", |facts| {
         facts.certificate_expiry.is_some_and(|end| end > not_after)
     })

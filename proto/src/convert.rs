@@ -4,6 +4,7 @@ use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::member::MemberReport;
 use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
+use krypton_common::root_digest::{ROOTS_MAX, RootDigest};
 use krypton_common::tenant::{TenantKey, TenantReport};
 use thiserror::Error;
 
@@ -38,6 +39,31 @@ impl From<v1::Version> for Version {
     fn from(version: v1::Version) -> Self {
         let v1::Version { epoch, generation } = version;
         Self { epoch, generation }
+    }
+}
+
+impl v1::Trusts {
+    pub fn new(roots: &[RootDigest]) -> Self {
+        let sha256 = roots.iter().map(|root| root.bytes().to_vec().into());
+        Self {
+            sha256: sha256.collect(),
+        }
+    }
+
+    pub fn read(&self) -> Result<Vec<RootDigest>, WireError> {
+        if self.sha256.len() > ROOTS_MAX {
+            return Err(WireError::Unexpected("so many roots"));
+        }
+        let read = |bytes: &prost::bytes::Bytes| RootDigest::from_bytes(bytes);
+        let mut roots = self
+            .sha256
+            .iter()
+            .map(read)
+            .collect::<Option<Vec<_>>>()
+            .ok_or(WireError::Name("the digest of a root"))?;
+        roots.sort_unstable();
+        roots.dedup();
+        Ok(roots)
     }
 }
 
@@ -274,6 +300,37 @@ mod tests {
             },
             paused: true,
         }
+    }
+
+    #[test]
+    fn roots_arrive_as_they_were_said_and_what_is_none_is_refused() {
+        let all = RootDigest::of_all(&[b"a", b"b"]);
+        let said = v1::Trusts::new(&all);
+        assert_eq!(said.read().unwrap(), all);
+        let mut cut = said.clone();
+        cut.sha256[1].truncate(31);
+        assert!(matches!(cut.read(), Err(WireError::Name(_))));
+        let many = v1::Trusts {
+            sha256: vec![said.sha256[0].clone(); ROOTS_MAX + 1],
+        };
+        assert!(matches!(many.read(), Err(WireError::Unexpected(_))));
+    }
+
+    #[test]
+    fn an_agent_of_before_takes_what_it_does_not_know_for_nothing() {
+        use prost::Message as _;
+        let roots = v1::Roots {
+            certificates: vec![vec![1, 2].into()],
+            renew_within_millis: Some(1),
+        };
+        // As a kind of message that is yet to come: fields of another number, of the same content.
+        let mut wire = v1::HubMessage {
+            kind: Some(v1::hub_message::Kind::Roots(roots)),
+        }
+        .encode_to_vec();
+        wire[0] = (14 << 3) | 2;
+        let read = v1::HubMessage::decode(wire.as_slice()).unwrap();
+        assert_eq!(read.kind, None);
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use cluster::{Audited, Cluster, Parts};
 pub use daemon::Daemon;
 pub use foreign_crd::ForeignCrd;
 pub use hub::{Hub, HubOptions};
-pub use membership::{Membership, Mode, bundle};
+pub use membership::{Membership, Mode, bundle, kubectl_krypton};
 pub use own_chart::{AgentPod, HubPod, OwnChart};
 pub use pair::Pair;
 pub use service_account::ServiceAccountAccess;

@@ -168,6 +168,16 @@ async fn join(home: &Cluster, namespace: &str, name: &str, more: &[&str]) -> Res
     .await
 }
 
+/// What `kubectl krypton` prints on standard output, run against this home with these words.
+///
+/// # Errors
+/// When it fails, with what it says, or takes too long.
+pub async fn kubectl_krypton(home: &Cluster, words: &[&str]) -> Result<String> {
+    let program = KUBECTL_KRYPTON.find()?;
+    let run = home.aim(&program).args(words.iter().copied());
+    run.output(JOIN_DEADLINE).await
+}
+
 /// For its owner alone: there is a token in it.
 ///
 /// # Errors

@@ -1,24 +1,28 @@
 //! The hub's CA, join tokens and enrolment against a real apiserver: what is written once, who wins a
-//! race, and who is let in.
+//! race, who is let in, and who stays in while the CA is rotated.
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use krypton_agent::clock::wall as now;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_hub::authority::{self, Authority, AuthorityError, read_agent_certificate};
+use krypton_hub::authority::{self, Authority, AuthorityError, Live, read_agent_certificate};
 use krypton_hub::enrolment::Enrolment;
 use krypton_hub::join_info::{self, JoinInfo};
 use krypton_hub::join_token::{self, Refusal};
 use krypton_hub::listener::Peer;
 use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
-use krypton_tests::{Cluster, Parts};
+use krypton_tests::fleet::{Desk, PATIENCE, chart_flags};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
+    kubectl_krypton,
+};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use rcgen::{CertificateParams, KeyPair};
@@ -201,8 +205,9 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
     let authority = Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton")
         .await
         .unwrap();
-    let authority = Arc::new(authority);
-    let hub = Enrolment::new(client.clone(), NAMESPACE.to_owned(), Arc::clone(&authority));
+    let live = Arc::new(Live::new(authority));
+    let authority = live.now();
+    let hub = Enrolment::new(client.clone(), NAMESPACE.to_owned(), live);
     let members: Api<EdgeCluster> = Api::all(client.clone());
 
     // A new member gets its EdgeCluster, and its certificate is bound to it.
@@ -296,4 +301,121 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
     cluster.stop_apiserver().await.unwrap();
     let away = enrol(&hub, &token_2, &mine, HERE).await;
     refused(away, Code::Unavailable, "tried again");
+}
+
+/// What a Secret of the namespace holds under a key, as text.
+async fn text(client: &Client, namespace: &str, secret: &str, key: &str) -> Result<String> {
+    let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let data = api.get(secret).await?.data.unwrap_or_default();
+    let bytes = data.get(key).map(|bytes| bytes.0.clone());
+    Ok(String::from_utf8(bytes.unwrap_or_default())?)
+}
+
+#[tokio::test]
+async fn the_ca_is_rotated_under_an_agent_that_goes_on_and_a_tenant_is_installed_after_it() {
+    let versions = [ChartSource::small("1.0.0")];
+    let repository = ChartRepository::start(&versions).await.unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("rotation-home", Parts::ControlPlane),
+        Cluster::start("rotation-edge", Parts::WithPods),
+    )
+    .unwrap();
+    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push("--self-cluster=false".to_owned());
+    let options = || HubOptions::new(home.kubeconfig()).args(flags.clone());
+    let mut hub = Hub::start(&options()).unwrap();
+    let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1")
+        .await
+        .unwrap();
+    let connected = [("Connected", "True", "Connected")];
+    desk.member_shows("edge-1", &connected).await.unwrap();
+    let rotate = async |more: &[&str]| {
+        let words = [&["rotate-ca", "-n", NAMESPACE], more].concat();
+        kubectl_krypton(&home, &words).await
+    };
+    let is_at = async |expected: &str| {
+        let what = format!("the rotation to be {expected}");
+        eventually(&what, PATIENCE, async || {
+            let told = rotate(&["--status"]).await?;
+            if told.starts_with(expected) {
+                return Ok(Some(told));
+            }
+            bail!("{told}")
+        })
+        .await
+        .unwrap()
+    };
+    let hubs = async |key| text(&home.client(), NAMESPACE, authority::SECRET_NAME, key).await;
+    let former = hubs("ca.crt").await.unwrap();
+    is_at("No rotation of the CA is under way, and there was none yet").await;
+    let forced = rotate(&["--force"]).await.unwrap_err().to_string();
+    assert!(forced.contains("nothing to force"), "{forced}");
+
+    rotate(&[]).await.unwrap();
+    is_at("Announced").await;
+    let second = rotate(&[]).await.unwrap_err().to_string();
+    assert!(second.contains("under way (Announced)"), "{second}");
+    // Who joins from here on trusts both.
+    eventually("both roots to be published", PATIENCE, async || {
+        let info = join_info::read(home.client(), NAMESPACE).await?;
+        let roots = info.unwrap().ca_pem.matches("BEGIN").count();
+        Ok((roots == 2).then_some(()))
+    })
+    .await
+    .unwrap();
+    is_at("Switched").await;
+    is_at("No rotation of the CA is under way; the last one ended").await;
+    let root = hubs("ca.crt").await.unwrap();
+    assert!(
+        !root.contains(&former) && root.matches("BEGIN").count() == 1,
+        "{root}"
+    );
+    assert_eq!(
+        hubs("former.crt").await.unwrap() + &hubs("next.key").await.unwrap(),
+        ""
+    );
+    let edge_client = edge.client();
+    eventually(
+        "the agent to trust the new root alone",
+        PATIENCE,
+        async || {
+            let (namespace, secret) = ("krypton-system", "krypton-agent-identity");
+            let kept = text(&edge_client, namespace, secret, "ca.crt").await?;
+            Ok((kept == root).then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+    // It was never without a session, and its certificate was renewed once.
+    let log = member.agent().unwrap().log().unwrap();
+    assert!(
+        !log.contains("no session") && !log.contains("the session ends"),
+        "{log}"
+    );
+    assert_eq!(
+        log.matches("the certificate was renewed").count(),
+        1,
+        "{log}"
+    );
+
+    edge_desk
+        .create("default", "acme", json!({}))
+        .await
+        .unwrap();
+    let ready = [("Ready", "True", "AllClustersReady")];
+    edge_desk.shows("default", "acme", &ready).await.unwrap();
+
+    // Both find each other again with what they have kept.
+    hub.stop().await.unwrap();
+    let _hub = Hub::start(&options().in_place_of(&hub)).unwrap();
+    member.agent().unwrap().stop().await.unwrap();
+    member.start_again(&edge).unwrap();
+    eventually("the new agent's session", PATIENCE, async || {
+        let log = member.agent().unwrap().log()?;
+        Ok(log.contains("in session with the hub").then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.member_shows("edge-1", &connected).await.unwrap();
 }

@@ -50,7 +50,7 @@ pub enum DialError {
     )]
     NotHttp2(String),
     #[error(
-        "the certificate at {0} is of another CA: the hub there is not the one the bundle is from, or something intercepts the connection; run 'kubectl krypton join' again"
+        "the certificate at {0} is of another CA: the hub there is not the one the bundle is from, its CA was rotated while this agent was away, or something intercepts the connection; run 'kubectl krypton join' again"
     )]
     OtherAuthority(String),
     #[error(
@@ -72,7 +72,7 @@ pub enum DialError {
     )]
     OursExpired(String),
     #[error(
-        "the hub at {0} does not know the CA of our certificate: it is another hub, or its CA was made anew; run 'kubectl krypton join' again"
+        "the hub at {0} does not know the CA of our certificate: it is another hub, or its CA was made anew or rotated while this agent was away; run 'kubectl krypton join' again"
     )]
     OursUnknown(String),
     #[error(

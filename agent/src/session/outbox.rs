@@ -4,7 +4,7 @@ use krypton_common::account::AccountDigest;
 use krypton_common::desired::Version;
 use krypton_common::tenant::TenantKey;
 use krypton_proto::REPORTS_PER_MESSAGE;
-use krypton_proto::v1::{Applied, Heartbeat, Report, Tenant, agent_message};
+use krypton_proto::v1::{Applied, Heartbeat, Report, Tenant, Trusts, agent_message};
 
 use crate::report::ReportBoard;
 
@@ -12,6 +12,7 @@ use crate::report::ReportBoard;
 #[derive(Debug)]
 pub(super) struct Outbox {
     applied: Option<Applied>,
+    trusts: Option<Trusts>,
     account: Option<Account>,
     heartbeat: bool,
     changed: bool,
@@ -32,6 +33,7 @@ impl Outbox {
     pub(super) fn new() -> Self {
         Self {
             applied: None,
+            trusts: None,
             account: Some(Account::new(0)),
             heartbeat: false,
             changed: false,
@@ -41,6 +43,10 @@ impl Outbox {
 
     pub(super) fn applied(&mut self, version: Version, digest: String) {
         self.applied = Some(Applied::new(version, digest));
+    }
+
+    pub(super) fn trusts(&mut self, trusts: Trusts) {
+        self.trusts = Some(trusts);
     }
 
     /// The account again, from its beginning; the board must be told to resend.
@@ -63,7 +69,11 @@ impl Outbox {
     }
 
     pub(super) fn has_something(&self) -> bool {
-        self.applied.is_some() || self.account.is_some() || self.heartbeat || self.changed
+        self.applied.is_some()
+            || self.trusts.is_some()
+            || self.account.is_some()
+            || self.heartbeat
+            || self.changed
     }
 
     /// The next message, with the newest of what it is about. A heartbeat waits for the end of an
@@ -72,6 +82,9 @@ impl Outbox {
     pub(super) fn next(&mut self, board: &ReportBoard) -> Option<agent_message::Kind> {
         if let Some(applied) = self.applied.take() {
             return Some(agent_message::Kind::Applied(applied));
+        }
+        if let Some(trusts) = self.trusts.take() {
+            return Some(agent_message::Kind::Trusts(trusts));
         }
         if let Some(account) = self.account.take() {
             return Some(agent_message::Kind::Report(

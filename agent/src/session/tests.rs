@@ -3,7 +3,8 @@
 use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::desired::ChartState;
 use krypton_common::tenant::{TenantKey, TenantReport};
-use krypton_proto::v1::{Desired, Drain, Heartbeat, Report, Resync};
+use krypton_common::tls;
+use krypton_proto::v1::{Desired, Drain, Heartbeat, Report, Resync, Roots};
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -20,11 +21,15 @@ struct Agent {
 
 impl Agent {
     fn start(dialer: Dialer) -> Self {
+        Self::start_with(Arc::new(dialer))
+    }
+
+    fn start_with(dialer: Arc<Dialer>) -> Self {
         let board = Arc::new(ReportBoard::default());
         let (desired_tx, desired) = watch::channel(None);
         let (link_tx, link) = watch::channel(Link::default());
         let session = Session {
-            dialer: Arc::new(dialer),
+            dialer,
             replica: "agent-0".to_owned(),
             cluster_uid: "uid-1".to_owned(),
             kubernetes_version: "v1.36.0".to_owned(),
@@ -257,6 +262,78 @@ async fn a_drain_ends_the_session_and_the_next_one_follows() {
     session.send(hub_message::Kind::Drain(drain)).await;
     agent.down_with("the hub is stopping").await;
     hub.session().await.greet().await;
+}
+
+/// A dialer, and another end of it.
+fn shared(dialer: Dialer) -> (Arc<Dialer>, Arc<Dialer>) {
+    let dialer = Arc::new(dialer);
+    (Arc::clone(&dialer), dialer)
+}
+
+#[tokio::test]
+async fn a_newer_certificate_gets_a_stream_of_its_own_before_the_one_there_is_left() {
+    let authority = FakeAuthority::new();
+    let mut hub = FakeHub::start(&authority).await;
+    let (dialer, ours) = shared(authority.dialer(hub.addresses(), Valid::Now));
+    let mut agent = Agent::start_with(ours);
+    let mut first = hub.session().await;
+    first.greet().await;
+    account(&mut first).await;
+    agent.link.wait_for(Link::is_up).await.unwrap();
+    agent.link.mark_unchanged();
+    let renewed = || {
+        let own = Some(authority.agent(Valid::Now));
+        dialer.renew(tls::client_config(&authority.roots(), own).unwrap());
+    };
+
+    // While the second one is being opened, the first is spoken on.
+    renewed();
+    let mut second = hub.session().await;
+    agent.board.tenant(&key("a"), Some(report(1)));
+    next_report(&mut first).await;
+    // The hub ends the first when it has welcomed the second; neither is a gap.
+    second.greet().await;
+    first.fail(Status::aborted("another session")).await;
+    assert_eq!(account(&mut second).await, (vec!["a".to_owned()], 0));
+    assert!(agent.link.borrow_and_update().is_up());
+
+    // One that does not come about leaves the one there is.
+    renewed();
+    hub.session().await.fail(Status::unavailable("busy")).await;
+    agent.board.tenant(&key("b"), Some(report(1)));
+    next_report(&mut second).await;
+    let mut third = hub.session().await;
+    third.greet().await;
+    account(&mut third).await;
+    assert!(agent.link.borrow_and_update().is_up());
+}
+
+#[tokio::test]
+async fn what_the_hub_names_as_its_roots_is_handed_on_and_what_is_kept_is_told() {
+    let authority = FakeAuthority::new();
+    let mut hub = FakeHub::start(&authority).await;
+    let (dialer, ours) = shared(authority.dialer(hub.addresses(), Valid::Now));
+    dialer.trust().keep(&authority.roots());
+    let mut told = dialer.trust().told();
+    let _agent = Agent::start_with(ours);
+    let mut session = hub.session().await;
+    let hello = session.greet().await;
+    let trusted = RootDigest::of_all(&authority.roots());
+    assert_eq!(hello.trusts.unwrap().read().unwrap(), trusted);
+    account(&mut session).await;
+
+    let roots = Roots {
+        certificates: vec![authority.roots()[0].to_vec().into()],
+        renew_within_millis: Some(5),
+    };
+    session.send(hub_message::Kind::Roots(roots.clone())).await;
+    told.changed().await.unwrap();
+    assert_eq!(*told.borrow(), Some(roots.into()));
+    dialer.trust().keep(&authority.roots());
+    let agent_message::Kind::Trusts(said) = next(&mut session).await else {
+        panic!("what is kept is told")
+    };
+    assert_eq!(said.read().unwrap(), trusted);
 }
 
 #[tokio::test]

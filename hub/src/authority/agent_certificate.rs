@@ -1,5 +1,7 @@
 //! What an agent's certificate says, once TLS has checked that it is one of ours.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use krypton_common::spiffe::{Role, SpiffeError, SpiffeId};
 use thiserror::Error;
@@ -18,6 +20,8 @@ pub struct AgentCertificate {
     pub not_after: Timestamp,
     /// Lower-case hex.
     pub serial: String,
+    /// The whole of it.
+    pub der: Arc<[u8]>,
 }
 
 /// Why a certificate is no agent's. Completes a sentence about it.
@@ -74,6 +78,7 @@ pub fn read_agent_certificate(
         not_before: timestamp(certificate.validity().not_before)?,
         not_after: timestamp(certificate.validity().not_after)?,
         serial: hex(certificate.raw_serial()),
+        der: der.into(),
     })
 }
 

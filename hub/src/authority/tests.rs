@@ -279,3 +279,21 @@ fn no_key_gets_into_what_is_published() {
     let authority = Authority::from_parts("a.krypton", &mixed, &made.key_pem, now()).unwrap();
     assert_eq!(authority.ca_pem(), made.pem);
 }
+
+#[test]
+fn the_root_that_has_signed_is_told_apart_from_one_of_the_same_name() {
+    let (one, other) = (authority(), authority());
+    let certificate = sign(&one, &KeyPair::generate().unwrap());
+    assert_eq!(one.issuer_of(&certificate), one.signing());
+    assert_eq!(other.issuer_of(&certificate), None);
+    assert_eq!(one.issuer_of(b"x"), None);
+    let steady = New::generate("a.krypton", now()).unwrap().data();
+    let turned = switched(&announced(&steady, now()).unwrap()).unwrap();
+    let (before, after) = (
+        Authority::from_data(&steady, now()).unwrap(),
+        Authority::from_data(&turned, now()).unwrap(),
+    );
+    let certificate = sign(&before, &KeyPair::generate().unwrap());
+    assert_eq!(after.issuer_of(&certificate), before.signing());
+    assert_ne!(after.signing(), before.signing());
+}

@@ -188,7 +188,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// Where the hub is looked for.
-fn places(named: Option<&str>, of_context: &str) -> Vec<String> {
+pub(super) fn places(named: Option<&str>, of_context: &str) -> Vec<String> {
     match named {
         Some(namespace) => vec![namespace.to_owned()],
         None if of_context == SYSTEM_NAMESPACE => vec![of_context.to_owned()],

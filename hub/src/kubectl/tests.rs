@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
-use axum::http::{StatusCode, Uri, header};
+use axum::body::Bytes;
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 
 use super::*;
@@ -146,7 +147,11 @@ default     acme             Error     1/4       https://charts.jetstack.io/cert
 struct Server {
     directory: tempfile::TempDir,
     asked: Arc<Mutex<Vec<String>>>,
+    sent: Arc<Mutex<Vec<Sent>>>,
 }
+
+/// Method, body, and what is accepted.
+type Sent = (String, Value, String);
 
 impl Server {
     async fn start(answers: Vec<(u16, Value)>) -> Self {
@@ -154,16 +159,26 @@ impl Server {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&asked);
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let came = Arc::clone(&sent);
         let left = Arc::new(Mutex::new(VecDeque::from(answers)));
-        let router = Router::new().fallback(move |uri: Uri| {
-            seen.lock().unwrap().push(uri.to_string());
-            let (code, body) = left
-                .lock()
-                .unwrap()
-                .pop_front()
-                .expect("one request per answer");
-            async move { answer(code, &body) }
-        });
+        let router = Router::new().fallback(
+            move |method: Method, uri: Uri, headers: HeaderMap, body: Bytes| {
+                seen.lock().unwrap().push(uri.to_string());
+                let body = serde_json::from_slice(&body).unwrap_or_default();
+                let accepts = headers.get(header::ACCEPT);
+                let accepts = accepts.map(|accepts| accepts.to_str().unwrap().to_owned());
+                came.lock()
+                    .unwrap()
+                    .push((method.to_string(), body, accepts.unwrap_or_default()));
+                let (code, body) = left
+                    .lock()
+                    .unwrap()
+                    .pop_front()
+                    .expect("one request per answer");
+                async move { answer(code, &body) }
+            },
+        );
         tokio::spawn(axum::serve(listener, router).into_future());
         let kubeconfig = json!({
             "current-context": "home",
@@ -173,7 +188,11 @@ impl Server {
         });
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("config"), kubeconfig.to_string()).unwrap();
-        Self { directory, asked }
+        Self {
+            directory,
+            asked,
+            sent,
+        }
     }
 
     async fn run(&self, args: &[&str]) -> Result<Printed, KubectlError> {
@@ -187,6 +206,10 @@ impl Server {
         let env = |name: &str| (name == "KUBECONFIG").then(|| path.clone());
         let all = std::iter::once("kubectl-krypton").chain(args.iter().copied());
         Box::pin(run(all.map(OsString::from), &env, now())).await
+    }
+
+    fn sent(&self) -> Vec<Sent> {
+        self.sent.lock().unwrap().clone()
     }
 
     fn asked(&self) -> Vec<String> {
@@ -526,4 +549,216 @@ async fn wrong_names_and_times_are_refused_before_anything_is_asked() {
         assert!(error.to_string().contains(word), "{error}");
     }
     assert!(server.asked().is_empty());
+}
+
+/// The Secret's metadata with these annotations.
+fn authority(annotations: Value) -> (u16, Value) {
+    let object = json!({
+        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+        "metadata": {"name": "krypton-hub-ca", "resourceVersion": "7", "annotations": annotations},
+    });
+    (200, object)
+}
+
+fn digest(of: &str) -> String {
+    krypton_common::root_digest::RootDigest::of(of.as_bytes()).to_string()
+}
+
+fn stands(phase: &str) -> (u16, Value) {
+    let standing = json!({"phase": phase, "root": digest("new"), "since": "2026-01-02T03:00:05Z"});
+    authority(json!({"mesh.openkcm.io/ca-rotation": standing.to_string()}))
+}
+
+/// Two that have done their part, one that is away, and one that is too old.
+fn rotating() -> (u16, Value) {
+    let with = |name: &str, roots: Value, connected: &str| {
+        let status = json!({
+            "certificateExpiry": "2026-02-01T00:00:00Z", "agentVersion": "0.1.0",
+            "lastSeen": "2026-01-02T03:02:05Z", "roots": roots,
+            "conditions": [condition("Connected", connected, "x", "")],
+        });
+        cluster(name, json!({}), status)
+    };
+    let both = json!({"trusted": [digest("new"), digest("old")], "issuer": digest("old")});
+    let old = json!({"trusted": [digest("old")], "issuer": digest("old")});
+    let silent = json!({"issuer": digest("old")});
+    let members = vec![
+        with("edge-1", both.clone(), "True"),
+        with("edge-2", old, "False"),
+        with("edge-3", silent, "True"),
+        with("edge-4", both, "True"),
+    ];
+    list_of(members, "")
+}
+
+#[tokio::test]
+async fn a_rotation_is_asked_for_and_no_key_is_read() {
+    let server = Server::start(vec![authority(json!({})), authority(json!({}))]).await;
+    let printed = server.run(&["rotate-ca"]).await.unwrap();
+    assert!(printed.stdout.contains("rotate-ca --status"), "{printed:?}");
+    let asked = server.asked();
+    let secret = "/api/v1/namespaces/krypton-system/secrets/krypton-hub-ca";
+    assert!(
+        asked.iter().all(|asked| asked.starts_with(secret)),
+        "{asked:?}"
+    );
+    let sent = server.sent();
+    assert_eq!(sent[1].0, "PATCH");
+    assert_eq!(
+        sent[1].1,
+        json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {
+                "resourceVersion": "7",
+                "annotations": {"mesh.openkcm.io/rotate-ca": "2026-01-02T03:04:05Z"},
+            },
+        })
+    );
+    for (_, _, accepted) in sent {
+        assert!(accepted.contains("PartialObjectMetadata"), "{accepted}");
+    }
+}
+
+#[tokio::test]
+async fn there_is_one_rotation_at_a_time() {
+    let asked = || authority(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:04:00Z"}));
+    for (found, word) in [
+        (
+            vec![stands("Announced"), rotating()],
+            "under way (Announced)",
+        ),
+        (vec![stands("Switched"), rotating()], "under way (Switched)"),
+        (vec![asked()], "asked for already"),
+    ] {
+        let server = Server::start(found).await;
+        let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
+        assert!(text.contains(word) && text.contains("--status"), "{text}");
+    }
+    // After the last one there may be another.
+    let server = Server::start(vec![stands("Steady"), rotating(), authority(json!({}))]).await;
+    server.run(&["rotate-ca"]).await.unwrap();
+    // What the hub has written in between is looked at.
+    let conflict = failure(409, "Conflict", "the object has been modified");
+    let answers = vec![
+        authority(json!({})),
+        conflict,
+        stands("Announced"),
+        rotating(),
+    ];
+    let server = Server::start(answers).await;
+    let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
+    assert!(text.contains("under way"), "{text}");
+}
+
+#[tokio::test]
+async fn the_phase_and_who_is_waited_for_are_told() {
+    let server = Server::start(vec![stands("Announced"), rotating()]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    let expected = format!(
+        "\
+Announced 4m ago: agents are told of the new root; when all trust it, it signs. It is {}.
+WAITING-FOR   CONNECTED   LAST-SEEN   AGENT   WHY
+edge-2        False       2m          0.1.0   its agent does not trust the new root yet: bring its agent back, or delete EdgeCluster edge-2 if the cluster is gone
+edge-3        True        2m          0.1.0   its agent is too old to say which roots it trusts: upgrade its agent
+",
+        digest("new").get(..16).unwrap()
+    );
+    assert_eq!(printed.stdout, expected);
+    let server = Server::start(vec![stands("Switched"), rotating()]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    assert!(
+        printed.stdout.starts_with("Switched 4m ago") && printed.stdout.contains("edge-1  "),
+        "{}",
+        printed.stdout
+    );
+    let server = Server::start(vec![stands("Announced"), list_of(vec![], "")]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    assert!(printed.stdout.ends_with("Nobody is waited for.\n"));
+    let server = Server::start(vec![authority(json!({}))]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    assert!(printed.stdout.contains("there was none yet"));
+    let asked = authority(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:02:05Z"}));
+    let server = Server::start(vec![asked]).await;
+    let printed = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    assert!(printed.stdout.contains("asked for 2m ago"), "{printed:?}");
+    assert!(
+        printed.stderr.contains("No hub has taken it up"),
+        "{printed:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_cluster_is_locked_out_only_when_it_is_named() {
+    let refused = async |args: &[&str]| {
+        let server = Server::start(vec![stands("Announced"), rotating()]).await;
+        let text = whole_text(&server.run(args).await.unwrap_err());
+        assert_eq!(server.asked().len(), 2, "nothing is written");
+        text
+    };
+    let text = refused(&["rotate-ca", "--force"]).await;
+    for word in [
+        "2 clusters will have to join again",
+        "edge-2 (its agent does not trust",
+        "--force --lock-out=edge-2,edge-3'",
+    ] {
+        assert!(text.contains(word), "{text}");
+    }
+    let text = refused(&["rotate-ca", "--force", "--lock-out=edge-2"]).await;
+    assert!(text.contains("--lock-out=edge-2,edge-3"), "{text}");
+    let args = ["rotate-ca", "--force", "--lock-out=edge-2,edge-3,edge-4"];
+    let text = refused(&args).await;
+    assert!(text.contains("edge-4 is not waited for"), "{text}");
+
+    let answers = vec![stands("Announced"), rotating(), authority(json!({}))];
+    let server = Server::start(answers).await;
+    let args = ["rotate-ca", "--force", "--lock-out", "edge-3,edge-2"];
+    let printed = server.run(&args).await.unwrap();
+    assert!(
+        printed.stdout.contains("kubectl krypton join edge-2"),
+        "{printed:?}"
+    );
+    let sent = server.sent().pop().unwrap().1;
+    let written = &sent["metadata"]["annotations"]["mesh.openkcm.io/rotate-ca-lock-out"];
+    let written: Value = serde_json::from_str(written.as_str().unwrap()).unwrap();
+    let expected =
+        json!({"root": digest("new"), "announced": ["edge-2", "edge-3"], "switched": []});
+    assert_eq!(written, expected);
+
+    let cases: &[(Vec<(u16, Value)>, &str)] = &[
+        (vec![authority(json!({}))], "no rotation is under way"),
+        (
+            vec![stands("Announced"), list_of(vec![], "")],
+            "nobody is waited for",
+        ),
+    ];
+    for (answers, word) in cases {
+        let server = Server::start(answers.clone()).await;
+        let args = ["rotate-ca", "--force", "--lock-out=edge-2"];
+        let text = whole_text(&server.run(&args).await.unwrap_err());
+        assert!(text.contains(word), "{text}");
+    }
+    let server = Server::start(vec![]).await;
+    for args in [
+        &["rotate-ca", "--lock-out=edge-2"][..],
+        &["rotate-ca", "--status", "--force"],
+    ] {
+        let error = server.run(args).await.unwrap_err();
+        assert!(matches!(error, KubectlError::Usage(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_rotate_is_told_what_is_missing() {
+    let forbidden = || failure(403, "Forbidden", "secrets is forbidden: no");
+    let missing = || failure(404, "NotFound", "not found");
+    for (answers, word) in [
+        (vec![forbidden(), forbidden()], "verb get"),
+        (vec![authority(json!({})), forbidden()], "verb patch"),
+        (vec![stands("Announced"), forbidden()], "verb list"),
+        (vec![missing(), missing()], "krypton-system and team"),
+    ] {
+        let server = Server::start(answers).await;
+        let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
+        assert!(text.contains(word) && text.contains("\"home\""), "{text}");
+    }
 }

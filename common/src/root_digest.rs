@@ -1,0 +1,104 @@
+//! A root of the hub's CA by the SHA-256 of its certificate: how hub and agent speak of one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use sha2::{Digest as _, Sha256};
+
+const BYTES: usize = 32;
+/// Roots that may be trusted at a time: two while one takes over from another, with room for what a
+/// person adds.
+pub const ROOTS_MAX: usize = 8;
+
+/// Shown, and read, as lower-case hex.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RootDigest([u8; BYTES]);
+
+impl RootDigest {
+    pub fn of(der: &[u8]) -> Self {
+        Self(Sha256::digest(der).into())
+    }
+
+    /// Of all of these, each once.
+    pub fn of_all(ders: &[impl AsRef<[u8]>]) -> Vec<Self> {
+        let mut all: Vec<_> = ders.iter().map(|der| Self::of(der.as_ref())).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    pub fn bytes(&self) -> [u8; BYTES] {
+        self.0
+    }
+}
+
+impl fmt::Display for RootDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for RootDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A text that is no digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is not a SHA-256 in lower-case hex")]
+pub struct NotADigest;
+
+impl FromStr for RootDigest {
+    type Err = NotADigest;
+
+    fn from_str(text: &str) -> Result<Self, NotADigest> {
+        let digits: Vec<u8> = text
+            .bytes()
+            .map(|byte| match byte {
+                b'0'..=b'9' => Ok(byte - b'0'),
+                b'a'..=b'f' => Ok(byte - b'a' + 10),
+                _ => Err(NotADigest),
+            })
+            .collect::<Result<_, _>>()?;
+        let (pairs, rest) = digits.as_chunks::<2>();
+        let bytes: Vec<u8> = pairs.iter().map(|[high, low]| high << 4 | low).collect();
+        match rest {
+            [] => Self::from_bytes(&bytes).ok_or(NotADigest),
+            _ => Err(NotADigest),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fingerprint::sha256_hex;
+
+    proptest! {
+        #[test]
+        fn what_is_shown_is_read_back(bytes in any::<Vec<u8>>()) {
+            let digest = RootDigest::of(&bytes);
+            prop_assert_eq!(digest.to_string(), sha256_hex(&bytes));
+            prop_assert_eq!(digest.to_string().parse(), Ok(digest));
+            prop_assert_eq!(RootDigest::from_bytes(&digest.bytes()), Some(digest));
+        }
+    }
+
+    #[test]
+    fn what_is_no_digest_is_not_read() {
+        let good = RootDigest::of(b"a").to_string();
+        let mut short = good.clone();
+        short.pop();
+        for wrong in ["", "0", &good.to_uppercase(), &good.repeat(2), &short] {
+            assert_eq!(wrong.parse::<RootDigest>(), Err(NotADigest), "{wrong}");
+        }
+        assert_eq!(RootDigest::from_bytes(&[0; 31]), None);
+    }
+}
