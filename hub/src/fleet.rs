@@ -117,14 +117,13 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         fleet.sources.clone(),
     );
     // Facts change often, and the rest does not follow from them.
-    let (mut look, mut look_soon, mut look_next) = (true, false, Boot::default());
+    let (mut look, mut look_next) = (true, Boot::default());
     loop {
         let now = Boot::now();
         let leading = fleet.lead.borrow_and_update().may_start(now);
         // Changes that come one after the other are looked at together.
-        look |= look_soon && now >= look_next;
-        if look && known.synced {
-            (look, look_soon) = (false, false);
+        if look && known.synced && now >= look_next {
+            look = false;
             look_next = Boot(now.0 + LOOK_EVERY);
             book.follow(&known);
             let membership = members_now(&fleet, &known, &book, now.since(begun) < PATIENCE);
@@ -135,7 +134,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 &membership.refused,
                 leading,
             );
-            look_soon |= membership.waiting;
+            look |= membership.waiting;
             let wanted = &wanted(&fleet, &membership);
             for name in std::mem::take(&mut known.anew) {
                 fleet.shared.voices.forget_agent(&name, now);
@@ -166,7 +165,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         };
                     } else {
                         // It waits for its turn.
-                        look_soon = true;
+                        look = true;
                     }
                 }
                 if object.is_none() {
@@ -285,13 +284,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 *at = (*at).max(Boot(now.0 + PACE));
             }
         }
-        // A member that is still to be made waits for its turn.
-        let mut wake = look.then(|| Boot(now.0 + PACE));
+        let mut wake = (look && known.synced).then_some(look_next);
         if let Some(due) = book_due {
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
-        }
-        if look_soon {
-            wake = Some(wake.map_or(look_next, |wake| wake.min(look_next)));
         }
         for name in dirty.clone() {
             if !leading || writes.len() >= WRITERS {
@@ -329,10 +324,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         }
         tokio::select! {
             () = stop.cancelled() => break,
-            changed = fleet.sources.changed() => { if changed.is_err() { break } look_soon = true; }
-            changed = fleet.given.changed() => { if changed.is_err() { break } look = true; }
+            changed = fleet.sources.changed() => { if changed.is_err() { break } look = true; }
+            changed = fleet.given.changed() => {
+                if changed.is_err() { break }
+                // A new chart goes out at once.
+                (look, look_next) = (true, Boot::default());
+            }
             changed = fleet.lead.changed() => { if changed.is_err() { break } look = true; }
-            () = fleet.found.changed.notified() => look_soon = true,
+            () = fleet.found.changed.notified() => look = true,
             () = fleet.shared.facts.changed.notified() => {}
             _ = heartbeat.tick() => {
                 look = true;
@@ -359,7 +358,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     gone.remove(&name);
                 }
             }
-            () = book.answered(&mut known) => look_soon = true,
+            () = book.answered(&mut known) => look = true,
             Some(written) = writes.join_next(), if !writes.is_empty() => {
                 if let Ok(written) = written {
                     let name = written.name.clone();
