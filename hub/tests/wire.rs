@@ -155,6 +155,7 @@ impl Home {
             Arc::new(ArcSwap::from_pointee(tls)),
             TRUST_DOMAIN.to_owned(),
             tonic::service::Routes::new(fleet.into_server()),
+            self.metrics.door.clone(),
             stop.clone(),
         );
         Port {
