@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::stream::BoxStream;
 use krypton_agent::chart::{ChartCache, ChartRef, Fetched};
-use krypton_agent::clock;
+use krypton_agent::clock::{self, Boot};
 use krypton_common::error_chain::chain;
 use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
 use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::authority::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Live};
 use crate::enrolment::on_the_wire;
 use crate::listener::Peer;
+use crate::members::{Asking, Member};
 use crate::session::{Sessions, admit};
 
 /// Charts on their way to agents at once; a chart has 10 MiB at most, of which each holds two chunks.
@@ -63,6 +64,19 @@ fn caller<T>(request: &Request<T>) -> Result<AgentCertificate, Status> {
     }
 }
 
+fn not_too_often(member: &Member, asking: Asking) -> Result<(), Status> {
+    member.asks(Boot::now(), asking).map_err(|wait| {
+        let what = match asking {
+            Asking::Renewal => "a certificate",
+            Asking::Chart => "a chart",
+        };
+        Status::resource_exhausted(format!(
+            "this member has asked for {what} too often; try again in {} s",
+            wait.as_secs() + 1
+        ))
+    })
+}
+
 #[tonic::async_trait]
 impl Fleet for FleetService {
     type ConnectStream = ReceiverStream<Result<HubMessage, Status>>;
@@ -88,7 +102,8 @@ impl Fleet for FleetService {
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::RenewResponse>, Status> {
         let certificate = caller(&request)?;
-        admit(&self.sessions.members, &certificate)?;
+        let member = admit(&self.sessions.members, &certificate)?;
+        not_too_often(&member, Asking::Renewal)?;
         let asked = request.into_inner().certificate_request;
         let authority = self.authority.now();
         let certificates = authority
@@ -113,6 +128,7 @@ impl Fleet for FleetService {
     ) -> Result<Response<Self::FetchChartStream>, Status> {
         let certificate = caller(&request)?;
         let member = admit(&self.sessions.members, &certificate)?;
+        not_too_often(&member, Asking::Chart)?;
         let asked = request.into_inner();
         // Only what the member is to run anyway: the hub is nobody's way to other addresses.
         let desired = member

@@ -124,6 +124,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         rotation::keep(rotation, stop.clone()).await;
         std::future::pending().await
     };
+    let metrics = sessions.metrics.door.clone();
     let fleet = FleetService::new(sessions, charts, Arc::clone(&authority)).into_server();
     let enrolment = Arc::new(Enrolment::new(
         client.clone(),
@@ -141,7 +142,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         () = rotating => {}
         () = sweep(&client, &namespace) => {}
         () = credential => {}
-        served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, stop.clone()) => {
+        served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, metrics, stop.clone()) => {
             if let Err(error) = served {
                 tracing::error!(error = %chain(&error), "serving agents ended");
             }

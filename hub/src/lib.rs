@@ -3,10 +3,11 @@
 //!
 //! Modules depend one way: `hub` → `fleet`, `gateway`, `aggregate` → `proxy`, `fleet_service` → `session`
 //! → `members`, `voices` → `identity`, `facts` → `discovery`, `home`, `settings`; `gateway` → `listener`,
-//! `enrolment`, `rotation` → `authority`, `join_token`.
+//! `enrolment`, `rotation` → `authority`, `join_token`; `listener`, `members` → `bucket`.
 
 pub mod aggregate;
 pub mod authority;
+pub mod bucket;
 pub mod desired;
 pub mod discovery;
 pub mod enrolment;

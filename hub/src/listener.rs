@@ -4,18 +4,19 @@
 //! with the handshake done.
 
 mod connection;
+mod crowd;
+mod metered;
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use krypton_agent::clock;
+use krypton_agent::clock::{self, Boot};
 use krypton_common::error_chain::chain;
 use krypton_common::tls;
 use rustls::ServerConfig;
@@ -24,6 +25,7 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -32,9 +34,13 @@ use tonic::transport::Server;
 use crate::authority::{
     Authority, AuthorityError, HUB_CERTIFICATE_LIFE, Live, read_agent_certificate,
 };
+use crate::bucket::Rate;
+use crate::metrics::DoorMetrics;
 
-use connection::Places;
 pub use connection::{Connection, Peer};
+use connection::{Newcomer, Places};
+use crowd::{AddressShare, Crowd, MemberShare, one_address};
+use metered::Metered;
 
 /// A session, and the few calls that an agent makes beside it.
 const STREAMS: u32 = 16;
@@ -118,27 +124,59 @@ pub async fn serve(
     tls: Arc<ArcSwap<ServerConfig>>,
     trust_domain: String,
     routes: Routes,
+    metrics: DoorMetrics,
     stop: CancellationToken,
 ) -> Result<(), ListenerError> {
-    serve_within(listener, tls, trust_domain, routes, Limits::default(), stop).await
+    let limits = Limits::default();
+    let serving = serve_within(listener, tls, trust_domain, routes, limits, metrics, stop);
+    serving.await
 }
 
 /// How many of what there may be at a time, and for how long.
+///
+/// Behind one address may be one machine, or a NAT with a whole fleet: so of one address only those are
+/// limited that have not shown an agent's certificate, and rather by waiting than by refusal.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// A handshake costs 1 ms of a core and some 50 KiB.
     handshakes: usize,
+    /// From the connection's coming, waiting for its turn included: as long as an agent waits.
     handshake: Duration,
     /// Ten times the largest fleet, at some 50 KiB each.
     connections: usize,
-    /// Connections without an agent's certificate: those that enrol.
+    /// Connections that have not shown an agent's certificate: four addresses' share, at some 5 KiB
+    /// while they wait. The rest of the connections is for agents.
+    newcomers: usize,
+    /// Connections without an agent's certificate after the handshake: those that enrol.
     strangers: usize,
     /// An enrolment takes less.
     stranger: Duration,
+    /// All that is read before an agent's certificate is shown: a handshake, and an enrolment of 12 KiB
+    /// at most.
+    stranger_bytes: u64,
+    of_an_address: OfAnAddress,
     /// Of one member: a few replicas, each with what is left of its last connections.
     of_a_member: usize,
+    /// An account of 10,000 Tenants at once, at more than 1 KiB each; then 1 MB a second, by which an
+    /// idle connection's worst, a flood of PINGs, takes some hundredths of a core.
+    member_bytes: Rate,
+    /// Three pings of an agent.
+    silence: Duration,
     /// How long calls may go on after the stop. Sessions end by themselves before.
     drain: Duration,
+}
+
+/// Of one address, which leaves room for others.
+#[derive(Clone, Copy, Debug)]
+struct OfAnAddress {
+    /// A large fleet behind one NAT that comes back at once; a quarter of all.
+    newcomers: usize,
+    /// Half of all: at 0.6 s each, over a long way, a thousand agents take 10 s.
+    handshakes: usize,
+    /// As many as enrol at a time, and a quarter of all.
+    strangers: usize,
+    /// A fleet of a thousand twice at once, then a tenth of a core.
+    handshake_rate: Rate,
 }
 
 impl Default for Limits {
@@ -147,9 +185,25 @@ impl Default for Limits {
             handshakes: 128,
             handshake: Duration::from_secs(10),
             connections: 10_000,
+            newcomers: 4096,
             strangers: 64,
             stranger: Duration::from_secs(30),
+            stranger_bytes: 64 * 1024,
+            of_an_address: OfAnAddress {
+                newcomers: 1024,
+                handshakes: 64,
+                strangers: 16,
+                handshake_rate: Rate {
+                    burst: 2000,
+                    each: Duration::from_millis(10),
+                },
+            },
             of_a_member: 64,
+            member_bytes: Rate {
+                burst: 16 << 20,
+                each: Duration::from_micros(1),
+            },
+            silence: Duration::from_secs(30),
             drain: Duration::from_secs(5),
         }
     }
@@ -161,13 +215,14 @@ async fn serve_within(
     trust_domain: String,
     routes: Routes,
     limits: Limits,
+    metrics: DoorMetrics,
     stop: CancellationToken,
 ) -> Result<(), ListenerError> {
     let (finished, waiting) = mpsc::channel(WAITING);
     let cut = CancellationToken::new();
     // Whatever ends this future ends the connections.
     let _cut_at_the_end = cut.clone().drop_guard();
-    let door = Arc::new(Door::new(tls, trust_domain, limits, cut));
+    let door = Arc::new(Door::new(tls, trust_domain, limits, metrics, cut));
     // No pings of ours: agents ping, and whoever does not send a heartbeat is cut by its session.
     let serving = Server::builder()
         .max_concurrent_streams(STREAMS)
@@ -201,26 +256,30 @@ async fn accept(
         // When all places are taken, those who come wait in the kernel's queue, which is bounded.
         let next = async {
             let place = Arc::clone(&door.connections).acquire_owned().await;
-            let turn = Arc::clone(&door.handshakes).acquire_owned().await;
-            (place, turn, listener.accept().await)
+            (place, listener.accept().await)
         };
-        let Some((Ok(place), Ok(turn), accepted)) = stop.run_until_cancelled(next).await else {
+        let Some((Ok(place), accepted)) = stop.run_until_cancelled(next).await else {
             return;
         };
         match accepted {
             Ok((stream, address)) => {
                 failing = false;
+                // Here, since whoever is sent away at once is not worth a task.
+                let newcomer = match door.receive(address) {
+                    Ok(newcomer) => newcomer,
+                    Err(refused) => {
+                        door.refuses(address, &refused);
+                        continue;
+                    }
+                };
                 let (door, finished) = (Arc::clone(door), finished.clone());
                 tokio::spawn(async move {
-                    let came_in = door.let_in(stream, address, place).await;
+                    let came_in = door.let_in(stream, address, place, newcomer).await;
                     match came_in {
                         // Fails when tonic has stopped.
                         Ok(connection) => drop(finished.send(connection).await),
-                        Err(refused) => {
-                            tracing::debug!(%address, reason = %chain(&refused), "a connection was refused");
-                        }
+                        Err(refused) => door.refuses(address, &refused),
                     }
-                    drop(turn);
                 });
             }
             Err(error) if is_of_one_connection(error.kind()) => {}
@@ -253,10 +312,33 @@ enum Refused {
     Slow(Duration),
     #[error("the handshake failed")]
     Handshake(#[source] io::Error),
+    #[error("{0} connections that have not shown an agent's certificate are there already")]
+    Newcomers(usize),
+    #[error(
+        "{0} connections of this address that have not shown an agent's certificate are there already"
+    )]
+    NewcomersOfAddress(usize),
+    #[error("too many handshakes with this address one after the other")]
+    Pace,
     #[error("{0} connections without an agent's certificate are there already")]
     Strangers(usize),
+    #[error("{0} connections of this address without an agent's certificate are there already")]
+    StrangersOfAddress(usize),
     #[error("cluster {cluster} has {limit} connections already")]
     Member { cluster: String, limit: usize },
+}
+
+impl Refused {
+    /// In few words, for the metric.
+    fn why(&self) -> &'static str {
+        match self {
+            Self::Slow(_) => "slow",
+            Self::Handshake(_) => "handshake",
+            Self::Newcomers(_) | Self::Strangers(_) => "strangers",
+            Self::NewcomersOfAddress(_) | Self::Pace | Self::StrangersOfAddress(_) => "address",
+            Self::Member { .. } => "member",
+        }
+    }
 }
 
 /// Whom it lets in.
@@ -265,10 +347,13 @@ struct Door {
     tls: Arc<ArcSwap<ServerConfig>>,
     trust_domain: String,
     limits: Limits,
+    metrics: DoorMetrics,
     connections: Arc<Semaphore>,
-    handshakes: Arc<Semaphore>,
+    handshakes: Semaphore,
+    newcomers: Arc<Semaphore>,
     strangers: Arc<Semaphore>,
-    members: Arc<Members>,
+    addresses: Arc<Crowd<IpAddr, AddressShare>>,
+    members: Arc<Crowd<String, MemberShare>>,
     /// Ends every connection.
     cut: CancellationToken,
 }
@@ -278,18 +363,54 @@ impl Door {
         tls: Arc<ArcSwap<ServerConfig>>,
         trust_domain: String,
         limits: Limits,
+        metrics: DoorMetrics,
         cut: CancellationToken,
     ) -> Self {
+        let of_an_address = limits.of_an_address;
         Self {
             tls,
             trust_domain,
             limits,
+            metrics,
             connections: Arc::new(Semaphore::new(limits.connections)),
-            handshakes: Arc::new(Semaphore::new(limits.handshakes)),
+            handshakes: Semaphore::new(limits.handshakes),
+            newcomers: Arc::new(Semaphore::new(limits.newcomers)),
             strangers: Arc::new(Semaphore::new(limits.strangers)),
-            members: Arc::default(),
+            addresses: Crowd::new(of_an_address.newcomers, move || {
+                let OfAnAddress {
+                    handshakes,
+                    strangers,
+                    handshake_rate,
+                    ..
+                } = of_an_address;
+                AddressShare::new(handshakes, strangers, handshake_rate)
+            }),
+            members: Crowd::new(limits.of_a_member, move || {
+                MemberShare::new(limits.member_bytes)
+            }),
             cut,
         }
+    }
+
+    fn refuses(&self, address: SocketAddr, refused: &Refused) {
+        self.metrics.refused(refused.why());
+        tracing::debug!(%address, reason = %chain(refused), "a connection was refused");
+    }
+
+    /// Whether there is room for one more that is not known yet.
+    fn receive(&self, address: SocketAddr) -> Result<Newcomer, Refused> {
+        let limits = &self.limits;
+        let of_address = self
+            .addresses
+            .enter(&one_address(address.ip()), Boot::now())
+            .ok_or(Refused::NewcomersOfAddress(limits.of_an_address.newcomers))?;
+        let of_all = Arc::clone(&self.newcomers)
+            .try_acquire_owned()
+            .map_err(|_| Refused::Newcomers(limits.newcomers))?;
+        Ok(Newcomer {
+            _of_all: of_all,
+            of_address,
+        })
     }
 
     async fn let_in(
@@ -297,37 +418,68 @@ impl Door {
         stream: TcpStream,
         address: SocketAddr,
         place: OwnedSemaphorePermit,
+        newcomer: Newcomer,
     ) -> Result<Connection, Refused> {
         // Messages are small and answered at once. A peer that has gone says so at the next read.
         drop(stream.set_nodelay(true));
-        let acceptor = TlsAcceptor::from(self.tls.load_full());
         let limit = self.limits.handshake;
-        let stream = tokio::time::timeout(limit, acceptor.accept(stream))
+        let shaking = self.shake_hands(stream, &newcomer.of_address.share);
+        let mut stream = tokio::time::timeout(limit, shaking)
             .await
-            .map_err(|_| Refused::Slow(limit))?
-            .map_err(Refused::Handshake)?;
+            .map_err(|_| Refused::Slow(limit))??;
         let peer = self.peer(address, stream.get_ref().1.peer_certificates());
-        let (life, place) = match &peer.certificate {
+        let (life, places) = match &peer.certificate {
             Ok(certificate) => {
                 let life = certificate.not_after.duration_since(clock::wall());
-                let limit = self.limits.of_a_member;
                 let cluster = &certificate.cluster;
-                let of_member = Members::enter(&self.members, cluster, limit);
+                let of_member = self.members.enter(cluster, Boot::now());
                 let of_member = of_member.ok_or_else(|| Refused::Member {
                     cluster: cluster.clone(),
-                    limit,
+                    limit: self.limits.of_a_member,
                 })?;
+                stream
+                    .get_mut()
+                    .0
+                    .is_of_member(Arc::clone(&of_member.share));
                 // A certificate that has just expired has no time left.
                 let life = Duration::try_from(life).unwrap_or_default();
                 (life, Places::of_member(place, of_member))
             }
             Err(_) => {
-                let stranger = Arc::clone(&self.strangers).try_acquire_owned();
-                let stranger = stranger.map_err(|_| Refused::Strangers(self.limits.strangers))?;
-                (self.limits.stranger, Places::of_stranger(place, stranger))
+                let limits = &self.limits;
+                let places = [&newcomer.of_address.share.strangers, &self.strangers];
+                let [of_address, of_all] = places.map(|all| Arc::clone(all).try_acquire_owned());
+                let of_address = of_address
+                    .map_err(|_| Refused::StrangersOfAddress(limits.of_an_address.strangers))?;
+                let of_all = of_all.map_err(|_| Refused::Strangers(limits.strangers))?;
+                let places = Places::of_stranger(place, newcomer, [of_all, of_address]);
+                (limits.stranger, places)
             }
         };
-        Ok(Connection::new(stream, peer, life, self.cut.clone(), place))
+        let (silence, cut) = (self.limits.silence, self.cut.clone());
+        Ok(Connection::new(stream, peer, life, silence, cut, places))
+    }
+
+    /// When it is the address' turn, and then the connection's: an address that fills its own turns keeps
+    /// others waiting only for those.
+    async fn shake_hands(
+        &self,
+        stream: TcpStream,
+        address: &AddressShare,
+    ) -> Result<TlsStream<Metered>, Refused> {
+        let wait = address
+            .next_handshake(Boot::now(), self.limits.handshake)
+            .ok_or(Refused::Pace)?;
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        // Neither is ever closed.
+        let _of_address = address.turns.acquire().await;
+        let _of_all = self.handshakes.acquire().await;
+        let _counted = self.metrics.handshake();
+        let acceptor = TlsAcceptor::from(self.tls.load_full());
+        let stream = Metered::of_stranger(stream, self.limits.stranger_bytes);
+        acceptor.accept(stream).await.map_err(Refused::Handshake)
     }
 
     fn peer(&self, address: SocketAddr, certificates: Option<&[CertificateDer<'_>]>) -> Peer {
@@ -340,45 +492,6 @@ impl Door {
         Peer {
             address,
             certificate,
-        }
-    }
-}
-
-/// Connections per member.
-#[derive(Debug, Default)]
-struct Members(Mutex<HashMap<String, usize>>);
-
-impl Members {
-    fn enter(members: &Arc<Self>, cluster: &str, limit: usize) -> Option<MemberPlace> {
-        let mut counts = members.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(cluster.to_owned()).or_default();
-        if *count >= limit {
-            return None;
-        }
-        *count += 1;
-        Some(MemberPlace {
-            members: Arc::clone(members),
-            cluster: cluster.to_owned(),
-        })
-    }
-}
-
-/// One connection of a member.
-#[derive(Debug)]
-struct MemberPlace {
-    members: Arc<Members>,
-    cluster: String,
-}
-
-impl Drop for MemberPlace {
-    fn drop(&mut self) {
-        let members = &self.members.0;
-        let mut counts = members.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.cluster) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.cluster);
-            }
         }
     }
 }

@@ -3,11 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use krypton_agent::clock::Boot;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
+
+use crate::bucket::{Bucket, Rate};
 
 /// The newest desired state of a member, and since when it is that.
 #[derive(Clone, Debug)]
@@ -29,6 +32,41 @@ pub struct Admission {
 
 /// Charts of one member on their way at once: an agent fetches one, a second replica another.
 const CHARTS: usize = 2;
+/// Live sessions of one member: a Deployment has a few replicas. What each has said too much before it
+/// is made to wait is waited for by all of them, so few enough that this stays below a heartbeat.
+const SESSIONS: usize = 16;
+
+/// What all sessions of one member may say, where a message counts as one and each report in it too: at
+/// once the account of as many Tenants as are kept, however it is cut; then a fiftieth of what the hub
+/// takes in all, which is far more than helm can give cause for.
+pub(crate) const SAYING: Rate = Rate {
+    burst: 20_000,
+    each: Duration::from_micros(2_500),
+};
+/// A replica asks once in weeks, and again after a failure, with back-off.
+const RENEWING: Rate = Rate {
+    burst: 10,
+    each: Duration::from_secs(60),
+};
+/// One for each new chart and replica, and again after a failure, with back-off.
+const FETCHING: Rate = Rate {
+    burst: 30,
+    each: Duration::from_secs(5),
+};
+
+/// What a member asks for beside its sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asking {
+    Renewal,
+    Chart,
+}
+
+#[derive(Debug)]
+struct Allowances {
+    saying: Bucket,
+    renewing: Bucket,
+    fetching: Bucket,
+}
 
 /// One member.
 #[derive(Debug)]
@@ -40,6 +78,7 @@ pub struct Member {
     pub slot: Arc<watch::Sender<Option<Slot>>>,
     /// Charts on their way to agents of this member.
     pub charts: Arc<Semaphore>,
+    allowances: Mutex<Allowances>,
     /// Live sessions by replica: number, and what cuts them.
     sessions: Mutex<BTreeMap<String, (u64, CancellationToken)>>,
 }
@@ -51,20 +90,46 @@ impl Member {
             admission: watch::Sender::new(Admission::default()),
             slot,
             charts: Arc::new(Semaphore::new(CHARTS)),
+            allowances: Mutex::new(Allowances {
+                saying: Bucket::new(SAYING),
+                renewing: Bucket::new(RENEWING),
+                fetching: Bucket::new(FETCHING),
+            }),
             sessions: Mutex::default(),
         }
     }
 
-    /// A session of this replica begins; an older one of it is cut.
-    pub fn begin_session(&self, replica: &str, number: u64) -> CancellationToken {
+    /// A session has said so much: how long nothing more is to be read from it.
+    pub fn has_said(&self, now: Boot, amount: u64) -> Duration {
+        self.allowances().saying.charge(now, amount)
+    }
+
+    /// Whether the member may ask for this now.
+    ///
+    /// # Errors
+    /// When it has asked too often, with how long it is to wait.
+    pub fn asks(&self, now: Boot, asking: Asking) -> Result<(), Duration> {
+        let mut allowances = self.allowances();
+        let bucket = match asking {
+            Asking::Renewal => &mut allowances.renewing,
+            Asking::Chart => &mut allowances.fetching,
+        };
+        bucket.take(now, 1, Duration::ZERO).map(drop)
+    }
+
+    /// A session of this replica begins; an older one of it is cut. `None` when the member has as many
+    /// as it may.
+    pub fn begin_session(&self, replica: &str, number: u64) -> Option<CancellationToken> {
         let cut = CancellationToken::new();
-        let before = self
-            .lock()
-            .insert(replica.to_owned(), (number, cut.clone()));
+        let mut sessions = self.lock();
+        if sessions.len() >= SESSIONS && !sessions.contains_key(replica) {
+            return None;
+        }
+        let before = sessions.insert(replica.to_owned(), (number, cut.clone()));
         if let Some((_, older)) = before {
             older.cancel();
         }
-        cut
+        Some(cut)
     }
 
     /// The session ends. One that has been replaced leaves its successor alone.
@@ -76,6 +141,11 @@ impl Member {
         {
             sessions.remove(replica);
         }
+    }
+
+    fn allowances(&self) -> std::sync::MutexGuard<'_, Allowances> {
+        let allowances = &self.allowances;
+        allowances.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, (u64, CancellationToken)>> {
@@ -274,16 +344,63 @@ mod tests {
     #[test]
     fn a_newer_session_of_a_replica_cuts_the_older_and_is_not_ended_by_its_end() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
-        let first = member.begin_session("a", 1);
-        let other = member.begin_session("b", 2);
-        let second = member.begin_session("a", 3);
+        let begin = |replica, number| member.begin_session(replica, number).unwrap();
+        let first = begin("a", 1);
+        let other = begin("b", 2);
+        let second = begin("a", 3);
         assert!(first.is_cancelled() && !other.is_cancelled() && !second.is_cancelled());
         member.end_session("a", 1);
-        member.begin_session("a", 4);
+        begin("a", 4);
         assert!(
             second.is_cancelled(),
             "the end of the first left the second registered"
         );
+    }
+
+    #[test]
+    fn a_member_has_so_many_sessions_and_a_replica_that_comes_back_is_no_more() {
+        let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
+        for number in 1..=SESSIONS as u64 {
+            let begun = member.begin_session(&number.to_string(), number);
+            assert!(begun.is_some());
+        }
+        assert!(member.begin_session("another", 100).is_none());
+        assert!(member.begin_session("1", 101).is_some());
+        member.end_session("2", 2);
+        assert!(member.begin_session("another", 102).is_some());
+    }
+
+    #[test]
+    fn the_account_of_the_largest_member_is_said_at_once_and_never_to_be_waited_for_into_silence() {
+        use crate::aggregate::TENANTS_MAX;
+        use krypton_proto::REPORTS_PER_MESSAGE;
+        let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
+        let now = Boot::now();
+        // A message each, and each with its one Tenant.
+        for _ in 0..TENANTS_MAX {
+            assert_eq!(member.has_said(now, 2), Duration::ZERO);
+        }
+        // All sessions have read one more of the largest messages before any waits.
+        let largest = 1 + REPORTS_PER_MESSAGE as u64;
+        let waits = (0..SESSIONS).map(|_| member.has_said(now, largest));
+        let longest = waits.max().unwrap();
+        assert!(
+            longest > Duration::ZERO && longest < crate::session::HEARTBEAT,
+            "{longest:?}"
+        );
+    }
+
+    #[test]
+    fn what_a_member_asks_for_over_and_over_it_gets_slowly() {
+        let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
+        let now = Boot::now();
+        for (asking, rate) in [(Asking::Renewal, RENEWING), (Asking::Chart, FETCHING)] {
+            for _ in 0..rate.burst {
+                assert_eq!(member.asks(now, asking), Ok(()));
+            }
+            assert_eq!(member.asks(now, asking), Err(rate.each));
+            assert_eq!(member.asks(Boot(now.0 + rate.each), asking), Ok(()));
+        }
     }
 
     #[test]

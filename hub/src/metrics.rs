@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
@@ -39,10 +42,67 @@ impl Collector for Members {
     }
 }
 
+/// A kind of message.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Message {
+    pub of: &'static str,
+    pub kind: &'static str,
+}
+
+/// Why a connection was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Why {
+    why: &'static str,
+}
+
+/// What the agents' port counts before anybody has a session.
+#[derive(Clone, Debug, Default)]
+pub struct DoorMetrics {
+    /// Handshakes that go on.
+    pub handshakes: Gauge,
+    /// The most of them at a time since the start.
+    pub handshakes_most: Gauge,
+    refused: Family<Why, Counter>,
+}
+
+impl DoorMetrics {
+    /// Counts a handshake until what is returned is dropped.
+    pub(crate) fn handshake(&self) -> Handshake<'_> {
+        let now = self.handshakes.inc() + 1;
+        let most = self.handshakes_most.inner();
+        most.fetch_max(now, Ordering::Relaxed);
+        Handshake(self)
+    }
+
+    pub(crate) fn refused(&self, why: &'static str) {
+        self.refused.get_or_create(&Why { why }).inc();
+    }
+
+    /// How many were refused for this reason.
+    pub fn refusals(&self, why: &'static str) -> u64 {
+        self.refused.get_or_create(&Why { why }).get()
+    }
+}
+
+/// A handshake that goes on.
+#[derive(Debug)]
+pub(crate) struct Handshake<'a>(&'a DoorMetrics);
+
+impl Drop for Handshake<'_> {
+    fn drop(&mut self) {
+        self.0.handshakes.dec();
+    }
+}
+
 /// What sessions count.
 #[derive(Debug)]
 pub struct SessionMetrics {
+    pub door: DoorMetrics,
     pub sessions: Gauge,
+    /// How often a session was made to wait with its next message.
+    pub slowed: Counter,
+    /// Messages of sessions, by who says them and what they are.
+    pub messages: Family<Message, Counter>,
     /// Seconds from a new desired state to an agent's word that it is in its slot.
     pub propagation: Histogram,
 }
@@ -50,7 +110,10 @@ pub struct SessionMetrics {
 impl Default for SessionMetrics {
     fn default() -> Self {
         Self {
+            door: DoorMetrics::default(),
             sessions: Gauge::default(),
+            slowed: Counter::default(),
+            messages: Family::default(),
             propagation: Histogram::new(exponential_buckets(0.001, 1.5, 30)),
         }
     }
@@ -64,6 +127,32 @@ pub fn registry(facts: Arc<FactsBoard>, sessions: &SessionMetrics) -> Registry {
         "sessions",
         "Live sessions of agents",
         sessions.sessions.clone(),
+    );
+    let door = &sessions.door;
+    registry.register(
+        "handshakes_in_flight",
+        "TLS handshakes that go on",
+        door.handshakes.clone(),
+    );
+    registry.register(
+        "handshakes_in_flight_most",
+        "The most TLS handshakes at a time since the start",
+        door.handshakes_most.clone(),
+    );
+    registry.register(
+        "connections_refused",
+        "Connections that were refused at the agents' port",
+        door.refused.clone(),
+    );
+    registry.register(
+        "sessions_slowed",
+        "How often a session was made to wait since its member says too much",
+        sessions.slowed.clone(),
+    );
+    registry.register(
+        "messages",
+        "Messages of sessions, by who says them",
+        sessions.messages.clone(),
     );
     registry.register_with_unit(
         "desired_propagation",

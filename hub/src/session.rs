@@ -27,7 +27,7 @@ use crate::aggregate::TENANTS_MAX;
 use crate::authority::{AgentCertificate, Authority};
 use crate::found::Found;
 use crate::members::{Admission, Member, Members, NotFound, Slot};
-use crate::metrics::SessionMetrics;
+use crate::metrics::{Message, SessionMetrics};
 use crate::notices::{Notice, Notices};
 use crate::voices::{AgentFacts, SILENCE, VoiceId, Voices};
 
@@ -171,6 +171,10 @@ impl Sessions {
             now: wall.as_second(),
         };
         send(outgoing, Say::Welcome(welcome)).await?;
+        let cut = member.begin_session(&hello.replica, number);
+        let cut = cut.ok_or_else(|| {
+            Status::resource_exhausted("this member has too many agents connected already")
+        })?;
         let mut live = Live {
             sessions: self,
             member,
@@ -178,7 +182,7 @@ impl Sessions {
             replica: hello.replica.clone(),
             id: VoiceId::Session(number),
             number,
-            cut: member.begin_session(&hello.replica, number),
+            cut,
             certificate,
             trusted,
         };
@@ -243,6 +247,12 @@ impl Live<'_> {
         tokio::pin!(expiry);
         let silence = tokio::time::sleep(SILENCE);
         tokio::pin!(silence);
+        // While it waits, what it says stays on its side: HTTP/2's flow control holds it up, and neither
+        // the pings of its connection nor what it is told.
+        let mut listens = true;
+        let mut slowed = false;
+        let resume = tokio::time::sleep(Duration::ZERO);
+        tokio::pin!(resume);
         loop {
             desired_due &= slot.borrow().is_some();
             tokio::select! {
@@ -281,23 +291,38 @@ impl Live<'_> {
                 }
                 permit = outgoing.reserve(), if desired_due || roots_due || ask_due => {
                     let Ok(permit) = permit else { return Ok(()) };
-                    let kind = if desired_due {
+                    let (name, kind) = if desired_due {
                         desired_due = false;
-                        slot.borrow_and_update().as_ref().map(|slot| Say::Desired((*slot.message).clone()))
+                        let slot = slot.borrow_and_update();
+                        ("desired", slot.as_ref().map(|slot| Say::Desired((*slot.message).clone())))
                     } else if roots_due {
                         roots_due = false;
-                        Some(Say::Roots(self.roots(&authority.borrow())))
+                        ("roots", Some(Say::Roots(self.roots(&authority.borrow()))))
                     } else {
                         ask_due = false;
-                        Some(Say::Resync(v1::Resync { number: *asks.borrow_and_update() }))
+                        let number = *asks.borrow_and_update();
+                        ("resync", Some(Say::Resync(v1::Resync { number })))
                     };
                     if let Some(kind) = kind {
+                        self.count("hub", name);
                         permit.send(Ok(HubMessage { kind: Some(kind) }));
                     }
                 }
-                message = incoming.message() => {
+                () = &mut resume, if !listens => listens = true,
+                message = incoming.message(), if listens => {
                     let Some(message) = message? else { return Ok(()) };
-                    silence.as_mut().reset(tokio::time::Instant::now() + SILENCE);
+                    let wait = self.member.has_said(Boot::now(), size(&message));
+                    let from = tokio::time::Instant::now() + wait;
+                    // Nobody is silent who is not listened to.
+                    silence.as_mut().reset(from + SILENCE);
+                    if !wait.is_zero() {
+                        if !slowed {
+                            tracing::warn!(member = %self.name, replica = %self.replica, "the agent says more than is read of one member; it is slowed");
+                        }
+                        (listens, slowed) = (false, true);
+                        resume.as_mut().reset(from);
+                        self.sessions.metrics.slowed.inc();
+                    }
                     if let Some(Said::Trusts(trusts)) = &message.kind {
                         self.trusted = trusts.read().map_err(|problem| broken(&problem))?;
                         self.see(&authority.borrow())?;
@@ -339,10 +364,16 @@ impl Live<'_> {
         }
     }
 
+    fn count(&self, of: &'static str, kind: &'static str) {
+        let messages = &self.sessions.metrics.messages;
+        messages.get_or_create(&Message { of, kind }).inc();
+    }
+
     /// Takes in one message.
     fn take(&self, message: AgentMessage, slot: Option<&Slot>) -> Result<(), Status> {
         let broken = |problem: WireError| broken(&problem);
         let voices = &self.sessions.voices;
+        self.count("agent", kind(&message));
         match message.kind {
             Some(Said::Report(report)) => {
                 if report.tenants.len() > REPORTS_PER_MESSAGE {
@@ -400,6 +431,27 @@ fn renewal_within(sessions: u64) -> Duration {
     RENEWAL_EACH
         .saturating_mul(sessions)
         .clamp(shortest, longest)
+}
+
+/// What a message counts for: itself, and each report in it. One with more than there may be ends its
+/// session, and is not to be paid for by others of the member.
+fn size(message: &AgentMessage) -> u64 {
+    let reports = match &message.kind {
+        Some(Said::Report(report)) => report.tenants.len().min(REPORTS_PER_MESSAGE),
+        _ => 0,
+    };
+    1 + reports as u64
+}
+
+fn kind(message: &AgentMessage) -> &'static str {
+    match message.kind {
+        Some(Said::Hello(_)) => "hello",
+        Some(Said::Report(_)) => "report",
+        Some(Said::Heartbeat(_)) => "heartbeat",
+        Some(Said::Applied(_)) => "applied",
+        Some(Said::Trusts(_)) => "trusts",
+        None => "unknown",
+    }
 }
 
 async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Status> {

@@ -22,9 +22,11 @@ use krypton_agent::clock::{self, Boot};
 use krypton_agent::dial::{Connection, DialError, Dialer};
 use krypton_agent::report::ReportBoard;
 use krypton_agent::session::{self, Link, Session};
+use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::error_chain::chain;
 use krypton_common::member::MemberReport;
+use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_common::tls::{self, Credential};
 use krypton_hub::aggregate::Reports;
 use krypton_hub::authority::{Authority, Live, read_agent_certificate};
@@ -33,13 +35,14 @@ use krypton_hub::fleet_service::FleetService;
 use krypton_hub::found::Found;
 use krypton_hub::listener;
 use krypton_hub::members::{Admission, Dealer, Members};
-use krypton_hub::metrics::SessionMetrics;
+use krypton_hub::metrics::{Message, SessionMetrics};
 use krypton_hub::notices::Notices;
 use krypton_hub::session::Sessions;
 use krypton_hub::voices::{Presence, Voices};
+use krypton_proto::REPORTS_PER_MESSAGE;
 use krypton_proto::v1::{
-    AgentMessage, Applied, Heartbeat, Hello, HubMessage, RenewRequest, Report, Tenant,
-    agent_message::Kind as Said, hub_message::Kind as Say,
+    AgentMessage, Applied, FetchChartRequest, Heartbeat, Hello, HubMessage, RenewRequest, Report,
+    Tenant, agent_message::Kind as Said, hub_message::Kind as Say,
 };
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::pki_types::PrivateKeyDer;
@@ -173,6 +176,7 @@ impl Home {
             tls,
             TRUST_DOMAIN.to_owned(),
             tonic::service::Routes::new(fleet.into_server()),
+            self.metrics.door.clone(),
             stop.clone(),
         );
         Port {
@@ -264,6 +268,14 @@ fn hello(protocol: u32, version: &str) -> Hello {
         applied: None,
         now: clock::wall().as_second(),
         trusts: None,
+    }
+}
+
+impl Home {
+    /// How many messages of a kind were said.
+    fn count(&self, of: &'static str, kind: &'static str) -> u64 {
+        let messages = &self.metrics.messages;
+        messages.get_or_create(&Message { of, kind }).get()
     }
 }
 
@@ -744,6 +756,184 @@ async fn an_agent_comes_back_to_a_restarted_hub_and_says_all_again() {
 }
 
 #[tokio::test]
+async fn who_was_away_hears_the_last_desired_state_alone_and_reports_once() {
+    let members = names(1);
+    let mut home = Home::new().with_members(&members);
+    let port = home.listen(None).await;
+    let address = port.address;
+    let mut agent = Agent::start(home.dialer(address, "edge-0"), "a", "c");
+    agent.has("1.0.0").await;
+    agent.board.member(&holds_the_lease());
+    for number in 0..3 {
+        agent.board.tenant(&tenant(number), Some(installed(1)));
+    }
+    home.knows("edge-0", |facts| facts.holder.is_some()).await;
+    port.close().await;
+    agent.is_up(false).await;
+    let counts = |home: &Home| {
+        [("hub", "desired"), ("agent", "report")].map(|(of, kind)| home.count(of, kind))
+    };
+    let before = counts(&home);
+    // Meanwhile much happens on both sides.
+    for version in ["1.0.1", "1.0.2", "1.0.3"] {
+        home.give(&members, version);
+    }
+    for generation in 2..10 {
+        agent.board.tenant(&tenant(0), Some(installed(generation)));
+    }
+    agent.board.tenant(&tenant(1), None);
+    let _port = home.listen(Some(address)).await;
+    agent.has("1.0.3").await;
+    home.give(&members, "1.0.4");
+    agent.has("1.0.4").await;
+    // What is said is heard in order: a change of the member's comes after all that came before.
+    agent.board.member(&MemberReport {
+        holder: Some("agent/b".to_owned()),
+        ..holds_the_lease()
+    });
+    home.knows("edge-0", |facts| facts.holder.as_deref() == Some("agent/b"))
+        .await;
+    let [desired, reports] = counts(&home);
+    assert_eq!(
+        desired - before[0],
+        2,
+        "the last of three, and the one after"
+    );
+    assert_eq!(reports - before[1], 2, "the account, and the change after");
+    agent.stop().await;
+}
+
+fn tenant(number: u32) -> TenantKey {
+    TenantKey {
+        namespace: "default".to_owned(),
+        name: format!("t{number:05}"),
+    }
+}
+
+fn installed(generation: i64) -> TenantReport {
+    TenantReport {
+        observed_generation: generation,
+        applied_chart: String::new(),
+        state: ClusterState {
+            ready: State::new(Truth::True, "Installed", ""),
+            progress: None,
+            error: None,
+        },
+    }
+}
+
+/// As many Tenants as fit into a message.
+fn flood(from: u32, generation: i64) -> Said {
+    let keys = (from..from + REPORTS_PER_MESSAGE as u32).map(tenant);
+    Said::Report(Report {
+        tenants: keys
+            .map(|key| Tenant::new(&key, Some(&installed(generation))))
+            .collect(),
+        member: None,
+        complete: None,
+    })
+}
+
+#[tokio::test]
+async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_others_go_on() {
+    // Beyond what is read at once, for some seconds.
+    const MESSAGES: u32 = 108;
+    let members = names(2);
+    let mut home = Home::new().with_members(&members);
+    let port = home.listen(None).await;
+    let mut other = Agent::start(home.dialer(port.address, "edge-1"), "a", "c");
+    other.has("1.0.0").await;
+    let dialer = home.dialer(port.address, "edge-0");
+    let mut loud = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0")))
+        .await
+        .unwrap();
+    let Say::Welcome(_) = loud.hear().await.unwrap() else {
+        panic!("no Welcome")
+    };
+    // Who only observes is listened to as well when it is alone.
+    loud.say(Said::Report(Report {
+        member: Some((&holds_the_lease()).into()),
+        complete: Some(0),
+        tenants: Vec::new(),
+    }))
+    .await;
+    let Say::Desired(_) = loud.hear().await.unwrap() else {
+        panic!("no desired state")
+    };
+    let say = loud.say.clone();
+    let flooding = tokio::spawn(async move {
+        for number in 0..MESSAGES {
+            let kind = Some(flood(200 * (number % 40), i64::from(number)));
+            say.send(AgentMessage { kind }).await.unwrap();
+        }
+        let last = Said::Heartbeat(Heartbeat {
+            tenants: 1,
+            digest_high: 2,
+            digest_low: 3,
+        });
+        say.send(AgentMessage { kind: Some(last) }).await.unwrap();
+    });
+    // Once it waits, it is told of a change like all others, and others are heard.
+    while home.metrics.slowed.get() == 0 {
+        tokio::task::yield_now().await;
+    }
+    home.give(&members, "1.0.1");
+    other.has("1.0.1").await;
+    let Say::Desired(_) = loud.hear().await.unwrap() else {
+        panic!("no desired state")
+    };
+    other.board.member(&holds_the_lease());
+    home.knows("edge-1", |facts| facts.holder.is_some()).await;
+    assert!(home.count("agent", "report") < u64::from(MESSAGES));
+    // All of it is heard in the end, the heartbeat last: it is asked about, since its digest is wrong.
+    let Say::Resync(_) = loud.hear().await.unwrap() else {
+        panic!("no question")
+    };
+    flooding.await.unwrap();
+    // Its first one and the other's two are no part of the flood.
+    assert!(home.count("agent", "report") > u64::from(MESSAGES));
+    assert_eq!(home.metrics.sessions.get(), 2);
+    assert!(other.link.borrow().is_up());
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn certificates_and_charts_are_given_to_one_member_at_a_rate_and_to_others_still() {
+    let members = names(2);
+    let home = Home::new().with_members(&members);
+    let port = home.listen(None).await;
+    let [greedy, other] = [0, 1].map(|number| home.dialer(port.address, &members[number]));
+    let [greedy, other] = [
+        greedy.connect().await.unwrap(),
+        other.connect().await.unwrap(),
+    ];
+    let chart = || FetchChartRequest {
+        digest: "another".to_owned(),
+        have_sha256: String::new(),
+    };
+    let renewal = || {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        let request = rcgen::CertificateParams::default();
+        let request = request.serialize_request(&key).unwrap();
+        RenewRequest {
+            certificate_request: request.der().to_vec().into(),
+        }
+    };
+    let mut refused = [Code::Ok; 2];
+    for _ in 0..40 {
+        if let Err(status) = greedy.fleet().renew(renewal()).await {
+            refused[0] = status.code();
+        }
+        let fetched = greedy.fleet().fetch_chart(chart()).await;
+        refused[1] = fetched.err().unwrap().code();
+    }
+    assert_eq!(refused, [Code::ResourceExhausted; 2]);
+    other.fleet().renew(renewal()).await.unwrap();
+    let fetched = other.fleet().fetch_chart(chart()).await;
+    assert_eq!(fetched.err().unwrap().code(), Code::NotFound);
+}
+
+#[tokio::test]
 async fn an_agent_that_is_started_before_its_hub_connects_when_it_is_there() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
@@ -781,6 +971,10 @@ async fn two_hundred_agents_at_once_are_all_served() {
         agent.is_up(true).await;
     }
     assert_eq!(home.metrics.sessions.get(), 200);
+    // They are behind one address, as behind a NAT: its share and no more shake hands at a time.
+    let most = home.metrics.door.handshakes_most.get();
+    assert!((1..=64).contains(&most), "{most}");
+    println!("most handshakes at a time: {most}");
     for agent in agents {
         agent.stop().await;
     }

@@ -152,11 +152,12 @@ async fn an_agent_goes_on_without_its_hub_and_over_a_restart_too() {
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push(values_flag(&values));
     pair.open(flags).await.unwrap();
-    at_edge.create("default", "with", json!({})).await.unwrap();
-    at_edge
-        .shows("default", "with", &[ALL_READY])
-        .await
-        .unwrap();
+    for name in ["with", "leaves"] {
+        at_edge.create("default", name, json!({})).await.unwrap();
+    }
+    for name in ["with", "leaves"] {
+        at_edge.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
 
     pair.hub().unwrap().kill9().await.unwrap();
     at_edge
@@ -179,7 +180,11 @@ async fn an_agent_goes_on_without_its_hub_and_over_a_restart_too() {
         .shows("default", "restarted", &[ALL_READY])
         .await
         .unwrap();
+    at_edge.delete("default", "leaves").await.unwrap();
+    at_edge.gone("default", "leaves").await.unwrap();
     let releases = at_edge.releases().await.unwrap();
+    let left = releases.keys().any(|name| name.contains("leaves"));
+    assert!(!left, "{releases:?}");
 
     pair.start_hub_again().unwrap();
     eventually("home to count all three", PATIENCE, async || {
@@ -193,6 +198,39 @@ async fn an_agent_goes_on_without_its_hub_and_over_a_restart_too() {
     .await
     .unwrap();
     assert_eq!(at_edge.releases().await.unwrap(), releases);
+
+    // Of what happens while the agent is away it is told the last, and does that alone.
+    assert!(pair.actor().unwrap().stop().await.unwrap().success());
+    for change in 1..=3 {
+        values
+            .write(&format!("replicaCount: 0\nmessage: change-{change}"))
+            .unwrap();
+        eventually("the hub to take the change", PATIENCE, async || {
+            let taken = pair.hub()?.log()?.matches("chart values changed").count();
+            Ok((taken >= change).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+    let before = desired_sent(&mut pair).await;
+    pair.start_agent_again().unwrap();
+    for name in ["with", "without", "restarted"] {
+        at_edge
+            .newest_is(name, &pair.release(name), 2, "deployed")
+            .await
+            .unwrap();
+        at_edge.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
+    assert_eq!(desired_sent(&mut pair).await, before + 1);
+}
+
+/// How many desired states the hub has sent to agents since its start.
+async fn desired_sent(pair: &mut Pair) -> u64 {
+    let metrics = pair.hub().unwrap().metrics().await.unwrap();
+    let line = metrics.lines().find_map(|line| {
+        line.strip_prefix("krypton_hub_messages_total{of=\"hub\",kind=\"desired\"} ")
+    });
+    line.map_or(0, |count| count.parse().unwrap())
 }
 
 /// What an agent is given by somebody who has forgotten DaemonSets.

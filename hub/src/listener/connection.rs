@@ -2,19 +2,19 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
-use super::MemberPlace;
+use super::crowd::{AddressShare, MemberShare, Place};
+use super::metered::Metered;
 use crate::authority::AgentCertificate;
 
 /// Who is at the other end.
@@ -29,34 +29,59 @@ pub struct Peer {
 #[derive(Debug)]
 pub(super) struct Places {
     _connection: OwnedSemaphorePermit,
-    _stranger: Option<OwnedSemaphorePermit>,
-    _member: Option<MemberPlace>,
+    _kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Member {
+        _place: Place<String, MemberShare>,
+    },
+    Stranger {
+        _newcomer: Newcomer,
+        _of_all: OwnedSemaphorePermit,
+        _of_address: OwnedSemaphorePermit,
+    },
+}
+
+/// One that has not shown an agent's certificate, or not yet.
+#[derive(Debug)]
+pub(super) struct Newcomer {
+    pub(super) _of_all: OwnedSemaphorePermit,
+    pub(super) of_address: Place<IpAddr, AddressShare>,
 }
 
 impl Places {
-    pub(super) fn of_member(connection: OwnedSemaphorePermit, member: MemberPlace) -> Self {
+    pub(super) fn of_member(
+        connection: OwnedSemaphorePermit,
+        place: Place<String, MemberShare>,
+    ) -> Self {
         Self {
             _connection: connection,
-            _stranger: None,
-            _member: Some(member),
+            _kind: Kind::Member { _place: place },
         }
     }
 
     pub(super) fn of_stranger(
         connection: OwnedSemaphorePermit,
-        stranger: OwnedSemaphorePermit,
+        newcomer: Newcomer,
+        [of_all, of_address]: [OwnedSemaphorePermit; 2],
     ) -> Self {
         Self {
             _connection: connection,
-            _stranger: Some(stranger),
-            _member: None,
+            _kind: Kind::Stranger {
+                _newcomer: newcomer,
+                _of_all: of_all,
+                _of_address: of_address,
+            },
         }
     }
 }
 
-/// Ends with an error when its time is over: that of an agent with its certificate.
+/// Ends with an error when its time is over, that of an agent with its certificate, and when nothing is
+/// heard any more: agents ping.
 pub struct Connection {
-    stream: TlsStream<TcpStream>,
+    stream: TlsStream<Metered>,
     peer: Peer,
     /// `None` when it is over.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -73,15 +98,18 @@ impl fmt::Debug for Connection {
 
 impl Connection {
     pub(super) fn new(
-        stream: TlsStream<TcpStream>,
+        stream: TlsStream<Metered>,
         peer: Peer,
         life: Duration,
+        silence: Duration,
         cut: CancellationToken,
         places: Places,
     ) -> Self {
+        let heard = stream.get_ref().0.heard();
         let end = async move {
             tokio::select! {
                 () = tokio::time::sleep(life) => {}
+                () = heard.silent_for(silence) => {}
                 () = cut.cancelled() => {}
             }
         };

@@ -1,5 +1,6 @@
 //! Over real sockets and real TLS: who comes in, as whom, and who does not.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use krypton_common::tls::{Credential, client_config};
@@ -9,6 +10,7 @@ use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpSocket;
 use tokio::sync::{Notify, oneshot};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -20,8 +22,12 @@ use krypton_agent::admin;
 
 use super::*;
 
+mod siege;
+
 const UID: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 /// What it never answers to.
 const HANG: &str = "hang";
@@ -59,6 +65,7 @@ struct Hub {
     authority: Authority,
     address: SocketAddr,
     tls: Arc<ArcSwap<ServerConfig>>,
+    metrics: DoorMetrics,
     hanging: Arc<Notify>,
     stop: CancellationToken,
     served: oneshot::Receiver<Result<(), ListenerError>>,
@@ -77,12 +84,14 @@ async fn hub(limits: Limits) -> Hub {
     let (done, served) = oneshot::channel();
     let service = WhoIsThere::default();
     let hanging = Arc::clone(&service.hanging);
+    let metrics = DoorMetrics::default();
     let serving = serve_within(
         listener,
         Arc::clone(&tls),
         "a.krypton".to_owned(),
         Routes::new(EnrollmentServer::new(service)),
         limits,
+        metrics.clone(),
         stop.clone(),
     );
     let task = tokio::spawn(async move { drop(done.send(serving.await)) });
@@ -90,6 +99,7 @@ async fn hub(limits: Limits) -> Hub {
         authority,
         address,
         tls,
+        metrics,
         hanging,
         stop,
         served,
@@ -115,12 +125,27 @@ impl Hub {
 
     /// One TLS connection, its handshake done on this side.
     async fn connect(&self, own: Option<Credential>) -> io::Result<TlsStream<TcpStream>> {
+        self.connect_from(HERE, own).await
+    }
+
+    async fn connect_from(
+        &self,
+        from: Ipv4Addr,
+        own: Option<Credential>,
+    ) -> io::Result<TlsStream<TcpStream>> {
         let config = client_config(&self.authority.roots(), own).unwrap();
-        let stream = TcpStream::connect(self.address).await?;
+        let stream = self.plain(from).await?;
         let name = ServerName::try_from("hub").unwrap();
         TlsConnector::from(Arc::new(config))
             .connect(name, stream)
             .await
+    }
+
+    /// A connection without a handshake.
+    async fn plain(&self, from: Ipv4Addr) -> io::Result<TcpStream> {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((from, 0).into())?;
+        socket.connect(self.address).await
     }
 
     /// Asks over a connection who it is.

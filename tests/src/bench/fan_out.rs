@@ -37,8 +37,9 @@ use crate::{
 };
 
 const PROPAGATION: &str = "krypton_hub_desired_propagation_seconds";
+const HANDSHAKES: &str = "krypton_hub_handshakes_in_flight_most";
 const CREATES_AT_ONCE: usize = 16;
-const DEADLINE: Duration = Duration::from_secs(180);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 /// CPU time is read so often while idle: long against its unit, short against the minute between two
 /// writes of `lastSeen`.
 const SAMPLE: Duration = Duration::from_secs(5);
@@ -95,6 +96,8 @@ pub(crate) struct Gathering {
     pub(crate) hub: Times,
     /// Until home's EdgeClusters show all of them as connected and up to date.
     pub(crate) shown: Duration,
+    /// TLS handshakes of the hub at a time, at most.
+    pub(crate) handshakes: u64,
 }
 
 #[derive(Debug)]
@@ -151,8 +154,9 @@ pub(crate) struct Restart {
     pub(crate) neighbours: f64,
 }
 
-struct Stage {
-    hub: Hub,
+/// A home with its hub, for agents without clusters.
+pub(crate) struct Stage {
+    pub(crate) hub: Hub,
     values: ValuesFile,
     home: Cluster,
     kubeconfig: std::path::PathBuf,
@@ -171,7 +175,7 @@ pub(crate) async fn measure(options: &Options) -> Result<FanOut> {
 }
 
 impl Stage {
-    async fn start() -> Result<Self> {
+    pub(crate) async fn start() -> Result<Self> {
         let home = Cluster::start("home", Parts::ControlPlane).await?;
         let folder = TempDir::with_prefix("krypton-bench-").context("making a folder")?;
         let kubeconfig = folder.path().join("home.kubeconfig");
@@ -227,7 +231,7 @@ impl Stage {
         })
     }
 
-    async fn make_members(&self, count: u32) -> Result<Vec<Member>> {
+    pub(crate) async fn make_members(&self, count: u32) -> Result<Vec<Member>> {
         let api: Api<EdgeCluster> = Api::all(self.home.client());
         let each = (0..count).map(|number| {
             let api = api.clone();
@@ -251,7 +255,7 @@ impl Stage {
     }
 
     /// By the hub's own CA, once it has made one.
-    async fn enrol(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
+    pub(crate) async fn enrol(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
         let client = self.home.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
         eventually("the hub's CA", DEADLINE, async || {
@@ -301,12 +305,14 @@ impl Stage {
             "fan-out: home shows all of them after {:.1} s",
             shown.as_secs_f64()
         ));
+        let handshakes = number(&self.hub.metrics().await?, HANDSHAKES)?;
         Ok(Gathering {
             first: first.duration_since(clock),
             last: last.duration_since(clock),
             most_a_second: most_within(&came, Duration::from_secs(1)),
             hub,
             shown,
+            handshakes,
         })
     }
 
@@ -394,7 +400,7 @@ impl Stage {
     }
 
     /// Changes the chart's values, and returns when each agent had them, in order.
-    async fn change(&self, agents: &Agents, round: u32) -> Result<Vec<Instant>> {
+    pub(crate) async fn change(&self, agents: &Agents, round: u32) -> Result<Vec<Instant>> {
         let before = agents.version();
         self.values.write(&content(round))?;
         let came = |seen: &Seen| {
@@ -472,7 +478,7 @@ impl Stage {
     }
 
     /// CPU time of all that runs for us.
-    fn known(&self) -> Result<f64> {
+    pub(crate) fn known(&self) -> Result<f64> {
         load::known_seconds(&[self.home.pids(), vec![self.hub.pid()]].concat())
     }
 }
@@ -516,6 +522,15 @@ fn shows(object: &EdgeCluster, version: Version, tenants: u32) -> Result<(), Str
     }
 }
 
+/// A number out of a Prometheus text, which names the metric with its labels.
+pub(crate) fn number(metrics: &str, name: &str) -> Result<u64> {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+    let value = line.with_context(|| format!("no metric {name}"))?.trim();
+    value
+        .parse()
+        .with_context(|| format!("metric {name} is {value}"))
+}
+
 fn milli_cores(seconds: f64, span: Duration) -> f64 {
     1000.0 * seconds / span.as_secs_f64()
 }
@@ -536,7 +551,7 @@ fn most_within(moments: &[Instant], span: Duration) -> usize {
 
 /// The agents' ends of all connections are this process's; the hub, which has the other ends, inherits the
 /// limit.
-fn allow_files(agents: u32) -> Result<()> {
+pub(crate) fn allow_files(agents: u32) -> Result<()> {
     let needed = u64::from(agents) + FILES;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {

@@ -99,6 +99,12 @@ fn gathering(what: &str, gathering: &Gathering, target: Option<f64>) -> Vec<Row>
             gathering.most_a_second as f64,
             0,
         ),
+        row(
+            "  most TLS handshakes at a time",
+            gathering.handshakes as f64,
+            0,
+            Some(200.0),
+        ),
         figure("  CPU of the hub until then, s", gathering.hub.total(), 2),
         seconds("  all shown on home, s", gathering.shown, None),
     ]

@@ -29,8 +29,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{CHART, CHART_VERSION};
 
-const REPLICA: &str = "one";
-const KUBERNETES_VERSION: &str = "v1.36.0-simulated";
+pub(crate) const REPLICA: &str = "one";
+pub(crate) const KUBERNETES_VERSION: &str = "v1.36.0-simulated";
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A member's name and the UID of its EdgeCluster, which its certificate is bound to.
@@ -43,8 +43,8 @@ pub(crate) struct Member {
 /// An agent that is not running yet.
 #[derive(Debug)]
 pub(crate) struct Enrolled {
-    name: String,
-    dialer: Arc<Dialer>,
+    pub(crate) name: String,
+    pub(crate) dialer: Arc<Dialer>,
 }
 
 /// Running agents; dropping them ends them.
@@ -228,7 +228,7 @@ fn idle(desired: &DesiredState) -> MemberReport {
     }
 }
 
-fn installed() -> TenantReport {
+pub(crate) fn installed() -> TenantReport {
     let state = |truth, reason: &str| State::new(truth, reason, "");
     TenantReport {
         observed_generation: 1,

@@ -1,5 +1,5 @@
 //! `make bench`: Tenants created at once on one edge, beside helm alone doing the same work; then a
-//! thousand agents on one hub.
+//! thousand agents on one hub, and agents beside some that flood it.
 //!
 //! Prints figures and fails on none of them; it fails when something does not become ready.
 
@@ -9,6 +9,8 @@ mod arrivals;
 mod fan_out;
 #[path = "../bench/fan_out_report.rs"]
 mod fan_out_report;
+#[path = "../bench/flood.rs"]
+mod flood;
 #[path = "../bench/floor.rs"]
 mod floor;
 #[path = "../bench/histogram.rs"]
@@ -19,6 +21,8 @@ mod krypton;
 mod load;
 #[path = "../bench/machine.rs"]
 mod machine;
+#[path = "../bench/raw_agent.rs"]
+mod raw_agent;
 #[path = "../bench/report.rs"]
 mod report;
 #[path = "../bench/simulated.rs"]
@@ -57,6 +61,8 @@ enum Only {
     Edge(EdgeOptions),
     /// Many simulated agents on one hub
     FanOut(fan_out::Options),
+    /// Agents beside some that flood the hub
+    Flood(flood::Options),
 }
 
 #[derive(Debug, clap::Args)]
@@ -92,9 +98,11 @@ async fn measure_all(args: Args) -> Result<()> {
     match args.only {
         Some(Only::Edge(options)) => measure_edge(&options).await,
         Some(Only::FanOut(options)) => measure_fan_out(&options).await,
+        Some(Only::Flood(options)) => measure_flood(&options).await,
         None => {
             measure_edge(&by_default()?).await?;
-            measure_fan_out(&by_default()?).await
+            measure_fan_out(&by_default()?).await?;
+            measure_flood(&by_default()?).await
         }
     }
 }
@@ -126,6 +134,15 @@ async fn measure_fan_out(options: &fan_out::Options) -> Result<()> {
     let measured = tokio::time::timeout(limit, measuring).await;
     let measured = measured.with_context(|| format!("fan-out: not done in {limit:?}"))??;
     println!("{}", fan_out_report::render(&measured));
+    Ok(())
+}
+
+async fn measure_flood(options: &flood::Options) -> Result<()> {
+    let limit = OVERHEAD + Duration::from_secs(8 * options.seconds);
+    let measuring = Box::pin(flood::measure(options));
+    let measured = tokio::time::timeout(limit, measuring).await;
+    let measured = measured.with_context(|| format!("flood: not done in {limit:?}"))??;
+    println!("{}", flood::render(&measured));
     Ok(())
 }
 

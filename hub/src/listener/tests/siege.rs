@@ -1,0 +1,513 @@
+//! Many, slow, loud and odd peers, and agents that are served beside them.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tonic::Code;
+use tonic::codegen::{Service as _, http};
+
+use super::*;
+
+/// Where those come from that mean no good.
+const THERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+/// Far above what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+/// An HTTP/2 frame.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// Preface and settings, as every connection begins.
+fn beginning() -> Vec<u8> {
+    [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()
+}
+
+/// The headers of a call, packed without compression.
+fn call() -> Vec<u8> {
+    let path = b"/krypton.fleet.v1.Enrollment/Enroll";
+    let kind = b"application/grpc";
+    // POST and https by their places in the table; then name by place, length, text.
+    let mut block = vec![0x83, 0x87, 0x01, 3, b'h', b'u', b'b'];
+    block.extend([0x04, u8::try_from(path.len()).unwrap()]);
+    block.extend(path);
+    block.extend([0x0f, 0x10, u8::try_from(kind.len()).unwrap()]);
+    block.extend(kind);
+    block
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.unwrap().split_whitespace().next().unwrap();
+    number.parse().unwrap()
+}
+
+/// Whether the hub has closed it, as far as it has told by now.
+fn is_closed(stream: &TcpStream) -> bool {
+    let mut buffer = [0; 1024];
+    loop {
+        match stream.try_read(&mut buffer) {
+            Ok(0) => return true,
+            // An alert.
+            Ok(_) => {}
+            Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+/// Serves an honest agent that comes anew, however busy the machine is.
+async fn is_served(hub: &Hub, own: &Credential) {
+    let served = async { while who_or_nothing(hub, Some(own.clone())).await.is_none() {} };
+    tokio::time::timeout(PATIENCE, served)
+        .await
+        .expect("an honest agent is served");
+}
+
+#[tokio::test]
+async fn an_address_that_fills_its_share_leaves_room_for_others() {
+    let limits = Limits {
+        handshakes: 4,
+        handshake: PATIENCE,
+        of_an_address: OfAnAddress {
+            newcomers: 3,
+            handshakes: 2,
+            strangers: 1,
+            ..Limits::default().of_an_address
+        },
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    let mut silent = Vec::new();
+    for _ in 0..8 {
+        silent.push(hub.plain(THERE).await.unwrap());
+    }
+    let own = Hub::agent(&hub.authority, "edge-1", DAY);
+    assert_eq!(hub.ask(Some(own)).await.unwrap(), format!("edge-1 {UID}"));
+    assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
+    // Those that came before the two were looked at before them.
+    let closed = silent.iter().filter(|stream| is_closed(stream)).count();
+    assert_eq!((closed, hub.metrics.refusals("address")), (5, 5));
+    assert_eq!(hub.metrics.handshakes.get(), 2);
+    // Without a certificate there is one of an address.
+    let mut first = hub.connect_from(ELSEWHERE, None).await.unwrap();
+    first.write_all(&beginning()).await.unwrap();
+    let mut byte = [0; 1];
+    first.read_exact(&mut byte).await.unwrap();
+    let mut second = hub.connect_from(ELSEWHERE, None).await.unwrap();
+    assert!(is_ended(&mut second).await);
+    assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
+    // Who goes leaves its place.
+    drop((silent, first));
+    while hub.metrics.handshakes.get() > 0 {
+        who_or_nothing(&hub, None).await;
+    }
+    let mut third = hub.connect_from(THERE, None).await.unwrap();
+    third.write_all(&beginning()).await.unwrap();
+    third.read_exact(&mut byte).await.unwrap();
+}
+
+#[tokio::test]
+async fn agents_behind_one_address_are_as_many_as_they_are() {
+    let limits = Limits {
+        newcomers: 4,
+        of_an_address: OfAnAddress {
+            newcomers: 4,
+            handshakes: 1,
+            strangers: 1,
+            ..Limits::default().of_an_address
+        },
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    let mut clients = Vec::new();
+    for number in 0..20 {
+        let own = Hub::agent(&hub.authority, &format!("edge-{number}"), DAY);
+        let (mut client, bridge) = hub.client(Some(own)).await;
+        who(&mut client).await.unwrap();
+        clients.push((client, bridge));
+    }
+    for (client, _) in &mut clients {
+        who(client).await.unwrap();
+    }
+    assert_eq!(hub.metrics.handshakes_most.get(), 1);
+}
+
+#[tokio::test]
+async fn handshakes_of_one_address_come_one_by_one_after_a_burst() {
+    let limits = Limits {
+        handshake: Duration::from_secs(10),
+        of_an_address: OfAnAddress {
+            handshake_rate: Rate {
+                burst: 3,
+                each: Duration::from_secs(3600),
+            },
+            ..Limits::default().of_an_address
+        },
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    for _ in 0..3 {
+        hub.connect_from(THERE, None).await.unwrap();
+    }
+    assert!(hub.connect_from(THERE, None).await.is_err());
+    assert_eq!(hub.metrics.refusals("address"), 1);
+    assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
+}
+
+#[tokio::test]
+async fn a_stranger_may_say_as_much_as_it_takes_to_enrol() {
+    let hub = hub(Limits::default()).await;
+    let (mut client, _bridge) = hub.client(None).await;
+    let large = v1::EnrollRequest {
+        certificate_request: vec![0; 12 * 1024].into(),
+        ..Default::default()
+    };
+    client.enroll(large).await.unwrap();
+    let mut stream = hub.connect(None).await.unwrap();
+    let pings = frame(PING, 0, 0, &[0; 8]).repeat(100_000);
+    let flood = [beginning(), pings].concat();
+    // Either the hub has told already or it does now.
+    assert!(stream.write_all(&flood).await.is_err() || is_ended(&mut stream).await);
+    is_served(&hub, &Hub::agent(&hub.authority, "edge-1", DAY)).await;
+}
+
+#[tokio::test]
+async fn a_connection_without_a_sign_of_life_is_let_go() {
+    let limits = Limits {
+        silence: Duration::from_millis(50),
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    let own = Hub::agent(&hub.authority, "edge-1", DAY);
+    let mut stream = hub.connect(Some(own)).await.unwrap();
+    stream.write_all(&beginning()).await.unwrap();
+    assert!(is_ended(&mut stream).await);
+}
+
+/// A ClientHello, in the bytes of its record.
+fn client_hello(hub: &Hub) -> Vec<u8> {
+    let config = client_config(&hub.authority.roots(), None).unwrap();
+    let name = ServerName::try_from("hub").unwrap();
+    let mut client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut bytes = Vec::new();
+    client.write_tls(&mut bytes).unwrap();
+    bytes
+}
+
+#[tokio::test]
+async fn a_hundred_who_spell_their_hello_keep_nobody_from_being_served() {
+    let limits = Limits {
+        handshake: Duration::from_secs(3),
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    let own = Hub::agent(&hub.authority, "edge-1", DAY);
+    let (mut settled, _bridge) = hub.client(Some(own.clone())).await;
+    let hello = client_hello(&hub);
+    let mut slow = Vec::new();
+    for _ in 0..100 {
+        slow.push(hub.plain(THERE).await.unwrap());
+    }
+    // A byte of each for each call that is answered, and never the last one.
+    let mut bytes = hello[..hello.len() - 1].iter();
+    while !slow.is_empty() {
+        if let Some(byte) = bytes.next() {
+            for stream in &mut slow {
+                drop(stream.write_all(&[*byte]).await);
+            }
+        }
+        assert_eq!(who(&mut settled).await.unwrap(), format!("edge-1 {UID}"));
+        is_served(&hub, &own).await;
+        slow.retain(|stream| !is_closed(stream));
+    }
+    assert_eq!(hub.metrics.refusals("slow"), 100);
+    assert_eq!(hub.metrics.handshakes.get(), 0);
+}
+
+#[tokio::test]
+async fn those_who_stop_or_spell_after_the_handshake_keep_nobody_from_being_served() {
+    let limits = Limits {
+        stranger: Duration::from_secs(3),
+        silence: Duration::from_secs(3),
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    let own = Hub::agent(&hub.authority, "edge-1", DAY);
+    let (mut settled, _bridge) = hub.client(Some(own.clone())).await;
+    let lazy = Hub::agent(&hub.authority, "edge-2", DAY);
+    let (mut spelling, mut silent) = (Vec::new(), Vec::new());
+    for _ in 0..16 {
+        let mut stream = hub.connect_from(THERE, None).await.unwrap();
+        stream.write_all(&beginning()).await.unwrap();
+        spelling.push(stream);
+    }
+    // With a certificate of its own: a preface, and nothing more.
+    for _ in 0..32 {
+        let mut stream = hub.connect_from(THERE, Some(lazy.clone())).await.unwrap();
+        stream.write_all(&beginning()).await.unwrap();
+        silent.push(stream);
+    }
+    let headers = frame(HEADERS, END_HEADERS, 1, &call());
+    for byte in headers.iter().cycle() {
+        let mut open = false;
+        for stream in &mut spelling {
+            open |= stream.write_all(&[*byte]).await.is_ok() && stream.flush().await.is_ok();
+        }
+        assert_eq!(who(&mut settled).await.unwrap(), format!("edge-1 {UID}"));
+        is_served(&hub, &own).await;
+        if !open {
+            break;
+        }
+    }
+    for stream in spelling.iter_mut().chain(&mut silent) {
+        assert!(is_ended(stream).await);
+    }
+}
+
+/// Both ends of every connection are this process's.
+fn allow_files(needed: u64) {
+    let limit = getrlimit(Resource::Nofile);
+    assert!(
+        limit.maximum.is_none_or(|maximum| maximum >= needed),
+        "this needs {needed} open files; raise the limit ('ulimit -Hn')"
+    );
+    if limit.current.is_some_and(|current| current < needed) {
+        let raised = Rlimit {
+            current: Some(needed),
+            ..limit
+        };
+        setrlimit(Resource::Nofile, raised).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn ten_thousand_connections_cost_a_bounded_part_and_are_forgotten() {
+    const COUNT: usize = 10_000;
+    const AGENTS: usize = 20;
+    allow_files(COUNT as u64 + 3000);
+    let limits = Limits {
+        handshake: Duration::from_secs(5),
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    let agent = |number: usize| Hub::agent(&hub.authority, &format!("edge-{number}"), DAY);
+    let mut settled = Vec::new();
+    for number in 0..AGENTS {
+        let (mut client, bridge) = hub.client(Some(agent(number))).await;
+        who(&mut client).await.unwrap();
+        settled.push((client, bridge));
+    }
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
+    let (tasks_before, before) = (tasks(), resident_kib());
+    let mut open = Vec::new();
+    let (mut peak, mut most_tasks) = (0, 0);
+    for _ in 0..COUNT / 500 {
+        for _ in 0..500 {
+            open.push(hub.plain(THERE).await.unwrap());
+        }
+        for (client, _) in &mut settled {
+            who(client).await.unwrap();
+        }
+        // It stands in the queue behind all of them.
+        is_served(&hub, &agent(AGENTS)).await;
+        peak = peak.max(resident_kib());
+        most_tasks = most_tasks.max(tasks());
+        let held = open.iter().filter(|stream| !is_closed(stream)).count();
+        assert!(held <= limits.of_an_address.newcomers, "{held} are held");
+        assert!(hub.metrics.handshakes.get() <= 64);
+    }
+    drop(open);
+    let freed = async {
+        while tasks() > tasks_before || hub.metrics.handshakes.get() > 0 {
+            who(&mut settled[0].0).await.unwrap();
+        }
+    };
+    tokio::time::timeout(PATIENCE, freed)
+        .await
+        .expect("all is freed");
+    let (address, slow) = (
+        hub.metrics.refusals("address"),
+        hub.metrics.refusals("slow"),
+    );
+    println!(
+        "{COUNT} connections: {address} sent away at once, {slow} after a while; \
+         tasks {tasks_before}, {most_tasks} at most; \
+         resident {before} KiB before, {peak} at most, {} after",
+        resident_kib()
+    );
+    let sent_away = COUNT - limits.of_an_address.newcomers;
+    assert!(most_tasks <= tasks_before + limits.of_an_address.newcomers + 16);
+    assert!(address + slow >= sent_away as u64);
+}
+
+/// What is sent, and whether the connection is to end by it.
+fn floods() -> Vec<(&'static str, bool, Vec<u8>)> {
+    const MANY: u32 = 100_000;
+    let open = frame(HEADERS, END_HEADERS, 1, &call());
+    let resets = (0..MANY).map(|number| {
+        let stream = 2 * number + 1;
+        let cancel = frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes());
+        [frame(HEADERS, END_HEADERS, stream, &call()), cancel].concat()
+    });
+    let resets = resets.collect::<Vec<_>>().concat();
+    // A header without an index, of 100 bytes.
+    let header = [&[0x00, 1, b'x', 100][..], &[b'y'; 100]].concat();
+    let mut continued = frame(HEADERS, 0, 1, &call());
+    continued.extend(frame(CONTINUATION, 0, 1, &header).repeat(MANY as usize / 10));
+    let mut empty = open;
+    empty.extend(frame(DATA, 0, 1, &[]).repeat(MANY as usize));
+    vec![
+        ("rapid reset", true, resets),
+        ("CONTINUATION", true, continued),
+        ("empty DATA", true, empty),
+        (
+            "PING",
+            false,
+            frame(PING, 0, 0, &[0; 8]).repeat(MANY as usize),
+        ),
+        (
+            "SETTINGS",
+            false,
+            frame(SETTINGS, 0, 0, &[]).repeat(MANY as usize),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn floods_of_frames_end_their_own_connection_at_most() {
+    let hub = hub(Limits::default()).await;
+    let own = Hub::agent(&hub.authority, "edge-1", DAY);
+    let (mut settled, _bridge) = hub.client(Some(own.clone())).await;
+    let loud = Hub::agent(&hub.authority, "edge-2", DAY);
+    for (what, ends, flood) in floods() {
+        let before = resident_kib();
+        let mut stream = hub.connect_from(THERE, Some(loud.clone())).await.unwrap();
+        let (told, done) = oneshot::channel();
+        let flooding = AbortOnDropHandle::new(tokio::spawn(async move {
+            let written = stream.write_all(&beginning()).await;
+            let written = match written {
+                Ok(()) => stream.write_all(&flood).await,
+                failed => failed,
+            };
+            drop(flood);
+            let ended = ends && (written.is_err() || is_ended(&mut stream).await);
+            told.send(ended).ok();
+        }));
+        for _ in 0..50 {
+            assert_eq!(who(&mut settled).await.unwrap(), format!("edge-1 {UID}"));
+            is_served(&hub, &own).await;
+        }
+        if ends {
+            let ended = tokio::time::timeout(PATIENCE, done).await;
+            assert!(ended.unwrap().unwrap(), "{what}");
+        }
+        drop(flooding);
+        println!("{what}: {before} KiB before, {} after", resident_kib());
+    }
+    is_served(&hub, &own).await;
+}
+
+#[tokio::test]
+async fn what_is_no_call_of_ours_gets_the_code_that_says_so_and_the_next_is_answered() {
+    let hub = hub(Limits::default()).await;
+    let own = Hub::agent(&hub.authority, "edge-1", DAY);
+    let stream = hub.connect(Some(own)).await.unwrap();
+    let (endpoint, _bridge) = bridge(stream).await;
+    let mut channel = endpoint.connect().await.unwrap();
+    let enroll = "/krypton.fleet.v1.Enrollment/Enroll";
+    let message = |flag: u8, length: u32, content: &str| {
+        let mut body = vec![flag];
+        body.extend(length.to_be_bytes());
+        body.extend(content.as_bytes());
+        String::from_utf8(body).unwrap()
+    };
+    let fits = message(0, 0, "");
+    let gzip = message(1, 2, "\u{1f}x");
+    let cases = [
+        ("/", None, fits.clone(), Code::Unimplemented),
+        (
+            "/krypton.fleet.v1.Enrollment",
+            None,
+            fits.clone(),
+            Code::Unimplemented,
+        ),
+        (
+            "/krypton.fleet.v1.Enrollment/Else",
+            None,
+            fits.clone(),
+            Code::Unimplemented,
+        ),
+        (
+            "//krypton.fleet.v1.Enrollment/Enroll",
+            None,
+            fits.clone(),
+            Code::Unimplemented,
+        ),
+        (
+            "/krypton.fleet.v1.Enrollment%2FEnroll",
+            None,
+            fits.clone(),
+            Code::Unimplemented,
+        ),
+        (
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            None,
+            fits.clone(),
+            Code::Unimplemented,
+        ),
+        (enroll, Some("gzip"), gzip.clone(), Code::Unimplemented),
+        (enroll, None, gzip, Code::Internal),
+        (enroll, None, message(7, 0, ""), Code::Internal),
+        // More than may be, whether it comes or is only announced.
+        (enroll, None, message(0, 0x7f00_0000, "x"), Code::OutOfRange),
+        (
+            enroll,
+            None,
+            message(0, 5 << 20, &"x".repeat(5 << 20)),
+            Code::OutOfRange,
+        ),
+        // Half a message, and no message.
+        (enroll, None, message(0, 9, "x"), Code::Internal),
+        (enroll, None, message(0, 2, "\u{7f}\u{7f}"), Code::Internal),
+    ];
+    for (path, encoding, body, code) in cases {
+        let mut request = http::Request::post(format!("http://hub{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        if let Some(encoding) = encoding {
+            request = request.header("grpc-encoding", encoding);
+        }
+        let length = body.len();
+        let request = request.body(tonic::body::Body::new(body)).unwrap();
+        std::future::poll_fn(|cx| channel.poll_ready(cx))
+            .await
+            .unwrap();
+        let answer = channel.call(request).await.unwrap();
+        let status = Status::from_header_map(answer.headers());
+        assert_eq!(
+            status.map(|status| status.code()),
+            Some(code),
+            "{path}, {length} bytes"
+        );
+    }
+    let mut client = EnrollmentClient::new(channel);
+    assert_eq!(who(&mut client).await.unwrap(), format!("edge-1 {UID}"));
+}

@@ -1,0 +1,189 @@
+//! Sessions by hand, for what the agent's own never says: probes, which ask the hub for a sign that it has
+//! heard them, and floods.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use krypton_agent::{clock, dial::Connection};
+use krypton_common::{
+    member::MemberReport,
+    tenant::{TenantKey, TenantReport},
+};
+use krypton_proto::v1::{
+    AgentMessage, Applied, Heartbeat, Hello, HubMessage, Report, Tenant,
+    agent_message::Kind as Said, hub_message::Kind as Say,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use crate::simulated::{Enrolled, KUBERNETES_VERSION, REPLICA, installed};
+
+/// Longer than what the hub waits between two questions to one agent.
+const PROBE_EVERY: Duration = Duration::from_millis(10_200);
+/// Messages that wait for their way. What is beyond the stream's window waits with whoever says it.
+const OUTGOING: usize = 4;
+/// Tenants that a flood is about: it changes them, and makes no more of them.
+const FLOODED: u64 = 200;
+
+/// When each was asked, and how long the answer took.
+pub(crate) type Samples = Arc<Mutex<Vec<(Instant, Duration)>>>;
+
+struct Session {
+    say: mpsc::Sender<AgentMessage>,
+    heard: Streaming<HubMessage>,
+    _connection: Connection,
+}
+
+impl Session {
+    /// Up to the end of an account without Tenants.
+    async fn open(enrolled: &Enrolled) -> Result<Self> {
+        let connection = enrolled.dialer.connect().await?;
+        let (say, said) = mpsc::channel(OUTGOING);
+        let hello = Hello {
+            protocol_min: 1,
+            protocol_max: 1,
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            replica: REPLICA.to_owned(),
+            cluster_uid: format!("cluster-of-{}", enrolled.name),
+            kubernetes_version: KUBERNETES_VERSION.to_owned(),
+            applied: None,
+            now: clock::wall().as_second(),
+        };
+        let mut session = {
+            let mut fleet = connection.fleet();
+            let first = message(Said::Hello(hello));
+            say.send(first).await.context("saying Hello")?;
+            let answer = fleet.connect(ReceiverStream::new(said)).await?;
+            Self {
+                say,
+                heard: answer.into_inner(),
+                _connection: connection,
+            }
+        };
+        let Say::Welcome(_) = session.hear().await? else {
+            bail!("the hub did not begin with a Welcome");
+        };
+        session.account(0).await?;
+        Ok(session)
+    }
+
+    async fn say(&self, kind: Said) -> Result<()> {
+        let said = self.say.send(message(kind)).await;
+        said.context("the session has ended")
+    }
+
+    async fn hear(&mut self) -> Result<Say> {
+        loop {
+            let heard = self.heard.message().await?;
+            let heard = heard.context("the hub has ended the session")?;
+            if let Some(kind) = heard.kind {
+                return Ok(kind);
+            }
+        }
+    }
+
+    async fn account(&self, number: u64) -> Result<()> {
+        let member = MemberReport {
+            synced: true,
+            ready: true,
+            writing: true,
+            connected: true,
+            holder: Some(format!("agent/{REPLICA}")),
+            ..MemberReport::default()
+        };
+        self.say(Said::Report(Report {
+            tenants: Vec::new(),
+            member: Some((&member).into()),
+            complete: Some(number),
+        }))
+        .await
+    }
+}
+
+fn message(kind: Said) -> AgentMessage {
+    AgentMessage { kind: Some(kind) }
+}
+
+fn report(number: u64, generation: i64) -> Said {
+    let key = TenantKey {
+        namespace: "default".to_owned(),
+        name: format!("flood-{number:03}"),
+    };
+    let report = TenantReport {
+        observed_generation: generation,
+        ..installed()
+    };
+    Said::Report(Report {
+        tenants: vec![Tenant::new(&key, Some(&report))],
+        member: None,
+        complete: None,
+    })
+}
+
+/// Reports a Tenant's change with a digest that is wrong, and measures until the hub asks what is right:
+/// then it has taken in the report. `offset` is of the first one.
+///
+/// # Errors
+/// When the session ends.
+pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> Result<()> {
+    let mut session = Session::open(&enrolled).await?;
+    let mut asked = None;
+    let mut generation = 0;
+    let next = tokio::time::sleep(PROBE_EVERY.mul_f64(offset));
+    tokio::pin!(next);
+    loop {
+        tokio::select! {
+            () = &mut next => {
+                next.as_mut().reset(tokio::time::Instant::now() + PROBE_EVERY);
+                generation += 1;
+                asked = Some(Instant::now());
+                session.say(report(0, generation)).await?;
+                session.say(Said::Heartbeat(Heartbeat { tenants: 0, digest_high: 0, digest_low: 0 })).await?;
+            }
+            heard = session.hear() => match heard? {
+                Say::Resync(resync) => {
+                    if let Some(asked) = asked.take() {
+                        let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
+                        samples.push((asked, asked.elapsed()));
+                    }
+                    session.account(resync.number).await?;
+                }
+                Say::Desired(desired) => {
+                    let applied = Applied { version: desired.version, digest: desired.digest };
+                    session.say(Said::Applied(applied)).await?;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Reports as fast as it can, one Tenant's change after the other.
+///
+/// # Errors
+/// When the session ends.
+pub(crate) async fn flood(enrolled: Enrolled) -> Result<()> {
+    let mut session = Session::open(&enrolled).await?;
+    let say = session.say.clone();
+    let flooding = async {
+        for number in 0_u64.. {
+            let generation = i64::try_from(number).unwrap_or(i64::MAX);
+            let next = message(report(number % FLOODED, generation));
+            say.send(next).await.context("the session has ended")?;
+        }
+        Ok(())
+    };
+    let listening = async {
+        loop {
+            session.hear().await?;
+        }
+    };
+    tokio::select! {
+        ended = flooding => ended,
+        ended = listening => ended,
+    }
+}
