@@ -1,13 +1,14 @@
 //! The executable that the helm driver's tests run it with.
 //!
-//! `helm_run -- helm args...` supervises helm; `helm_run drive HELM SCRATCH` is a driver in a process of
-//! its own, which a test can kill.
+//! `helm_run -- helm args...` supervises helm; `helm_run drive HELM SCRATCH SECONDS` is a driver in a
+//! process of its own, which a test can kill; its run may live for so long.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use krypton_agent::clock::Boot;
 use krypton_agent::helm::{Helm, HelmConfig, StopHandle, Uninstall, supervise};
 
 fn main() -> ExitCode {
@@ -17,11 +18,15 @@ fn main() -> ExitCode {
     }
     let [helm, scratch] =
         [args.next(), args.next()].map(|path| PathBuf::from(path.unwrap_or_default()));
+    let seconds = args
+        .next()
+        .and_then(|seconds| seconds.to_str()?.parse().ok());
+    let permit = Duration::from_secs(seconds.unwrap_or(60));
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    runtime.block_on(drive(helm, scratch))
+    runtime.block_on(drive(helm, scratch, permit))
 }
 
-async fn drive(binary: PathBuf, scratch: PathBuf) -> ExitCode {
+async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode {
     let supervisor: Vec<OsString> = std::env::args_os().take(1).collect();
     let config = HelmConfig {
         binary,
@@ -36,7 +41,8 @@ async fn drive(binary: PathBuf, scratch: PathBuf) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (_handle, stop) = StopHandle::new();
+    let (handle, stop) = StopHandle::new();
+    handle.permit(Boot(Boot::now().0 + permit));
     let uninstall = Uninstall {
         kubeconfig: PathBuf::from("/nowhere"),
         release: "small".to_owned(),

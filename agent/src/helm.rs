@@ -19,6 +19,8 @@ mod scratch;
 mod stop;
 mod supervisor;
 
+#[cfg(test)]
+pub(crate) use stop::{Order, Orders};
 pub use stop::{StopHandle, StopSignal};
 pub use supervisor::supervise;
 

@@ -158,7 +158,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         kubeconfig: kubeconfig.to_path_buf(),
         // One process, one name: a restarted agent must not take itself for the one before.
         holder: format!("agent/{replica}/{:08x}", rand::random::<u32>()),
-        lease: LeaseWish::Hold,
+        lease: watch::channel(LeaseWish::Hold).1,
         instance: replica,
         status: StatusMode::Write,
         namespaces: None,

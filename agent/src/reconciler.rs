@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::chart::ChartCache;
 use crate::clock::{self, Boot};
 use crate::events::Events;
-use crate::fence::{self, Hold, KILL_AFTER, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER};
+use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
 use crate::ledger::Advance;
@@ -61,8 +61,8 @@ pub struct Member {
     pub kubeconfig: PathBuf,
     /// Our name in the Lease: one process, one name.
     pub holder: String,
-    /// `Observe` reports what there is and writes nothing.
-    pub lease: LeaseWish,
+    /// `Observe` reports what there is and writes nothing; `Hold` is not taken back.
+    pub lease: watch::Receiver<LeaseWish>,
     /// Our name in events.
     pub instance: String,
     pub status: StatusMode,
@@ -175,26 +175,11 @@ pub async fn run(
 /// Kills what runs when the Lease has not been renewed for `KILL_AFTER` (design §3, rule 5).
 async fn watchdog(mut hold: watch::Receiver<Hold>, handle: Arc<StopHandle>) {
     loop {
-        let renewed = hold.borrow_and_update().renewed;
-        let Some(renewed) = renewed else {
-            handle.kill();
-            if hold.changed().await.is_err() {
-                return;
-            }
-            continue;
-        };
-        handle.permit();
-        let left = KILL_AFTER.saturating_sub(Boot::now().since(renewed));
+        let now = Boot::now();
+        let until = fence::enforce(&hold.borrow_and_update(), &handle, now);
         tokio::select! {
             changed = hold.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(left) => {
-                if Boot::now().since(renewed) >= KILL_AFTER && hold.borrow().renewed == Some(renewed) {
-                    handle.kill();
-                    if hold.changed().await.is_err() {
-                        return;
-                    }
-                }
-            }
+            () = clock::sleep_until(until, now) => {}
         }
     }
 }
@@ -248,6 +233,7 @@ impl Reconciler {
     async fn follow(&mut self, stop: &CancellationToken) {
         let mut watches = watches::all_but_tenants(&self.member.client);
         let mut tenants: Option<Watch> = None;
+        let mut lease = self.member.lease.clone();
         loop {
             let now = Boot::now();
             self.see_to_member(now);
@@ -292,6 +278,8 @@ impl Reconciler {
                     self.look_at_all();
                 }
                 changed = self.hold.changed() => if changed.is_err() { return },
+                // Whoever will never wish otherwise has gone.
+                Ok(()) = lease.changed() => {}
                 () = clock::sleep_until(wake, now) => {}
             }
         }

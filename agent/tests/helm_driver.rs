@@ -11,6 +11,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
+use krypton_agent::clock::Boot;
 use krypton_agent::helm::{Helm, HelmConfig, HelmError, Patience, StopHandle, StopSignal, Upgrade};
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
@@ -266,7 +267,7 @@ async fn a_kill_ends_the_whole_group_at_once_and_bars_new_runs_until_permitted()
     let stopped = async {
         let ears = stage.first_word().await;
         handle.kill();
-        handle.permit();
+        handle.permit(Boot(Boot::now().0 + LONG));
         ears.rest().await
     };
     let (ended, said) = tokio::join!(run, stopped);
@@ -351,7 +352,7 @@ async fn a_run_whose_future_is_dropped_dies() {
 #[tokio::test]
 async fn helm_dies_with_a_driver_that_is_killed() {
     let stage = Stage::set(&stubborn()).await;
-    let mut driver = start_driver(&stage);
+    let mut driver = start_driver(&stage, LONG);
     let ears = stage.first_word().await;
     driver.kill().await.unwrap();
     assert_eq!(ears.rest().await, "");
@@ -365,13 +366,55 @@ async fn helm_dies_with_a_driver_that_is_killed() {
     clippy::disallowed_methods,
     reason = "the process under test is one to be killed"
 )]
-fn start_driver(stage: &Stage) -> tokio::process::Child {
+fn start_driver(stage: &Stage, permit: Duration) -> tokio::process::Child {
     tokio::process::Command::new(supervisor())
         .arg("drive")
         .args([stage.path("helm"), stage.path("scratch")])
+        .arg(permit.as_secs().to_string())
         .kill_on_drop(true)
         .spawn()
         .unwrap()
+}
+
+#[tokio::test]
+async fn helm_dies_when_its_time_is_over_though_its_driver_is_stopped() {
+    let stage = Stage::set(&stubborn()).await;
+    let driver = start_driver(&stage, Duration::from_secs(1));
+    let number = driver.id().unwrap();
+    let ears = stage.first_word().await;
+    let number = rustix::process::Pid::from_raw(number.cast_signed()).unwrap();
+    rustix::process::kill_process(number, rustix::process::Signal::STOP).unwrap();
+    assert_eq!(ears.rest().await, "");
+}
+
+#[tokio::test]
+async fn a_run_that_is_given_more_time_lives_on() {
+    let stage = Stage::set("exec 3>pipe\necho started >&3\nsleep 3\necho done >&3").await;
+    let helm = stage.helm().await;
+    let (handle, stop) = never();
+    handle.permit(Boot(Boot::now().0 + Duration::from_secs(2)));
+    let upgrade = stage.upgrade();
+    let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
+    let more = async {
+        let ears = stage.first_word().await;
+        handle.permit(Boot(Boot::now().0 + LONG));
+        ears.rest().await
+    };
+    let (ended, said) = tokio::join!(run, more);
+    ended.unwrap();
+    assert_eq!(said, "done\n");
+}
+
+#[tokio::test]
+async fn a_run_whose_time_is_over_is_not_begun() {
+    let stage = Stage::set(&stubborn()).await;
+    let helm = stage.helm().await;
+    let (handle, stop) = never();
+    handle.permit(Boot::default());
+    let ended = helm
+        .upgrade(helm.slot().await, &stage.upgrade(), &stop)
+        .await;
+    assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
 }
 
 #[tokio::test]

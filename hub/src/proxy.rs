@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use krypton_agent::access::ServiceAccount;
 use krypton_agent::clock::{self, Boot};
-use krypton_agent::fence::LeaseWish;
+use krypton_agent::fence::{LeaseWish, Presence, Role, role};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::{self, Member, StatusMode, Tools};
 use krypton_agent::report::ReportBoard;
@@ -27,7 +27,7 @@ use crate::facts::{FactsBoard, reason};
 use crate::found::Found;
 use crate::members::Slot;
 use crate::notices::Notices;
-use crate::voices::{Presence, SILENCE, VoiceId, Voices};
+use crate::voices::{VoiceId, Voices};
 
 use reach::Reached;
 
@@ -106,33 +106,6 @@ pub struct Permit {
     pub may_act: bool,
     /// The cluster that it is on record for; any when nothing is.
     pub cluster_uid: Option<String>,
-}
-
-/// What the proxy does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// An agent reconciles, or is about to, or has been until a moment ago.
-    Rest,
-    /// The agent has been away for a while: it may live and be cut off from us only.
-    Observe,
-    Act,
-}
-
-/// What to do, and when to look again though nothing has happened.
-fn role(presence: Presence, grace: Duration, now: Boot) -> (Role, Option<Boot>) {
-    match presence {
-        Presence::Never => (Role::Act, None),
-        Presence::Ready => (Role::Rest, None),
-        Presence::Away(since) => {
-            let after = |pause| Some(Boot(since.0 + pause));
-            // A session that is made anew within seconds is none of our business.
-            match now.since(since) {
-                away if away >= grace => (Role::Act, None),
-                away if away >= SILENCE => (Role::Observe, after(grace)),
-                _ => (Role::Rest, after(grace.min(SILENCE))),
-            }
-        }
-    }
 }
 
 /// The pause between two looks at a cluster where nobody of us holds the Lease, give or take a fifth.
@@ -395,6 +368,29 @@ struct Run {
     first: Arc<DesiredState>,
 }
 
+impl Run {
+    /// Whether the present presence is for this life too: one that has observed may act, with what it has
+    /// seen of the Lease, but not the other way.
+    fn goes_on(
+        &mut self,
+        presence: Presence,
+        grace: Duration,
+        wish: &watch::Sender<LeaseWish>,
+    ) -> bool {
+        let (next, look_again) = role(presence, grace, Boot::now());
+        self.look_again = look_again;
+        match (self.role, next) {
+            (before, next) if before == next => true,
+            (Role::Observe, Role::Act) => {
+                self.role = next;
+                wish.send_replace(LeaseWish::Hold);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
 /// Runs the reconciler for as long as the role and the verdict stand; `None` when they are to be looked
 /// at again.
 async fn reconcile(
@@ -402,16 +398,20 @@ async fn reconcile(
     shared: &Arc<Shared>,
     inputs: &mut Inputs,
     reached: &Reached,
-    run: Run,
+    mut run: Run,
     (stop, replaced): (&CancellationToken, &CancellationToken),
 ) -> Option<ControlFlow<()>> {
     tracing::info!(member = %name, role = ?run.role, "acting as the member's proxy");
     let mut asks = shared.voices.open(name, VoiceId::Proxy, Boot::now());
     let mut complete = Some(0);
-    let (desired, desired_rx) = watch::channel(run.first);
+    let (desired, desired_rx) = watch::channel(Arc::clone(&run.first));
     let board = Arc::new(ReportBoard::default());
     let inner = CancellationToken::new();
     let home = name == names::SELF_CLUSTER;
+    let (wish, wishes) = watch::channel(match run.role {
+        Role::Act => LeaseWish::Hold,
+        Role::Observe | Role::Rest => LeaseWish::Observe,
+    });
     let member = Member {
         name: name.to_owned(),
         source_namespace: reached
@@ -422,10 +422,7 @@ async fn reconcile(
         kubeconfig: reached.kubeconfig().to_owned(),
         // Two members that lead to one cluster must not take each other for themselves.
         holder: format!("{}/{name}", shared.holder),
-        lease: match run.role {
-            Role::Act => LeaseWish::Hold,
-            Role::Observe | Role::Rest => LeaseWish::Observe,
-        },
+        lease: wishes,
         instance: shared.instance.clone(),
         status: if home {
             StatusMode::Report
@@ -472,10 +469,11 @@ async fn reconcile(
             }
             changed = inputs.presence.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                let presence = *inputs.presence.borrow_and_update();
-                if role(presence, shared.grace, Boot::now()).0 != run.role { break None }
+                if !run.goes_on(*inputs.presence.borrow_and_update(), shared.grace, &wish) { break None }
             }
-            () = clock::sleep_until(run.look_again, Boot::now()) => break None,
+            () = clock::sleep_until(run.look_again, Boot::now()) => {
+                if !run.goes_on(*inputs.presence.borrow(), shared.grace, &wish) { break None }
+            }
         }
     };
     inner.cancel();
@@ -485,32 +483,4 @@ async fn reconcile(
     }
     shared.voices.close(name, VoiceId::Proxy, Boot::now());
     ended
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hub_acts_only_where_no_agent_was_or_one_has_been_away_for_the_grace() {
-        let at = |seconds| Boot(Duration::from_secs(seconds));
-        let grace = Duration::from_secs(60);
-        let cases = [
-            (Presence::Never, (Role::Act, None)),
-            (Presence::Ready, (Role::Rest, None)),
-            (Presence::Away(at(100)), (Role::Rest, Some(at(130)))),
-            (Presence::Away(at(71)), (Role::Rest, Some(at(101)))),
-            (Presence::Away(at(70)), (Role::Observe, Some(at(130)))),
-            (Presence::Away(at(41)), (Role::Observe, Some(at(101)))),
-            (Presence::Away(at(40)), (Role::Act, None)),
-        ];
-        let short = Duration::from_secs(5);
-        assert_eq!(
-            role(Presence::Away(at(96)), short, at(100)),
-            (Role::Rest, Some(at(101)))
-        );
-        for (presence, expected) in cases {
-            assert_eq!(role(presence, grace, at(100)), expected, "{presence:?}");
-        }
-    }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_agent::clock::{self, Boot};
+pub use krypton_agent::fence::{Presence, SILENCE};
 use krypton_agent::report::Changes;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::Version;
@@ -25,9 +26,6 @@ use crate::facts::{Facts, FactsBoard, reason};
 /// Prefix of an agent's name in the Lease; a hub's is `hub/`.
 pub const AGENT_HOLDER: &str = "agent/";
 
-/// A member whose agent has not been heard for this long is Unknown (design §4).
-pub const SILENCE: Duration = Duration::from_secs(30);
-
 /// A voice is not asked for its whole account more often over a digest.
 const ASK_EVERY: Duration = Duration::from_secs(10);
 /// Epochs that a restored home may lie behind: its hub was started so often since the backup.
@@ -41,20 +39,11 @@ pub enum VoiceId {
     Session(u64),
 }
 
-/// Whether a member has an agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
-    /// None was ever enrolled.
-    Never,
-    /// One could reconcile at once, or does.
-    Ready,
-    /// There was one, until then.
-    Away(Boot),
-}
-
 #[derive(Debug)]
 struct Voice {
     said: Option<MemberReport>,
+    /// An agent's: when it was last able to act, as far as it was heard.
+    able: Option<Boot>,
     /// It has said something of Tenants while nobody listened.
     missed: bool,
     /// The account that is waited for, until it is whole.
@@ -64,6 +53,26 @@ struct Voice {
     asks: watch::Sender<u64>,
 }
 
+impl Voice {
+    fn is_ready(&self) -> bool {
+        self.said.as_ref().is_some_and(|said| said.ready)
+    }
+
+    fn learn(&mut self, report: MemberReport, now: Boot) {
+        if self.is_ready() && !report.ready && !report.connected {
+            self.able = self.able.map(Presence::able_before);
+        }
+        self.said = Some(report);
+        self.lives(now);
+    }
+
+    fn lives(&mut self, now: Boot) {
+        if self.is_ready() {
+            self.able = Some(now);
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Member {
     voices: BTreeMap<VoiceId, Voice>,
@@ -71,6 +80,8 @@ struct Member {
     presence: watch::Sender<Presence>,
     /// When an agent was last heard, or the hub began to wait for one.
     heard: Boot,
+    /// When an agent whose session has ended was last able to act.
+    able: Option<Boot>,
     /// How the hub's own way to the cluster stands; `None` without one.
     link: Option<State>,
     /// Why nobody is to act, said in the place of all else.
@@ -84,6 +95,7 @@ impl Default for Member {
             speaker: None,
             presence: watch::Sender::new(Presence::Never),
             heard: Boot::default(),
+            able: None,
             link: None,
             held_back: None,
         }
@@ -184,6 +196,7 @@ impl Voices {
             let (asks, asked) = watch::channel(0);
             let voice = Voice {
                 said: None,
+                able: None,
                 missed: false,
                 awaited: Some(0),
                 asked: None,
@@ -239,7 +252,7 @@ impl Voices {
                 .member
                 .filter(|said| *said != MemberReport::default())
             {
-                voice.said = Some(report);
+                voice.learn(report, now);
             }
             if found.speaker != Some(id) {
                 // What makes it the speaker is heard; what came before is asked for.
@@ -275,6 +288,7 @@ impl Voices {
                 return;
             };
             found.heard = now;
+            voice.lives(now);
             if found.speaker != Some(id) || voice.awaited.is_some() {
                 return;
             }
@@ -294,7 +308,8 @@ impl Voices {
     /// A voice ends.
     pub fn close(&self, member: &str, id: VoiceId, now: Boot) {
         self.with(member, |this, found| {
-            found.voices.remove(&id);
+            let able = found.voices.remove(&id).and_then(|voice| voice.able);
+            found.able = found.able.max(able);
             // An agent that was never ready has not kept anybody from acting.
             if id != VoiceId::Proxy && *found.presence.borrow() == Presence::Never {
                 found.presence.send_replace(Presence::Away(Boot::default()));
@@ -365,15 +380,20 @@ impl Voices {
                 }
             }
         }
-        let ready = member.voices.iter().any(|(id, voice)| {
-            *id != VoiceId::Proxy && voice.said.as_ref().is_some_and(|said| said.ready)
-        });
+        let agents = || {
+            let agents = member
+                .voices
+                .iter()
+                .filter(|(id, _)| **id != VoiceId::Proxy);
+            agents.map(|(_, voice)| voice)
+        };
+        let ready = agents().any(Voice::is_ready);
+        let able = agents()
+            .filter_map(|voice| voice.able)
+            .chain(member.able)
+            .max();
         member.presence.send_if_modified(|presence| {
-            let next = match (ready, *presence) {
-                (true, _) => Presence::Ready,
-                (false, Presence::Ready) => Presence::Away(now),
-                (false, before) => before,
-            };
+            let next = presence.next(ready, able.unwrap_or(now));
             let changed = next != *presence;
             *presence = next;
             changed

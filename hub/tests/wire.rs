@@ -305,7 +305,17 @@ impl Stream {
         self.say.send(message).await.unwrap();
     }
 
+    /// What it is told but of the CA, which none of these has asked about.
     async fn hear(&mut self) -> Result<Say, Status> {
+        loop {
+            match self.hear_any().await? {
+                Say::Roots(_) => {}
+                said => return Ok(said),
+            }
+        }
+    }
+
+    async fn hear_any(&mut self) -> Result<Say, Status> {
         let heard = tokio::time::timeout(PATIENCE, self.heard.message()).await;
         let message = heard.expect("the hub says something")?;
         Ok(message.and_then(|message| message.kind).expect("a message"))

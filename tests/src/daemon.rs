@@ -166,6 +166,31 @@ impl Daemon {
         self.process.wait(STOP_DEADLINE).await.map(drop)
     }
 
+    /// SIGSTOP to the process alone: what it has started runs on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn freeze(&mut self) -> Result<()> {
+        self.process.signal(Signal::STOP)
+    }
+
+    /// SIGCONT after `freeze`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn thaw(&mut self) -> Result<()> {
+        self.process.signal(Signal::CONT)
+    }
+
+    /// What is below its folder is its own: helm processes that name it are.
+    ///
+    /// # Errors
+    /// Never, while it is kept.
+    pub fn folder(&self) -> Result<&Path> {
+        let folder = self.folder.as_ref().context("it is being dropped")?;
+        Ok(folder.path())
+    }
+
     /// SIGTERM, and waits for the end.
     ///
     /// # Errors

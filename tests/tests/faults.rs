@@ -5,22 +5,16 @@
     reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
 )]
 
-use std::{collections::BTreeMap, fs};
+use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
-use k8s_openapi::api::core::v1::Pod;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
+    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Pair, Parts,
     eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, helm_processes, values_flag},
-    in_both_modes,
-};
-use kube::{
-    Api, ResourceExt,
-    api::{ListParams, Patch, PatchParams},
+    gate, in_both_modes,
 };
 use serde_json::json;
-use tempfile::TempDir;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
@@ -141,34 +135,9 @@ async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
     }
 }
 
-/// A chart that helm waits in the middle of, until somebody lets its hook end.
-fn chart_with_a_gate() -> Result<TempDir> {
-    let folder = TempDir::with_prefix("krypton-gate-")?;
-    fs::create_dir(folder.path().join("templates"))?;
-    fs::write(
-        folder.path().join("Chart.yaml"),
-        "{apiVersion: v2, name: gate, version: 1.0.0, description: Waits for its hook.}",
-    )?;
-    let metadata = "name: '{{ .Release.Name }}', namespace: '{{ .Release.Namespace }}'";
-    let hook = "annotations: {helm.sh/hook: 'pre-install,pre-upgrade'}";
-    let container = "containers: [{name: main, image: krypton.test/gate}]";
-    fs::write(
-        folder.path().join("templates/gate.yaml"),
-        format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {{{metadata}, {hook}}}\nspec: {{restartPolicy: Never, {container}}}\n"
-        ),
-    )?;
-    fs::write(
-        folder.path().join("templates/after.yaml"),
-        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{{metadata}}}\ndata: {{a: b}}\n"),
-    )?;
-    Ok(folder)
-}
-
 async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode: Mode) {
-    let gate = chart_with_a_gate().unwrap();
-    let charts = [ChartSource::folder(gate.path())];
-    let repository = ChartRepository::start(&charts).await.unwrap();
+    let gate = Gate::new().unwrap();
+    let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
     let mut pair = Pair::start("crash", mode, Parts::WithControllers)
         .await
         .unwrap();
@@ -186,13 +155,7 @@ async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode
         .unwrap()
         .to_owned();
     desk.create("default", "acme", json!({})).await.unwrap();
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), "acme");
-    let hook = eventually("helm to wait for the hook", PATIENCE, async || {
-        let pods = pods.list(&ListParams::default()).await?.items;
-        Ok(pods.into_iter().next())
-    })
-    .await
-    .unwrap();
+    let hook = gate::hook(&desk, "acme", None).await.unwrap();
     desk.newest_is("acme", release, 1, "pending-install")
         .await
         .unwrap();
@@ -218,20 +181,8 @@ async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode
     desk.create("default", "refused", json!({"workspace": "kube-system"}))
         .await
         .unwrap();
-    eventually("the hook of another helm run", PATIENCE, async || {
-        let found = pods.list(&ListParams::default()).await?.items;
-        match found.into_iter().find(|pod| pod.uid() != hook.uid()) {
-            Some(pod) => {
-                let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
-                let params = PatchParams::default();
-                pods.patch_status(&pod.name_any(), &params, &done).await?;
-                Ok(Some(()))
-            }
-            None => bail!("{:?}", desk.revisions("acme", release).await),
-        }
-    })
-    .await
-    .unwrap();
+    let next = gate::hook(&desk, "acme", Some(&hook)).await.unwrap();
+    gate::open(&desk, "acme", &next).await.unwrap();
     let installed = (ready.as_str(), "True", "Installed");
     desk.shows("default", "acme", &[ALL_READY, installed])
         .await
@@ -269,9 +220,8 @@ async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode
 /// As a pod that is deleted: SIGTERM, and SIGKILL only after the grace period of the charts.
 #[tokio::test]
 async fn what_is_told_to_stop_in_the_middle_of_an_install_ends_in_time_and_is_repaired() {
-    let gate = chart_with_a_gate().unwrap();
-    let charts = [ChartSource::folder(gate.path())];
-    let repository = ChartRepository::start(&charts).await.unwrap();
+    let gate = Gate::new().unwrap();
+    let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
     let mut pair = Pair::start("term", Mode::Agent, Parts::WithControllers)
         .await
         .unwrap();
@@ -288,28 +238,15 @@ async fn what_is_told_to_stop_in_the_middle_of_an_install_ends_in_time_and_is_re
         .unwrap()
         .to_owned();
     desk.create("default", "acme", json!({})).await.unwrap();
-    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), "acme");
-    let hook_beside = async |known: Option<&Pod>| {
-        eventually("helm to wait for its hook", PATIENCE, async || {
-            let found = pods.list(&ListParams::default()).await?.items;
-            let known = known.and_then(ResourceExt::uid);
-            Ok(found.into_iter().find(|pod| pod.uid() != known))
-        })
-        .await
-        .unwrap()
-    };
-    let hook = hook_beside(None).await;
+    let hook = gate::hook(&desk, "acme", None).await.unwrap();
 
     assert!(pair.actor().unwrap().stop().await.unwrap().success());
     assert!(helm_processes(&folder).is_empty());
     assert_eq!(desk.holder().await.unwrap(), "", "the Lease is given up");
 
     pair.start_actor_again().unwrap();
-    let next = hook_beside(Some(&hook)).await;
-    let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
-    pods.patch_status(&next.name_any(), &PatchParams::default(), &done)
-        .await
-        .unwrap();
+    let next = gate::hook(&desk, "acme", Some(&hook)).await.unwrap();
+    gate::open(&desk, "acme", &next).await.unwrap();
     desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
     let revisions = desk.revisions("acme", release).await.unwrap();
     let deployed = revisions.iter().filter(|(_, status)| status == "deployed");

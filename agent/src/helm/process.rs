@@ -15,7 +15,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Patience;
 use super::stop::{Order, StopSignal};
-use super::supervisor::{NOT_STARTED, SIGNALLED, TERMINATE};
+use super::supervisor::{NOT_STARTED, SIGNALLED, TERMINATE, UNTIL, millis};
+use crate::clock::Boot;
 use crate::process_group::{self, orphans_of};
 
 /// What is kept of standard error, in bytes.
@@ -72,10 +73,11 @@ impl Job<'_> {
     /// Runs it. When the future is dropped, the supervisor's pipe closes and the group dies.
     pub(super) async fn run(self, stop: &StopSignal) -> io::Result<Ending> {
         let mut orders = stop.orders();
-        if orders.now() != Order::Go {
+        if orders.at(Boot::now()) != Order::Go {
             return Ok(Ending::Stopped);
         }
-        let mut process = self.spawn()?;
+        let mut until = orders.until();
+        let mut process = self.spawn(until)?;
         let mut order = Order::Go;
         let mut stage = Stage::Running;
         let mut cause = Cause::None;
@@ -83,8 +85,14 @@ impl Job<'_> {
         loop {
             tokio::select! {
                 biased;
-                next = orders.other_than(order) => {
-                    order = next;
+                (next, next_until) = orders.other_than((order, until)) => {
+                    if next_until != until {
+                        until = next_until;
+                        process.lives_until(until).await;
+                    }
+                    if next == std::mem::replace(&mut order, next) {
+                        continue;
+                    }
                     if next == Order::Kill {
                         process.kill();
                         (stage, cause) = (Stage::Killed, Cause::Stopped);
@@ -122,6 +130,8 @@ impl Job<'_> {
         Ok(match cause {
             // Helm that was asked to stop and ended well has done its work.
             _ if status.success() => Ending::Well,
+            // Its time was over before anybody said so: we have slept.
+            Cause::None if orders.at(Boot::now()) == Order::Kill => Ending::Stopped,
             Cause::None => ending(status, stderr),
             Cause::Stopped => Ending::Stopped,
             Cause::TimedOut => Ending::TimedOut { stderr },
@@ -132,10 +142,11 @@ impl Job<'_> {
         clippy::disallowed_methods,
         reason = "the one place where a helm run starts"
     )]
-    fn spawn(&self) -> io::Result<Process> {
+    fn spawn(&self, until: Option<Boot>) -> io::Result<Process> {
         let (program, first) = self.supervisor.split_first().expect("it is not empty");
         let mut child = Command::new(program)
             .args(first)
+            .args(until.map(|until| millis(until).to_string()))
             .arg("--")
             .arg(self.binary)
             .args(&self.arguments)
@@ -203,6 +214,18 @@ impl Process {
         {
             // It has ended, or its limit will end it.
             tracing::debug!(%error, "asking helm to stop");
+        }
+    }
+
+    async fn lives_until(&mut self, until: Option<Boot>) {
+        let mut word = [UNTIL; 9];
+        let until = until.map_or(u64::MAX, millis);
+        word[1..].copy_from_slice(&until.to_le_bytes());
+        if let Some(pipe) = &mut self.pipe
+            && let Err(error) = pipe.write_all(&word).await
+        {
+            // It has ended, or ends when it was to.
+            tracing::debug!(%error, "telling helm's supervisor of more time");
         }
     }
 

@@ -2,6 +2,8 @@
 
 use tokio::sync::watch;
 
+use crate::clock::Boot;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct State {
     closed: bool,
@@ -9,6 +11,8 @@ struct State {
     killed: bool,
     /// How often `kill` was said: a run that was under way then is over, though a permit came since.
     kills: u64,
+    /// What runs dies then by itself, should we sleep; no end without one.
+    until: Option<Boot>,
 }
 
 /// Tells runs to stop. When it is dropped, that is a `kill`: nobody watches over them any more.
@@ -47,24 +51,27 @@ impl StopHandle {
         });
     }
 
-    /// New runs may start again after a [`Self::kill`].
-    pub fn permit(&self) {
-        self.0
-            .send_if_modified(|state| std::mem::replace(&mut state.killed, false));
+    /// Runs may live until then, whatever becomes of us; new ones may start again after a [`Self::kill`].
+    pub fn permit(&self, until: Boot) {
+        self.0.send_if_modified(|state| {
+            let killed = std::mem::replace(&mut state.killed, false);
+            let before = state.until.replace(until);
+            killed || before != Some(until)
+        });
     }
 }
 
 /// What a run is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(crate) enum Order {
     Go,
     Soft,
     Kill,
 }
 
 /// One run's view: a kill stays a kill.
-#[derive(Debug)]
-pub(super) struct Orders {
+#[derive(Clone, Debug)]
+pub(crate) struct Orders {
     state: watch::Receiver<State>,
     kills: u64,
 }
@@ -77,7 +84,7 @@ impl StopSignal {
     }
 
     /// To be called before the run starts.
-    pub(super) fn orders(&self) -> Orders {
+    pub(crate) fn orders(&self) -> Orders {
         let state = self.0.clone();
         let kills = state.borrow().kills;
         Orders { state, kills }
@@ -85,7 +92,17 @@ impl StopSignal {
 }
 
 impl Orders {
-    pub(super) fn now(&self) -> Order {
+    /// Until when a run may live at all.
+    pub(crate) fn until(&self) -> Option<Boot> {
+        self.state.borrow().until
+    }
+
+    pub(crate) fn at(&self, now: Boot) -> Order {
+        let late = self.until().is_some_and(|until| now >= until);
+        if late { Order::Kill } else { self.now() }
+    }
+
+    pub(crate) fn now(&self) -> Order {
         let state = *self.state.borrow();
         if state.killed || state.kills != self.kills || self.state.has_changed().is_err() {
             Order::Kill
@@ -96,13 +113,17 @@ impl Orders {
         }
     }
 
-    /// Waits until the order is another than `known`.
-    pub(super) async fn other_than(&mut self, known: Order) -> Order {
+    /// Waits until the order, or the time until which the run may live, is another than `known`.
+    pub(super) async fn other_than(
+        &mut self,
+        known: (Order, Option<Boot>),
+    ) -> (Order, Option<Boot>) {
         loop {
-            let now = self.now();
+            let now = (self.now(), self.until());
             if now != known {
                 return now;
             }
+            let (known, _) = known;
             if self.state.changed().await.is_err() && known == Order::Kill {
                 // There will be no other order.
                 return std::future::pending().await;
@@ -113,7 +134,11 @@ impl Orders {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    const LATER: Boot = Boot(Duration::from_secs(60));
 
     #[test]
     fn a_kill_holds_for_the_run_it_met_and_not_for_one_after_the_next_permit() {
@@ -122,9 +147,21 @@ mod tests {
         assert_eq!(met.now(), Order::Go);
         handle.kill();
         assert_eq!(signal.orders().now(), Order::Kill);
-        handle.permit();
+        handle.permit(LATER);
         assert_eq!(met.now(), Order::Kill);
         assert_eq!(signal.orders().now(), Order::Go);
+    }
+
+    #[test]
+    fn a_run_is_over_when_its_time_is_though_nobody_has_said_so() {
+        let (handle, signal) = StopHandle::new();
+        let orders = signal.orders();
+        assert_eq!((orders.until(), orders.at(LATER)), (None, Order::Go));
+        handle.permit(LATER);
+        assert_eq!(orders.at(Boot::default()), Order::Go);
+        assert_eq!(orders.at(LATER), Order::Kill);
+        handle.permit(Boot(LATER.0 * 2));
+        assert_eq!(orders.at(LATER), Order::Go);
     }
 
     #[test]
@@ -132,7 +169,7 @@ mod tests {
         let (handle, signal) = StopHandle::new();
         assert!(signal.is_open());
         handle.close();
-        handle.permit();
+        handle.permit(LATER);
         assert!(!signal.is_open());
         assert_eq!(signal.orders().now(), Order::Go);
     }
@@ -141,11 +178,11 @@ mod tests {
     fn a_soft_stop_outlives_permits_and_gives_way_to_a_kill() {
         let (handle, signal) = StopHandle::new();
         handle.soft();
-        handle.permit();
+        handle.permit(LATER);
         assert_eq!(signal.orders().now(), Order::Soft);
         handle.kill();
         assert_eq!(signal.orders().now(), Order::Kill);
-        handle.permit();
+        handle.permit(LATER);
         assert_eq!(signal.orders().now(), Order::Soft);
     }
 
@@ -154,7 +191,7 @@ mod tests {
         let (handle, signal) = StopHandle::new();
         let mut orders = signal.orders();
         drop(handle);
-        assert_eq!(orders.other_than(Order::Go).await, Order::Kill);
+        assert_eq!(orders.other_than((Order::Go, None)).await.0, Order::Kill);
         assert_eq!(signal.orders().now(), Order::Kill);
     }
 }

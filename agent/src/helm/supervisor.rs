@@ -1,10 +1,13 @@
-//! The small process between the driver and helm: helm's whole group dies with the driver.
+//! The small process between the driver and helm: helm's whole group dies with the driver, and when its
+//! time is over.
 
 use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -12,21 +15,44 @@ use rustix::process::{
     setpgid, waitid,
 };
 
+use crate::clock::Boot;
+
 /// The driver's word for "send SIGTERM to helm".
 pub(super) const TERMINATE: u8 = b't';
+/// The driver's word for "live until then", before eight bytes: see [`millis`], the lowest first.
+pub(super) const UNTIL: u8 = b'u';
+/// Between two looks at the clock: a sleep does not go on while the machine is suspended, the clock does.
+const TICK: Duration = Duration::from_millis(500);
 /// The exit code when helm was never started; helm itself ends with 0 or 1.
 pub(super) const NOT_STARTED: u8 = 126;
 /// Added to the number of the signal that killed helm, as shells do.
 pub(super) const SIGNALLED: u8 = 128;
 
-/// Runs `helm args...`, given as `[--] helm args...`, and returns its exit code.
+/// How a time is told to the supervisor: both have the same clock.
+pub(super) fn millis(until: Boot) -> u64 {
+    u64::try_from(until.0.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Runs `helm args...`, given as `[UNTIL] [--] helm args...`, and returns its exit code.
 ///
 /// Standard input is the driver's pipe: a byte `t` sends SIGTERM to helm, its end kills the whole
 /// process group at once. That is why the process makes itself the leader of a group of its own.
+/// `UNTIL`, in milliseconds of CLOCK_BOOTTIME, is when the group dies though the driver says nothing, which
+/// may be stopped or starved; the driver moves it on through the pipe.
 /// Standard output, which helm does not get, shows the driver by its end that this process is gone.
 /// Helm that a signal killed gives 128 and the signal's number; one that could not be started, 126.
 pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
-    let mut line = args.skip_while(|word| word == "--");
+    let mut line = args.peekable();
+    let until = line.next_if(|word| {
+        word.to_str()
+            .is_some_and(|word| word.parse::<u64>().is_ok())
+    });
+    let until = until.and_then(|until| until.to_str()?.parse().ok());
+    let until = Arc::new(AtomicU64::new(until.unwrap_or(u64::MAX)));
+    let mut line = line.skip_while(|word| word == "--");
+    if is_over(&until) {
+        return refuse("its time is over");
+    }
     let Some(binary) = line.next() else {
         return refuse("no command is given; this is for the driver's use");
     };
@@ -42,13 +68,18 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     let pid = Pid::from_child(&helm);
     // Emptied before helm is reaped, after which its number may be another process's.
     let target = Arc::new(Mutex::new(Some(pid)));
+    let thread = || std::thread::Builder::new().stack_size(64 << 10);
     let listener = {
-        let target = Arc::clone(&target);
-        std::thread::Builder::new()
-            .stack_size(64 << 10)
-            .spawn(move || listen(&target))
+        let (target, until) = (Arc::clone(&target), Arc::clone(&until));
+        thread().spawn(move || listen(&target, &until))
     };
-    if let Err(error) = listener {
+    let clock = thread().spawn(move || {
+        while !is_over(&until) {
+            std::thread::sleep(TICK);
+        }
+        kill_group();
+    });
+    if let Err(error) = listener.and(clock) {
         // Unwatched, helm would outlive the driver.
         end(&mut helm);
         return refuse(&format!("no thread: {error}"));
@@ -75,11 +106,28 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn listen(target: &Mutex<Option<Pid>>) {
+fn is_over(until: &AtomicU64) -> bool {
+    millis(Boot::now()) >= until.load(Ordering::Relaxed)
+}
+
+fn kill_group() {
+    if let Err(error) = kill_current_process_group(Signal::KILL) {
+        complain(&format!("SIGKILL to the group: {error}"));
+    }
+}
+
+fn listen(target: &Mutex<Option<Pid>>, until: &AtomicU64) {
     let mut pipe = std::io::stdin().lock();
     let mut byte = [0];
     loop {
         match pipe.read(&mut byte) {
+            Ok(1..) if byte == [UNTIL] => {
+                let mut time = [0; 8];
+                // A word that is cut short is the pipe's end, which is read next.
+                if pipe.read_exact(&mut time).is_ok() {
+                    until.store(u64::from_le_bytes(time), Ordering::Relaxed);
+                }
+            }
             Ok(1..) if byte == [TERMINATE] => {
                 let target = target.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(pid) = *target
@@ -91,9 +139,7 @@ fn listen(target: &Mutex<Option<Pid>>) {
             Ok(1..) => {}
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Ok(0) | Err(_) => {
-                if let Err(error) = kill_current_process_group(Signal::KILL) {
-                    complain(&format!("SIGKILL to the group: {error}"));
-                }
+                kill_group();
                 return;
             }
         }

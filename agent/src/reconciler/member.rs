@@ -32,8 +32,9 @@ impl Reconciler {
     /// Permit, record and CRD: what comes before any Tenant.
     pub(super) fn see_to_member(&mut self, now: Boot) {
         // Whoever cannot see the cluster keeps nobody else from acting on it.
-        if self.index.ready() && *self.wish.borrow() != self.member.lease {
-            self.wish.send_replace(self.member.lease);
+        let lease = *self.member.lease.borrow();
+        if self.index.ready() && *self.wish.borrow() != lease {
+            self.wish.send_replace(lease);
         }
         let permitted = self.hold.borrow_and_update().may_start(now);
         if permitted != self.permitted {

@@ -150,7 +150,8 @@ fn an_observing_proxy_is_heard_when_the_agent_is_cut_off_and_says_who_holds_the_
     fleet.voices.close(MEMBER, agent, at(2));
     assert_eq!(
         *fleet.voices.presence(MEMBER).borrow(),
-        Presence::Away(at(2))
+        Presence::Away(at(1)),
+        "it may have died right after"
     );
     // Its last word stands for half a minute after it was said.
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
@@ -202,6 +203,35 @@ fn an_agent_that_was_never_ready_keeps_nobody_from_acting() {
         *fleet.voices.presence(MEMBER).borrow(),
         Presence::Away(at(0))
     );
+}
+
+#[test]
+fn an_agent_is_away_since_it_could_last_act_however_late_that_is_known() {
+    let fleet = fleet();
+    let presence = fleet.voices.presence(MEMBER);
+    let [first, second] = [1, 2].map(VoiceId::Session);
+    for agent in [first, second] {
+        let _asks = fleet.voices.open(MEMBER, agent, at(100));
+        let ready = changes(Some(writing("agent/a")), &[]);
+        fleet.voices.say(MEMBER, agent, ready, Some(0), at(100));
+    }
+    fleet.voices.compare(MEMBER, first, (0, 0), at(150));
+    fleet.voices.compare(MEMBER, second, (0, 0), at(140));
+    // The machine is gone; its silence is noticed half a minute later.
+    fleet.voices.close(MEMBER, first, at(180));
+    assert_eq!(*presence.borrow(), Presence::Ready);
+    let deaf = MemberReport {
+        ready: false,
+        connected: false,
+        ..writing("agent/a")
+    };
+    // It has waited for its apiserver for half a minute before it says so.
+    fleet
+        .voices
+        .say(MEMBER, second, changes(Some(deaf), &[]), None, at(190));
+    assert_eq!(*presence.borrow(), Presence::Away(at(150)));
+    fleet.voices.compare(MEMBER, second, (0, 0), at(200));
+    assert_eq!(*presence.borrow(), Presence::Away(at(150)));
 }
 
 #[test]

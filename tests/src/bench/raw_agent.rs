@@ -52,6 +52,8 @@ impl Session {
             kubernetes_version: KUBERNETES_VERSION.to_owned(),
             applied: None,
             now: clock::wall().as_second(),
+            // As one that is too old for rotations of the CA.
+            trusts: None,
         };
         let mut session = {
             let mut fleet = connection.fleet();

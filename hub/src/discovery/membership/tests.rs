@@ -40,7 +40,7 @@ fn source(origin: Origin, member: &str, since: Option<i64>) -> Source {
         member: member.to_owned(),
         since: since.map(|second| Timestamp::from_second(second).unwrap()),
         access: Err(Unresolved {
-            reason: reason::STARTING,
+            reason: reason::KUBECONFIG_INVALID,
             message: String::new(),
         }),
         suspended: None,

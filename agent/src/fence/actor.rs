@@ -1,0 +1,475 @@
+//! One who wants or watches a Lease, as a state machine: clocks and answers come in, calls go out.
+//!
+//! What we have done counts from before the call was made, what others have done from after the answer was
+//! there: a call that took long, or a process that slept in the middle of it, errs on the safe side.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+
+use super::{DURATION, Hold, KILL_AFTER, LeaseWish, RENEW_EVERY, RETRY};
+use crate::clock::Boot;
+
+/// What is asked of the apiserver.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Call {
+    Read,
+    Create(LeaseSpec),
+    /// On top of the version that it carries only.
+    Replace(Box<Lease>),
+}
+
+/// What the apiserver says.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Answer {
+    Found(Option<Box<Lease>>),
+    Written(Box<Lease>),
+    /// What the write rested on is no more: 409, or 404.
+    Overtaken,
+}
+
+/// What is to be done about the Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Write ourselves as the holder, whoever was it.
+    Write,
+    /// Somebody else lives; look again later.
+    Wait,
+}
+
+/// The Lease as last seen, and since when it has looked so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sighting {
+    /// One that is deleted is still its last holder's for as long as any: nobody has told that one.
+    there: bool,
+    holder: String,
+    renew_time: Option<Timestamp>,
+    transitions: i32,
+    since: Boot,
+}
+
+impl Sighting {
+    /// Two looks at the same renewal keep the time of the first: only our own clock counts.
+    fn of(lease: &Lease, before: Option<&Self>, now: Boot) -> Self {
+        let spec = lease.spec.clone().unwrap_or_default();
+        let seen = Self {
+            there: true,
+            holder: spec.holder_identity.unwrap_or_default(),
+            renew_time: spec.renew_time.map(|time| time.0),
+            transitions: spec.lease_transitions.unwrap_or_default(),
+            since: now,
+        };
+        seen.after(before)
+    }
+
+    fn of_none(before: &Self, now: Boot) -> Self {
+        let seen = Self {
+            there: false,
+            since: now,
+            ..before.clone()
+        };
+        seen.after(Some(before))
+    }
+
+    fn after(mut self, before: Option<&Self>) -> Self {
+        if let Some(before) = before {
+            let since = std::mem::replace(&mut self.since, before.since);
+            if self != *before {
+                self.since = since;
+            }
+        }
+        self
+    }
+}
+
+fn step(seen: Option<&Sighting>, me: &str, now: Boot) -> Step {
+    match seen {
+        None => Step::Write,
+        Some(seen) if seen.holder == me || seen.holder.is_empty() => Step::Write,
+        Some(seen) if now.since(seen.since) >= DURATION => Step::Write,
+        Some(_) => Step::Wait,
+    }
+}
+
+/// One actor at one Lease.
+#[derive(Debug)]
+pub(super) struct Actor {
+    me: String,
+    /// What a write rests on; none while one is under way.
+    current: Option<Lease>,
+    seen: Option<Sighting>,
+    hold: Hold,
+    /// The last write: its renewTime, and when it was made. Its answer may be lost and it go through.
+    wrote: Option<(Timestamp, Boot)>,
+    /// A write of this round was overtaken.
+    overtaken: bool,
+    failed: bool,
+}
+
+impl Actor {
+    pub(super) fn new(me: String) -> Self {
+        Self {
+            me,
+            current: None,
+            seen: None,
+            hold: Hold::default(),
+            wrote: None,
+            overtaken: false,
+            failed: false,
+        }
+    }
+
+    pub(super) fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
+    /// The first call of a round.
+    pub(super) fn begin(&mut self, wish: LeaseWish, now: Boot, wall: Timestamp) -> Call {
+        (self.overtaken, self.failed) = (false, false);
+        // Holding it, the version we wrote last is the precondition, and no read is needed.
+        let held = self
+            .seen
+            .as_ref()
+            .is_some_and(|seen| seen.holder == self.me);
+        match self.current.take() {
+            Some(lease) if held && wish == LeaseWish::Hold => self.replace(lease, now, wall),
+            _ => Call::Read,
+        }
+    }
+
+    /// What an answer leads to: another call, or the end of the round. The call was made at `asked`, and
+    /// answered by `now`.
+    pub(super) fn answered(
+        &mut self,
+        wish: LeaseWish,
+        answer: Answer,
+        (asked, now): (Boot, Boot),
+        wall: Timestamp,
+    ) -> Option<Call> {
+        let next = self.after(wish, answer, (asked, now), wall);
+        // Who can read and not write keeps nobody from acting.
+        if next.is_none() {
+            self.hold.heard = Some(now);
+            self.hold.problem = None;
+        }
+        next
+    }
+
+    fn after(
+        &mut self,
+        wish: LeaseWish,
+        answer: Answer,
+        (asked, now): (Boot, Boot),
+        wall: Timestamp,
+    ) -> Option<Call> {
+        match answer {
+            Answer::Found(lease) => {
+                let before = self.seen.take();
+                self.seen = match &lease {
+                    Some(lease) => Some(Sighting::of(lease, before.as_ref(), now)),
+                    None => before.map(|before| Sighting::of_none(&before, now)),
+                };
+                if wish == LeaseWish::Observe
+                    || step(self.seen.as_ref(), &self.me, now) == Step::Wait
+                {
+                    self.lost();
+                    return None;
+                }
+                self.recognise();
+                Some(match lease {
+                    Some(lease) => self.replace(*lease, now, wall),
+                    None => {
+                        self.wrote = Some((wall, now));
+                        Call::Create(spec_of(&Lease::default(), &self.me, wall))
+                    }
+                })
+            }
+            Answer::Written(lease) => {
+                self.seen = Some(Sighting::of(&lease, self.seen.as_ref(), now));
+                self.current = Some(*lease);
+                self.hold.renewed = Some(asked);
+                self.hold.other = None;
+                None
+            }
+            // Whoever it was, it need not be another holder.
+            Answer::Overtaken if !self.overtaken => {
+                self.overtaken = true;
+                Some(Call::Read)
+            }
+            Answer::Overtaken => {
+                self.failed = true;
+                None
+            }
+        }
+    }
+
+    /// The round has failed. That takes nothing away by itself: time does.
+    pub(super) fn failed(&mut self, problem: String, now: Boot) {
+        self.failed = true;
+        self.hold.problem = Some(problem);
+        let late = |renewed| now.since(renewed) >= KILL_AFTER;
+        if self.hold.renewed.is_some_and(late) {
+            self.hold.renewed = None;
+        }
+    }
+
+    /// Until the next round.
+    pub(super) fn pause(&self, wish: LeaseWish, now: Boot) -> Duration {
+        if self.failed {
+            return RETRY;
+        }
+        match (self.hold.renewed, &self.seen) {
+            (Some(renewed), _) => RENEW_EVERY.saturating_sub(now.since(renewed)),
+            // Not later than it may be dead.
+            (None, Some(seen)) if wish == LeaseWish::Hold => {
+                RETRY.min(DURATION.saturating_sub(now.since(seen.since)))
+            }
+            _ => RENEW_EVERY,
+        }
+    }
+
+    /// What gives the Lease up, when it is ours.
+    pub(super) fn release(mut self, wall: Timestamp) -> Option<Lease> {
+        self.hold.renewed?;
+        let lease = self.current.take()?;
+        let spec = spec_of(&lease, "", wall);
+        Some(Lease {
+            spec: Some(spec),
+            ..lease
+        })
+    }
+
+    fn lost(&mut self) {
+        self.hold.renewed = None;
+        let seen = self.seen.as_ref();
+        self.hold.other = seen
+            .filter(|seen| seen.there && !seen.holder.is_empty())
+            .map(|seen| seen.holder.clone());
+    }
+
+    /// A write whose answer was lost has gone through. Else one whose writes are slow would keep the Lease
+    /// from all others without knowing.
+    fn recognise(&mut self) {
+        let Some((seen, (wrote, at))) = self.seen.as_ref().zip(self.wrote) else {
+            return;
+        };
+        // The apiserver keeps no more than that.
+        let renewed = seen.renew_time.map(Timestamp::as_microsecond);
+        if seen.there && seen.holder == self.me && renewed == Some(wrote.as_microsecond()) {
+            self.hold.renewed = self.hold.renewed.max(Some(at));
+        }
+    }
+
+    fn replace(&mut self, lease: Lease, now: Boot, wall: Timestamp) -> Call {
+        self.wrote = Some((wall, now));
+        let spec = spec_of(&lease, &self.me, wall);
+        Call::Replace(Box::new(Lease {
+            spec: Some(spec),
+            ..lease
+        }))
+    }
+}
+
+fn spec_of(lease: &Lease, holder: &str, now: Timestamp) -> LeaseSpec {
+    let before = lease.spec.clone().unwrap_or_default();
+    let same = before.holder_identity.as_deref() == Some(holder);
+    let transitions = before.lease_transitions.unwrap_or_default();
+    LeaseSpec {
+        holder_identity: Some(holder.to_owned()),
+        lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+        acquire_time: if same {
+            before.acquire_time
+        } else {
+            Some(MicroTime(now))
+        },
+        renew_time: Some(MicroTime(now)),
+        lease_transitions: Some(if same || holder.is_empty() {
+            transitions
+        } else {
+            transitions + 1
+        }),
+        ..LeaseSpec::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLD: LeaseWish = LeaseWish::Hold;
+
+    fn lease(holder: &str, renewed: i64) -> Lease {
+        Lease {
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.to_owned()),
+                renew_time: Some(MicroTime(wall(renewed))),
+                ..LeaseSpec::default()
+            }),
+            ..Lease::default()
+        }
+    }
+
+    fn found(holder: &str, renewed: i64) -> Answer {
+        Answer::Found(Some(Box::new(lease(holder, renewed))))
+    }
+
+    fn wall(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn at(seconds: u64) -> Boot {
+        Boot(Duration::from_secs(seconds))
+    }
+
+    /// One round whose read says this. Returns what would be written.
+    fn round(actor: &mut Actor, says: Answer, second: u64) -> Option<Call> {
+        assert_eq!(actor.begin(HOLD, at(0), wall(0)), Call::Read);
+        actor.answered(HOLD, says, (at(second), at(second)), wall(0))
+    }
+
+    fn holding(renewed: u64) -> Actor {
+        let mut actor = Actor::new("me".to_owned());
+        let asked = (at(renewed), at(renewed));
+        let Some(Call::Create(spec)) = round(&mut actor, Answer::Found(None), renewed) else {
+            panic!("it is free");
+        };
+        let written = Lease {
+            spec: Some(spec),
+            ..Lease::default()
+        };
+        actor.answered(HOLD, Answer::Written(Box::new(written)), asked, wall(0));
+        assert_eq!(actor.hold().renewed, Some(at(renewed)));
+        actor
+    }
+
+    #[test]
+    fn a_live_holder_is_never_robbed_however_wrong_its_clock_is() {
+        let mut actor = Actor::new("me".to_owned());
+        for second in 0..600_u64 {
+            // The other's clock is years behind, but it renews every 15 s.
+            let renewed = 1_000 + i64::try_from(second / 15).unwrap();
+            let next = round(&mut actor, found("other", renewed), second);
+            assert_eq!(next, None, "second {second}");
+        }
+    }
+
+    #[test]
+    fn a_holder_that_stops_renewing_is_followed_after_the_lease_duration_of_our_own_clock() {
+        // Its wall clock may be minutes ahead, or behind.
+        for renewed in [-600, 0, 600] {
+            let mut actor = Actor::new("me".to_owned());
+            assert_eq!(round(&mut actor, found("other", renewed), 100), None);
+            assert_eq!(round(&mut actor, found("other", renewed), 159), None);
+            assert_eq!(actor.pause(HOLD, at(159)), Duration::from_secs(1));
+            let next = round(&mut actor, found("other", renewed), 160);
+            assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        }
+    }
+
+    #[test]
+    fn what_others_did_counts_from_the_answer_and_what_we_did_from_the_call() {
+        let mut actor = Actor::new("me".to_owned());
+        actor.begin(HOLD, at(0), wall(0));
+        // It was written a moment before the answer, for all we know.
+        actor.answered(HOLD, found("other", 5), (at(100), at(140)), wall(0));
+        assert_eq!(round(&mut actor, found("other", 5), 199), None);
+        let next = round(&mut actor, found("other", 5), 200);
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        let written = Answer::Written(Box::new(lease("me", 6)));
+        actor.answered(HOLD, written, (at(200), at(207)), wall(0));
+        assert_eq!(actor.hold().renewed, Some(at(200)));
+    }
+
+    #[test]
+    fn a_released_lease_is_taken_at_once_and_our_own_is_renewed() {
+        let mut actor = Actor::new("me".to_owned());
+        let next = round(&mut actor, found("", 5), 1);
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        let mut actor = holding(1);
+        let next = actor.begin(HOLD, at(0), wall(0));
+        assert!(matches!(next, Call::Replace(_)), "{next:?}");
+    }
+
+    #[test]
+    fn a_lease_that_somebody_deletes_is_its_holders_for_a_lease_duration_more() {
+        let mut actor = Actor::new("me".to_owned());
+        assert_eq!(round(&mut actor, found("other", 5), 50), None);
+        assert_eq!(round(&mut actor, Answer::Found(None), 80), None);
+        assert_eq!(round(&mut actor, Answer::Found(None), 139), None);
+        let next = round(&mut actor, Answer::Found(None), 140);
+        assert!(matches!(next, Some(Call::Create(_))), "{next:?}");
+
+        let mut holder = holding(10);
+        holder.begin(HOLD, at(0), wall(0));
+        let asked = (at(25), at(25));
+        let next = holder.answered(HOLD, Answer::Overtaken, asked, wall(0));
+        assert_eq!(next, Some(Call::Read));
+        let next = holder.answered(HOLD, Answer::Found(None), asked, wall(0));
+        assert!(matches!(next, Some(Call::Create(_))), "{next:?}");
+    }
+
+    #[test]
+    fn a_person_who_writes_to_the_lease_takes_nothing_from_its_holder() {
+        let mut actor = holding(10);
+        actor.begin(HOLD, at(0), wall(0));
+        let asked = (at(25), at(25));
+        let next = actor.answered(HOLD, Answer::Overtaken, asked, wall(0));
+        assert_eq!(next, Some(Call::Read));
+        assert_eq!(actor.hold().renewed, Some(at(10)));
+        let next = actor.answered(HOLD, found("me", 10), asked, wall(0));
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        // Who is overtaken again tries again soon, for as long as the last renewal is good.
+        let next = actor.answered(HOLD, Answer::Overtaken, asked, wall(0));
+        assert_eq!((next, actor.pause(HOLD, at(25))), (None, RETRY));
+        assert_eq!(actor.hold().renewed, Some(at(10)));
+        assert_eq!(round(&mut actor, found("other", 26), 28), None);
+        assert_eq!(actor.hold().renewed, None);
+        assert_eq!(actor.hold().other.as_deref(), Some("other"));
+    }
+
+    #[test]
+    fn a_renewal_whose_answer_is_lost_counts_from_when_it_was_made() {
+        let mut actor = holding(10);
+        actor.begin(HOLD, at(25), wall(25));
+        actor.failed("no answer".to_owned(), at(33));
+        assert_eq!(actor.begin(HOLD, at(36), wall(36)), Call::Read);
+        let asked = (at(36), at(40));
+        let next = actor.answered(HOLD, found("me", 25), asked, wall(40));
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        assert_eq!(actor.hold().renewed, Some(at(25)));
+        // This one has not gone through, or not yet.
+        actor.failed("no answer".to_owned(), at(48));
+        actor.begin(HOLD, at(51), wall(51));
+        actor.answered(HOLD, found("me", 25), (at(51), at(52)), wall(52));
+        assert_eq!(actor.hold().renewed, Some(at(25)));
+    }
+
+    #[test]
+    fn who_hears_nothing_has_lost_it_when_its_runs_are_dead() {
+        let mut actor = holding(10);
+        actor.begin(HOLD, at(0), wall(0));
+        actor.failed("no answer".to_owned(), at(54));
+        assert_eq!(actor.hold().renewed, Some(at(10)));
+        assert_eq!(actor.begin(HOLD, at(0), wall(0)), Call::Read);
+        actor.failed("no answer".to_owned(), at(55));
+        assert_eq!(actor.hold().renewed, None);
+        assert_eq!(actor.release(wall(0)), None);
+    }
+
+    #[test]
+    fn transitions_count_changes_of_the_holder_only() {
+        let taken = spec_of(&lease("other", 5), "me", wall(9));
+        assert_eq!(taken.lease_transitions, Some(1));
+        let renewed = spec_of(
+            &Lease {
+                spec: Some(taken),
+                ..Lease::default()
+            },
+            "me",
+            wall(9),
+        );
+        assert_eq!(renewed.lease_transitions, Some(1));
+    }
+}
