@@ -1,10 +1,5 @@
 //! How the hub holds on to its members: their clients, and what is left of those who have left.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
-)]
-
 use anyhow::{Context as _, Result};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,

@@ -492,10 +492,10 @@ async fn an_agent_too_old_for_it_is_waited_for_and_one_that_does_not_renew_is_cu
         .unwrap();
     let mut lazy = Stream::open(&lazy, Said::Hello(hears)).await.unwrap();
     // It trusts all there are and has a certificate of the one that signs: there is nothing to tell it.
-    assert!(matches!(lazy.hear().await.unwrap(), Say::Welcome(_)));
-    assert!(matches!(lazy.hear().await.unwrap(), Say::Desired(_)));
+    assert!(matches!(lazy.hear_any().await.unwrap(), Say::Welcome(_)));
+    assert!(matches!(lazy.hear_any().await.unwrap(), Say::Desired(_)));
     rig.request();
-    let Say::Roots(told) = lazy.hear().await.unwrap() else {
+    let Say::Roots(told) = lazy.hear_any().await.unwrap() else {
         panic!("the new root is told")
     };
     assert_eq!(
@@ -509,7 +509,7 @@ async fn an_agent_too_old_for_it_is_waited_for_and_one_that_does_not_renew_is_cu
     rig.waits_for(&[("edge-0", Why::SaysNothing)]).await;
     rig.lock_out("edge-0", Phase::Announced);
     rig.switches().await;
-    let Say::Roots(told) = lazy.hear().await.unwrap() else {
+    let Say::Roots(told) = lazy.hear_any().await.unwrap() else {
         panic!("it is to renew")
     };
     assert!(told.renew_within_millis.is_some());
