@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::authority::{Authority, AuthorityError};
-use crate::enrolment::Enrolment;
+use crate::enrolment::{Audit, Enrolment};
 use crate::fleet_service::FleetService;
 use crate::join_info::{self, JoinInfo};
 use crate::join_token;
@@ -97,11 +97,17 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         join_info::keep(client.clone(), namespace.clone(), info, stop.clone()).await;
         std::future::pending().await
     };
+    let audit = Audit {
+        members: Arc::clone(&sessions.members),
+        notices: sessions.notices.clone(),
+        metrics: Arc::clone(&sessions.metrics),
+    };
     let fleet = FleetService::new(sessions, charts, Arc::clone(&authority)).into_server();
     let enrolment = Arc::new(Enrolment::new(
         client.clone(),
         namespace.clone(),
         Arc::clone(&authority),
+        audit,
     ));
     let routes = tonic::service::Routes::new(fleet).add_service(enrolment.service());
     let trust_domain = authority.trust_domain().to_owned();

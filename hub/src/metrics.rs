@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
@@ -40,6 +42,31 @@ pub struct SessionMetrics {
     pub sessions: Gauge,
     /// Seconds from a new desired state to an agent's word that it is in its slot.
     pub propagation: Histogram,
+    /// By outcome.
+    enrolments: Family<[(&'static str, &'static str); 1], Counter>,
+}
+
+/// What came of an attempt to enrol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Admitted,
+    Refused,
+    /// For a reason of ours: it is to be tried again.
+    Failed,
+    /// Not looked at, after too many that were refused.
+    Slowed,
+}
+
+impl SessionMetrics {
+    pub fn enrolment(&self, outcome: Outcome) {
+        let outcome = match outcome {
+            Outcome::Admitted => "admitted",
+            Outcome::Refused => "refused",
+            Outcome::Failed => "failed",
+            Outcome::Slowed => "slowed",
+        };
+        self.enrolments.get_or_create(&[("outcome", outcome)]).inc();
+    }
 }
 
 impl Default for SessionMetrics {
@@ -47,6 +74,7 @@ impl Default for SessionMetrics {
         Self {
             sessions: Gauge::default(),
             propagation: Histogram::new(exponential_buckets(0.001, 1.5, 30)),
+            enrolments: Family::default(),
         }
     }
 }
@@ -59,6 +87,11 @@ pub fn registry(facts: Arc<FactsBoard>, sessions: &SessionMetrics) -> Registry {
         "sessions",
         "Live sessions of agents",
         sessions.sessions.clone(),
+    );
+    registry.register(
+        "enrolments",
+        "Attempts of agents to get a first certificate, by outcome",
+        sessions.enrolments.clone(),
     );
     registry.register_with_unit(
         "desired_propagation",

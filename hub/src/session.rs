@@ -356,7 +356,7 @@ fn check_cluster(name: &str, admission: &Admission, found: &str) -> Result<(), S
     match &admission.cluster_uid {
         Some(recorded) if recorded != found => Err(Status::failed_precondition(format!(
             "member {name} is on record as the cluster with UID {recorded}, and this is {found}: its credential is used on a second cluster. \
-             If the cluster was rebuilt, delete EdgeCluster {name} and join again"
+             If the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
         ))),
         _ => Ok(()),
     }
