@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
@@ -27,6 +28,7 @@ use crate::aggregate::Reports;
 use crate::discovery::membership::{self, Before, Membership, Refusal};
 use crate::discovery::register::{self, OnRecord, Register, RegisterError};
 use crate::discovery::{Found, Origin, Source, Sources, Unresolved};
+use crate::expiry::{Reminders, Validity};
 use crate::facts::{self, reason};
 use crate::found::Found as Clusters;
 use crate::identity::{self, Claim};
@@ -127,6 +129,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut book: JoinSet<Booked> = JoinSet::new();
     let mut book_next = Boot::default();
     let mut led = false;
+    let mut reminders = Reminders::default();
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_soon, mut look_next) = (true, false, Boot::default());
     loop {
@@ -135,6 +138,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         if leading && !led {
             // Another hub may have written it meanwhile.
             known.on_record = None;
+            // And told of what was to be told of.
+            reminders = Reminders::default();
         }
         led = leading;
         if book.is_empty() && now >= book_next {
@@ -173,8 +178,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 fleet.found.forget_agent(&name);
             }
             for (name, object) in &known.edge_clusters {
-                if enrolled(object) {
+                if let Some(until) = certificate_end(object) {
                     fleet.shared.voices.agent_known(name, now);
+                    // Until it is heard itself.
+                    fleet.shared.facts.set(name, |facts| {
+                        facts.certificate.get_or_insert(Validity::until(until));
+                    });
                 }
             }
             for (name, member) in wanted {
@@ -259,7 +268,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 );
                 let held_back = verdicts
                     .get(name)
-                    .and_then(|verdict| identity::held_back(verdict, wishes.banned));
+                    .and_then(|verdict| identity::held_back(name, verdict, wishes.banned));
                 // Whoever is not to act is given nothing new.
                 if let Some(next) = next.filter(|_| held_back.is_none()) {
                     entry.slot.send_replace(Some(next));
@@ -287,6 +296,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 fleet.shared.voices.hold_back(name, held_back, now);
             }
             let here = |name: &str| known.edge_clusters.contains_key(name);
+            reminders.keep(here);
             fleet.members.keep(here, |name| running.contains_key(name));
         }
         for name in fleet.shared.facts.take_changed() {
@@ -324,7 +334,16 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             };
             let counts = fleet.reports.counts(&name);
             let generation = object.metadata.generation.unwrap_or_default();
+            for (reason, message) in reminders.look(&name, conditions(object), clock::wall()) {
+                fleet.shared.notices.tell(Notice {
+                    member: name.clone(),
+                    uid: object.metadata.uid.clone().unwrap_or_default(),
+                    reason,
+                    message,
+                });
+            }
             let status = facts::status(
+                &name,
                 object.status.as_ref(),
                 &facts,
                 counts,
@@ -371,6 +390,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     look = true;
                     fleet.shared.voices.link(&name, None, Boot::now());
                     fleet.found.forget(&name);
+                    fleet.shared.facts.set(&name, |facts| facts.access = None);
                     gone.remove(&name);
                 }
             }
@@ -594,15 +614,23 @@ fn claims(
 
 /// An agent was enrolled for the member, and has been here.
 fn enrolled(object: &EdgeCluster) -> bool {
-    object
-        .status
-        .as_ref()
-        .is_some_and(|status| status.certificate_expiry.is_some())
+    certificate_end(object).is_some()
+}
+
+/// When the certificate ends that its agent was seen with last.
+fn certificate_end(object: &EdgeCluster) -> Option<Timestamp> {
+    let end = object.status.as_ref()?.certificate_expiry.as_ref()?;
+    Some(end.0)
 }
 
 /// It is a member by its agent, with or without a source.
 fn joined(object: &EdgeCluster) -> bool {
     enrolled(object) || object.spec.source_ref.is_none()
+}
+
+fn conditions(object: &EdgeCluster) -> &[Condition] {
+    let status = object.status.as_ref();
+    status.map_or(&[], |status| &status.conditions)
 }
 
 fn enter(members: &Members, known: &Known, name: &str) -> Arc<Member> {

@@ -102,6 +102,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         notices: sessions.notices.clone(),
         metrics: Arc::clone(&sessions.metrics),
     };
+    let metrics = Arc::clone(&sessions.metrics);
     let fleet = FleetService::new(sessions, charts, Arc::clone(&authority)).into_server();
     let enrolment = Arc::new(Enrolment::new(
         client.clone(),
@@ -112,7 +113,8 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     let routes = tonic::service::Routes::new(fleet).add_service(enrolment.service());
     let trust_domain = authority.trust_domain().to_owned();
     let credential = async {
-        listener::keep_credential(Arc::clone(&authority), Arc::clone(&tls), stop.clone()).await;
+        let (authority, tls) = (Arc::clone(&authority), Arc::clone(&tls));
+        listener::keep_credential(authority, tls, metrics, stop.clone()).await;
         // Sessions say goodbye before their connections end: only serving ends this.
         std::future::pending().await
     };

@@ -24,7 +24,7 @@ use crate::settings::{HomeChoice, HomeSource, LocalSource};
 use krypton_agent::access::{client_named, reason_of};
 
 pub use clusters::clusters_table;
-pub use join::JoinError;
+pub use join::{JoinError, ReplaceError};
 pub use tenants::tenants_table;
 
 const USER_AGENT: &str = concat!("kubectl-krypton/", env!("CARGO_PKG_VERSION"));

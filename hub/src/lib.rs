@@ -10,6 +10,7 @@ pub mod authority;
 pub mod desired;
 pub mod discovery;
 pub mod enrolment;
+pub mod expiry;
 pub mod facts;
 pub mod fleet;
 pub mod fleet_service;

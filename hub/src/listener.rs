@@ -30,6 +30,8 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 
 use crate::authority::{Authority, AuthorityError, HUB_CERTIFICATE_LIFE, read_agent_certificate};
+use crate::expiry;
+use crate::metrics::SessionMetrics;
 
 use connection::Places;
 pub use connection::{Connection, Peer};
@@ -72,9 +74,11 @@ pub fn server_config(authority: &Authority, now: Timestamp) -> Result<ServerConf
 pub async fn keep_credential(
     authority: Arc<Authority>,
     tls: Arc<ArcSwap<ServerConfig>>,
+    metrics: Arc<SessionMetrics>,
     stop: CancellationToken,
 ) {
     let mut made = clock::wall();
+    show_ends(&authority, made, &metrics);
     // By the wall clock, which is what agents compare the dates with, and often, since it may be set.
     while stop
         .run_until_cancelled(tokio::time::sleep(CREDENTIAL_CHECK))
@@ -89,12 +93,23 @@ pub async fn keep_credential(
             Ok(config) => {
                 tls.store(Arc::new(config));
                 made = now;
+                show_ends(&authority, made, &metrics);
                 tracing::info!("renewed the hub's certificate");
             }
             Err(error) => {
                 tracing::warn!(error = %chain(&error), "renewing the hub's certificate failed; it is tried again in a minute");
             }
         }
+    }
+}
+
+/// When the CA ends and the certificate that was made then.
+fn show_ends(authority: &Authority, made: Timestamp, metrics: &SessionMetrics) {
+    let roots = authority.roots();
+    if let Some(end) = roots.first().and_then(|signing| expiry::end_of(signing)) {
+        metrics.certificate("ca", end);
+        let own = made.saturating_add(HUB_CERTIFICATE_LIFE);
+        metrics.certificate("hub", own.unwrap_or(end).min(end));
     }
 }
 

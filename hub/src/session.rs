@@ -23,6 +23,7 @@ use tonic::{Status, Streaming};
 
 use crate::aggregate::TENANTS_MAX;
 use crate::authority::AgentCertificate;
+use crate::expiry::Validity;
 use crate::found::Found;
 use crate::members::{Admission, Member, Members, NotFound, Slot};
 use crate::metrics::SessionMetrics;
@@ -169,7 +170,10 @@ impl Sessions {
                 cluster_uid: hello.cluster_uid,
                 kubernetes_version: hello.kubernetes_version,
                 agent_version: hello.agent_version,
-                certificate_expiry: certificate.not_after,
+                certificate: Validity {
+                    not_before: certificate.not_before,
+                    not_after: certificate.not_after,
+                },
                 applied: hello.applied.and_then(v1::Applied::read),
             },
         );

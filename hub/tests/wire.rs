@@ -679,7 +679,9 @@ async fn an_agent_connects_anew_with_a_newer_certificate() {
     let not_after = clock::wall() + longer - DAY / 2;
     dialer.renew(tls::client_config(&home.authority.roots(), Some(credential)).unwrap());
     home.knows("edge-0", |facts| {
-        facts.certificate_expiry.is_some_and(|end| end > not_after)
+        facts
+            .certificate
+            .is_some_and(|own| own.not_after > not_after)
     })
     .await;
     agent.stop().await;

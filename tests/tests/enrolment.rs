@@ -429,9 +429,8 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
         Code::FailedPrecondition,
         "kubectl krypton join edge-1 --replace",
     );
-    enrol(&hub, &token_3, &request().unwrap(), "there")
-        .await
-        .unwrap();
+    let known = request().unwrap();
+    enrol(&hub, &token_3, &known, "there").await.unwrap();
 
     // A banned one, even with the key that has used the token.
     let ban = Patch::Merge(json!({"spec": {"banned": true}}));
@@ -439,7 +438,7 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
         .patch("edge-1", &PatchParams::default(), &ban)
         .await
         .unwrap();
-    let banned = enrol(&hub, &token_1, &mine, "there").await;
+    let banned = enrol(&hub, &token_3, &known, "there").await;
     refused(banned, Code::PermissionDenied, "banned");
 
     cluster.stop_apiserver().await.unwrap();
