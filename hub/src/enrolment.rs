@@ -22,6 +22,7 @@ use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
+use zeroize::Zeroize as _;
 
 use crate::authority::{
     AGENT_CERTIFICATE_LIFE, Authority, AuthorityError, REQUEST_MAX_BYTES, RequestError,
@@ -303,9 +304,10 @@ impl Enrollment for Enrolment {
     ) -> Result<Response<v1::EnrollResponse>, Status> {
         let peer = request.extensions().get::<Peer>();
         let address = peer.map(|peer| peer.address);
-        let request = request.into_inner();
+        let mut request = request.into_inner();
         let mut attempt = Attempt::new(address, &request);
         let admitted = self.attend(&request, &mut attempt).await;
+        request.token.zeroize();
         if !admitted.as_ref().is_err_and(EnrolmentError::counts) {
             self.pace.harmless(attempt.ip(), attempt.token());
         }

@@ -14,6 +14,7 @@ use krypton_common::fingerprint::sha256_hex;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Client, Error as KubeError};
 use thiserror::Error;
+use zeroize::Zeroizing;
 
 /// Label of the Secrets, with the value `true`.
 pub const LABEL: &str = "mesh.openkcm.io/join-token";
@@ -265,7 +266,7 @@ pub async fn make(
 /// A token that somebody has shown, and what home knows of it.
 #[derive(Clone)]
 pub struct Shown {
-    secret: String,
+    secret: Zeroizing<String>,
     object: Option<(Secret, Record)>,
 }
 
@@ -291,13 +292,13 @@ impl Shown {
 /// Reads what home knows of `token`. What is no token is an unknown one.
 pub async fn look_up(client: Client, namespace: &str, token: &str) -> Result<Shown, TokenError> {
     let mut shown = Shown {
-        secret: String::new(),
+        secret: Zeroizing::new(String::new()),
         object: None,
     };
     let Some((name, secret)) = token.split_once('.').filter(|_| is_token(token)) else {
         return Ok(shown);
     };
-    secret.clone_into(&mut shown.secret);
+    shown.secret = Zeroizing::new(secret.to_owned());
     let api: Api<Secret> = Api::namespaced(client, namespace);
     shown.object = get(&api, namespace, &format!("{PREFIX}{name}")).await?;
     Ok(shown)
@@ -653,7 +654,7 @@ mod tests {
     #[test]
     fn no_secret_is_shown() {
         let shown = Shown {
-            secret: SECRET.to_owned(),
+            secret: Zeroizing::new(SECRET.to_owned()),
             object: None,
         };
         assert!(!format!("{shown:?}").contains(SECRET));

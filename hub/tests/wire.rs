@@ -7,6 +7,9 @@
     reason = "a test ends at the first thing that is not as it should be"
 )]
 
+#[path = "wire/golden.rs"]
+mod golden;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -69,6 +72,7 @@ struct Home {
     members: Arc<Members>,
     dealer: Dealer,
     facts: Arc<FactsBoard>,
+    reports: Arc<Reports>,
     voices: Arc<Voices>,
     metrics: Arc<SessionMetrics>,
     charts: Arc<ChartCache>,
@@ -94,11 +98,12 @@ impl Home {
             members: Arc::new(Members::default()),
             dealer: Dealer::default(),
             voices: Arc::new(Voices::new(
-                reports,
+                Arc::clone(&reports),
                 Arc::clone(&facts),
                 watch::Sender::new(0),
             )),
             facts,
+            reports,
             metrics: Arc::default(),
             charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
             ahead,
@@ -130,6 +135,11 @@ impl Home {
     }
 
     async fn listen(&self, address: Option<SocketAddr>) -> Port {
+        self.listen_as(env!("CARGO_PKG_VERSION"), address).await
+    }
+
+    /// As a hub of this version.
+    async fn listen_as(&self, hub_version: &str, address: Option<SocketAddr>) -> Port {
         let address = address.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -140,7 +150,7 @@ impl Home {
             found: Arc::new(Found::default()),
             metrics: Arc::clone(&self.metrics),
             notices: Notices::nowhere(),
-            hub_version: env!("CARGO_PKG_VERSION").to_owned(),
+            hub_version: hub_version.to_owned(),
             numbers: AtomicU64::new(0),
             stop: stop.clone(),
         };

@@ -62,9 +62,9 @@ async fn token(client: &Client, cluster: &str) -> Result<String> {
 }
 
 /// A hub's enrolment, which tells of what it does.
-async fn hub(client: &Client) -> (Enrolment, Arc<Authority>) {
+async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
     let authority = Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton").await;
-    let authority = Arc::new(authority.unwrap());
+    let authority = Arc::new(authority?);
     let audit = Audit {
         members: Arc::new(Members::default()),
         notices: Notices::start(client.clone(), "test".to_owned()),
@@ -72,7 +72,7 @@ async fn hub(client: &Client) -> (Enrolment, Arc<Authority>) {
     };
     let namespace = NAMESPACE.to_owned();
     let hub = Enrolment::new(client.clone(), namespace, Arc::clone(&authority), audit);
-    (hub, authority)
+    Ok((hub, authority))
 }
 
 /// What was told of a member, as (type, reason, action, words).
@@ -172,7 +172,7 @@ async fn of_many_keys_that_race_for_a_token_one_wins() {
 async fn of_two_agents_that_enrol_at_once_with_one_token_exactly_one_gets_a_certificate() {
     let cluster = home("enrolment-race").await.unwrap();
     let client = cluster.client();
-    let (hub, _) = hub(&client).await;
+    let (hub, _) = hub(&client).await.unwrap();
     for round in 0..5 {
         let member = format!("edge-{round}");
         let token = token(&client, &member).await.unwrap();
@@ -193,7 +193,7 @@ async fn of_two_agents_that_enrol_at_once_with_one_token_exactly_one_gets_a_cert
 async fn every_use_and_every_refusal_is_told_on_the_member_and_no_secret_with_it() {
     let cluster = home("enrolment-events").await.unwrap();
     let client = cluster.client();
-    let (hub, _) = hub(&client).await;
+    let (hub, _) = hub(&client).await.unwrap();
     let members: Api<EdgeCluster> = Api::all(client.clone());
     let token = token(&client, "edge-1").await.unwrap();
     let (name, secret) = token.split_once('.').unwrap();
@@ -253,7 +253,7 @@ async fn every_use_and_every_refusal_is_told_on_the_member_and_no_secret_with_it
 async fn a_guesser_is_put_off_and_the_rightful_agent_is_let_in_a_little_later() {
     let cluster = home("enrolment-guesser").await.unwrap();
     let client = cluster.client();
-    let (hub, _) = hub(&client).await;
+    let (hub, _) = hub(&client).await.unwrap();
     let token = token(&client, "edge-1").await.unwrap();
     let (name, _) = token.split_once('.').unwrap();
     let mine = request().unwrap();
@@ -343,7 +343,7 @@ async fn how_to_join_is_published_and_repaired() {
 async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
     let cluster = home("enrolment").await.unwrap();
     let client = cluster.client();
-    let (hub, authority) = hub(&client).await;
+    let (hub, authority) = hub(&client).await.unwrap();
     let members: Api<EdgeCluster> = Api::all(client.clone());
 
     // A new member gets its EdgeCluster, and its certificate is bound to it.

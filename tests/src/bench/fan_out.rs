@@ -38,7 +38,7 @@ use crate::{
 
 const PROPAGATION: &str = "krypton_hub_desired_propagation_seconds";
 const CREATES_AT_ONCE: usize = 16;
-const DEADLINE: Duration = Duration::from_secs(180);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 /// CPU time is read so often while idle: long against its unit, short against the minute between two
 /// writes of `lastSeen`.
 const SAMPLE: Duration = Duration::from_secs(5);
@@ -151,10 +151,11 @@ pub(crate) struct Restart {
     pub(crate) neighbours: f64,
 }
 
-struct Stage {
-    hub: Hub,
+/// Home and its hub.
+pub(crate) struct Stage {
+    pub(crate) hub: Hub,
     values: ValuesFile,
-    home: Cluster,
+    pub(crate) home: Cluster,
     kubeconfig: std::path::PathBuf,
     _folder: TempDir,
 }
@@ -171,7 +172,7 @@ pub(crate) async fn measure(options: &Options) -> Result<FanOut> {
 }
 
 impl Stage {
-    async fn start() -> Result<Self> {
+    pub(crate) async fn start() -> Result<Self> {
         let home = Cluster::start("home", Parts::ControlPlane).await?;
         let folder = TempDir::with_prefix("krypton-bench-").context("making a folder")?;
         let kubeconfig = folder.path().join("home.kubeconfig");
@@ -191,7 +192,7 @@ impl Stage {
         self.hub.ready(DEADLINE).await?;
         let count = options.agents;
         say(&format!("fan-out: making {count} EdgeClusters"));
-        let members = self.make_members(count).await?;
+        let members = self.make_members("simulated", count).await?;
         tokio::time::sleep(SETTLE).await;
         let alone = Memory::of(self.hub.pid())?;
 
@@ -227,14 +228,14 @@ impl Stage {
         })
     }
 
-    async fn make_members(&self, count: u32) -> Result<Vec<Member>> {
+    pub(crate) async fn make_members(&self, prefix: &str, count: u32) -> Result<Vec<Member>> {
         let api: Api<EdgeCluster> = Api::all(self.home.client());
         let each = (0..count).map(|number| {
             let api = api.clone();
             async move {
                 let object = EdgeCluster {
                     metadata: ObjectMeta {
-                        name: Some(format!("simulated-{number:04}")),
+                        name: Some(format!("{prefix}-{number:04}")),
                         ..ObjectMeta::default()
                     },
                     spec: EdgeClusterSpec::default(),
@@ -251,7 +252,7 @@ impl Stage {
     }
 
     /// By the hub's own CA, once it has made one.
-    async fn enrol(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
+    pub(crate) async fn enrol(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
         let client = self.home.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
         eventually("the hub's CA", DEADLINE, async || {
@@ -536,7 +537,7 @@ fn most_within(moments: &[Instant], span: Duration) -> usize {
 
 /// The agents' ends of all connections are this process's; the hub, which has the other ends, inherits the
 /// limit.
-fn allow_files(agents: u32) -> Result<()> {
+pub(crate) fn allow_files(agents: u32) -> Result<()> {
     let needed = u64::from(agents) + FILES;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {

@@ -1,10 +1,12 @@
 //! `make bench`: Tenants created at once on one edge, beside helm alone doing the same work; then a
-//! thousand agents on one hub.
+//! thousand agents on one hub; then how fast those are cut off who are to be.
 //!
 //! Prints figures and fails on none of them; it fails when something does not become ready.
 
 #[path = "../bench/arrivals.rs"]
 mod arrivals;
+#[path = "../bench/cut.rs"]
+mod cut;
 #[path = "../bench/fan_out.rs"]
 mod fan_out;
 #[path = "../bench/fan_out_report.rs"]
@@ -57,6 +59,8 @@ enum Only {
     Edge(EdgeOptions),
     /// Many simulated agents on one hub
     FanOut(fan_out::Options),
+    /// How fast the sessions of members end that are banned or deleted
+    Cut(cut::Options),
 }
 
 #[derive(Debug, clap::Args)]
@@ -92,9 +96,11 @@ async fn measure_all(args: Args) -> Result<()> {
     match args.only {
         Some(Only::Edge(options)) => measure_edge(&options).await,
         Some(Only::FanOut(options)) => measure_fan_out(&options).await,
+        Some(Only::Cut(options)) => measure_cut(&options).await,
         None => {
             measure_edge(&by_default()?).await?;
-            measure_fan_out(&by_default()?).await
+            measure_fan_out(&by_default()?).await?;
+            measure_cut(&by_default()?).await
         }
     }
 }
@@ -126,6 +132,14 @@ async fn measure_fan_out(options: &fan_out::Options) -> Result<()> {
     let measured = tokio::time::timeout(limit, measuring).await;
     let measured = measured.with_context(|| format!("fan-out: not done in {limit:?}"))??;
     println!("{}", fan_out_report::render(&measured));
+    Ok(())
+}
+
+async fn measure_cut(options: &cut::Options) -> Result<()> {
+    let measuring = Box::pin(cut::measure(options));
+    let measured = tokio::time::timeout(OVERHEAD, measuring).await;
+    let measured = measured.with_context(|| format!("cut: not done in {OVERHEAD:?}"))??;
+    println!("{}", cut::render(&measured));
     Ok(())
 }
 
