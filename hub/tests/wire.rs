@@ -719,6 +719,25 @@ async fn a_banned_member_is_cut_off_at_once() {
 }
 
 #[tokio::test]
+async fn a_member_whose_edge_cluster_is_gone_or_made_anew_is_cut_off_at_once() {
+    for anew in [false, true] {
+        let home = Home::new().with_members(&names(1));
+        let port = home.listen(None).await;
+        let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
+        agent.has("1.0.0").await;
+        if anew {
+            home.members.enter("edge-0", "another-uid");
+        } else {
+            home.members.keep(|_| false, |_| false);
+        }
+        agent.is_up(false).await;
+        let why = format!("{:?}", &*agent.link.borrow());
+        assert!(why.contains("kubectl krypton join"), "{why}");
+        agent.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn an_agent_comes_back_to_a_restarted_hub_and_says_all_again() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;

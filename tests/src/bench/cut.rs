@@ -75,7 +75,8 @@ impl fmt::Display for Line {
 pub(crate) async fn measure(options: &Options) -> Result<Vec<Line>> {
     allow_files(options.agents)?;
     say("cut: starting home and hub");
-    let stage = Stage::start().await?;
+    let mut stage = Stage::start().await?;
+    stage.hub.ready(DEADLINE).await?;
     let mut lines = Vec::new();
     for how in [How::Ban, How::Delete] {
         for when in [When::InTurn, When::AtOnce] {
