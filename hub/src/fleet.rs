@@ -32,7 +32,7 @@ use crate::expiry::{Reminders, Validity};
 use crate::facts::{self, reason};
 use crate::found::Found as Clusters;
 use crate::identity::{self, Claim};
-use crate::members::{Admission, Dealer, Member, Members};
+use crate::members::{self, Admission, Dealer, Member, Members};
 use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
@@ -275,11 +275,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 }
                 let held_back = held_back.or_else(|| suspended.map(|why| (reason::SUSPENDED, why)));
                 let admission = Admission {
-                    refused: wishes.banned.then(|| {
-                        format!(
-                            "spec.banned is set on EdgeCluster {name}; whoever set it can lift it"
-                        )
-                    }),
+                    refused: wishes.banned.then(|| banned(name)),
                     cluster_uid: object
                         .status
                         .as_ref()
@@ -374,11 +370,15 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
             Some(event) = events.next() => match event {
                 Ok(event) => {
+                    cut_off(&fleet.members, &event);
                     look |= see(&mut known, &mut dirty, event);
                     // What is ready already is taken in together.
                     for _ in 0..BATCH {
                         match events.next().now_or_never() {
-                            Some(Some(Ok(event))) => look |= see(&mut known, &mut dirty, event),
+                            Some(Some(Ok(event))) => {
+                                cut_off(&fleet.members, &event);
+                                look |= see(&mut known, &mut dirty, event);
+                            }
                             _ => break,
                         }
                     }
@@ -747,6 +747,22 @@ fn say_source_gone(
         .facts
         .set(name, |facts| facts.resolved = gone.clone());
     shared.voices.link(name, Some(gone), now);
+}
+
+/// Who is banned or deleted is cut off at once.
+fn cut_off(members: &Members, event: &Event<EdgeCluster>) {
+    let (object, why) = match event {
+        Event::Apply(object) if object.spec.banned => (object, None),
+        Event::Delete(object) => (object, Some(members::GONE.to_owned())),
+        _ => return,
+    };
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    let why = why.unwrap_or_else(|| banned(name));
+    members.cut(name, object.metadata.uid.as_deref(), &why);
+}
+
+fn banned(name: &str) -> String {
+    format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
 }
 
 /// Takes in one event; says whether anything follows from it but a status to be written.

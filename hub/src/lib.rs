@@ -3,7 +3,7 @@
 //!
 //! Modules depend one way: `hub` → `fleet`, `gateway`, `aggregate` → `proxy`, `fleet_service` → `session`
 //! → `members`, `voices` → `identity`, `facts` → `discovery`, `home`, `settings`; `gateway` → `listener`,
-//! `enrolment` → `authority`, `join_token`.
+//! `enrolment` → `authority`, `join_token`; `facts` → `expiry` → `authority`.
 
 pub mod aggregate;
 pub mod authority;
