@@ -141,39 +141,36 @@ pub fn put(
 /// Something to be told of a member: a reason, and the message.
 pub type Warning = (&'static str, String);
 
-/// What has been told, by what stands on record: once when a credential is about to end, once when it
-/// has, and again every day. After a restart nothing is told until the next day begins.
+/// What has been told: once when a credential is about to end, once when it has, and again every day.
+/// What stands on record was told by whoever put it there, so a restart tells nothing until the next day
+/// begins.
 #[derive(Debug, Default)]
 pub struct Reminders {
-    seen: BTreeMap<(String, Credential), Seen>,
+    told: BTreeMap<(String, Credential), Stage>,
 }
 
-/// The reason on record and how many days it has been there; `None` when all is well.
-type Seen = Option<(&'static str, i64)>;
+/// The reason and how many days it has been there; `None` when all is well.
+type Stage = Option<(&'static str, i64)>;
 
 impl Reminders {
-    /// Looks at the record of a member, and says what is to be told.
-    pub fn look(&mut self, member: &str, record: &[Condition], now: Timestamp) -> Vec<Warning> {
+    /// Says what is to be told of a member of which this is on record, and that is about to be put there.
+    pub fn look(
+        &mut self,
+        member: &str,
+        record: &[Condition],
+        next: &[Condition],
+        now: Timestamp,
+    ) -> Vec<Warning> {
         let mut due = Vec::new();
         for credential in Credential::ALL {
-            let of_it = |condition: &&Condition| condition.type_ == credential.condition();
-            let bad = record
-                .iter()
-                .find(of_it)
-                .filter(|condition| condition.status != Truth::True.as_str());
-            let seen = bad.map(|condition| {
-                let since = now.duration_since(condition.last_transition_time.0);
-                let why = match &*condition.reason {
-                    reason::EXPIRED => reason::EXPIRED,
-                    _ => reason::SOON,
-                };
-                (why, since.as_secs() / AGAIN.as_secs())
-            });
-            let before = self.seen.insert((member.to_owned(), credential), seen);
-            if let (Some(before), Some((why, _)), Some(condition)) = (before, seen, bad)
-                && before != seen
+            let (is, message) = stage(next, credential, now).unzip();
+            let key = (member.to_owned(), credential);
+            let told = self.told.insert(key, is);
+            let told = told.unwrap_or_else(|| stage(record, credential, now).unzip().0);
+            if let (Some((why, _)), Some(message)) = (is, message)
+                && told != is
             {
-                due.push((why, condition.message.clone()));
+                due.push((why, message.to_owned()));
             }
         }
         due
@@ -181,8 +178,26 @@ impl Reminders {
 
     /// Forgets members that are no more.
     pub fn keep(&mut self, is_member: impl Fn(&str) -> bool) {
-        self.seen.retain(|(member, _), _| is_member(member));
+        self.told.retain(|(member, _), _| is_member(member));
     }
+}
+
+/// How far a credential has come that is not as it should be, and what is said of it.
+fn stage(
+    conditions: &[Condition],
+    credential: Credential,
+    now: Timestamp,
+) -> Option<((&'static str, i64), &str)> {
+    let condition = conditions
+        .iter()
+        .find(|condition| condition.type_ == credential.condition())
+        .filter(|condition| condition.status != Truth::True.as_str())?;
+    let why = match &*condition.reason {
+        reason::EXPIRED => reason::EXPIRED,
+        _ => reason::SOON,
+    };
+    let since = now.duration_since(condition.last_transition_time.0);
+    Some(((why, since.as_secs() / AGAIN.as_secs()), &condition.message))
 }
 
 /// When a certificate ends.
@@ -258,10 +273,12 @@ mod tests {
 
         fn at(&mut self, validity: Option<Validity>, now: i64) -> Vec<&'static str> {
             let credentials = [(Credential::Agent, validity), (Credential::Access, None)];
-            // As the hub does: it looks at what is on record, then writes.
-            let mut told = self.reminders.look("edge-1", &self.conditions, at(now));
-            put(&mut self.conditions, "edge-1", credentials, 1, at(now));
-            told.extend(self.reminders.look("edge-1", &self.conditions, at(now)));
+            let mut next = self.conditions.clone();
+            put(&mut next, "edge-1", credentials, 1, at(now));
+            let told = self
+                .reminders
+                .look("edge-1", &self.conditions, &next, at(now));
+            self.conditions = next;
             told.into_iter().map(|(why, _)| why).collect()
         }
     }

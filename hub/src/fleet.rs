@@ -330,14 +330,6 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             };
             let counts = fleet.reports.counts(&name);
             let generation = object.metadata.generation.unwrap_or_default();
-            for (reason, message) in reminders.look(&name, conditions(object), clock::wall()) {
-                fleet.shared.notices.tell(Notice {
-                    member: name.clone(),
-                    uid: object.metadata.uid.clone().unwrap_or_default(),
-                    reason,
-                    message,
-                });
-            }
             let status = facts::status(
                 &name,
                 object.status.as_ref(),
@@ -346,6 +338,16 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 generation,
                 clock::wall(),
             );
+            let (record, next) = (conditions(object), &status.conditions);
+            let due = reminders.look(&name, record, next, clock::wall());
+            for (reason, message) in due {
+                fleet.shared.notices.tell(Notice {
+                    member: name.clone(),
+                    uid: object.metadata.uid.clone().unwrap_or_default(),
+                    reason,
+                    message,
+                });
+            }
             if object.status.as_ref() == Some(&status) {
                 continue;
             }
