@@ -1,6 +1,7 @@
 //! Who this agent is to the hub: its key and certificate, kept in one Secret on its own cluster, which
 //! all replicas of the agent share. The key never leaves that cluster.
 
+mod key;
 mod secret;
 
 use std::sync::Arc;
@@ -22,7 +23,10 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::access::reason_of;
 use crate::cluster;
 
+pub use key::AgentKey;
 pub use secret::Unreadable;
+
+use key::KeptSecret;
 
 /// The Secret's name.
 pub const SECRET: &str = "krypton-agent-identity";
@@ -33,7 +37,7 @@ const CHAIN_MAX: usize = 8;
 /// A key, and what was got for it.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    pub key: Arc<KeyPair>,
+    pub key: Arc<AgentKey>,
     /// Without: the process ended between making the key and storing the certificate.
     pub enrolled: Option<Enrolled>,
 }
@@ -196,7 +200,7 @@ impl IdentityError {
 #[derive(Clone, Debug)]
 pub struct Kept {
     pub identity: Identity,
-    secret: Secret,
+    secret: KeptSecret,
 }
 
 /// The Secret on the member.
@@ -229,16 +233,19 @@ impl Store {
             key: new_key()?,
             enrolled: None,
         };
-        let fresh = secret::written(empty(), &identity);
-        let created = match self.create(&fresh).await {
+        let fresh = KeptSecret::new(secret::written(empty(), &identity));
+        let created = match self.create(fresh.as_secret()).await {
             Err(IdentityError::Call { source, .. }) if is_code(&source, 404) => {
                 self.make_namespace().await?;
-                self.create(&fresh).await
+                self.create(fresh.as_secret()).await
             }
             other => other,
         };
         match created {
-            Ok(secret) => Ok(Kept { identity, secret }),
+            Ok(secret) => Ok(Kept {
+                identity,
+                secret: KeptSecret::new(secret),
+            }),
             Err(error) if error.is_conflict() => self.read().await?.ok_or(error),
             Err(error) => Err(error),
         }
@@ -254,19 +261,24 @@ impl Store {
     /// Keeps `identity` in the place of what was read. When somebody else was faster, what they have
     /// written stays and is given back.
     pub async fn keep(&self, kept: Kept, identity: Identity) -> Result<Kept, IdentityError> {
-        let next = secret::written(kept.secret, &identity);
+        let next = KeptSecret::new(secret::written(kept.secret.into_secret(), &identity));
         let what = format!("Secret {SECRET} in namespace {}", self.namespace);
         let (api, params) = (self.secrets(), PostParams::default());
-        let replaced = api.replace(SECRET, &params, &next);
+        let replaced = api.replace(SECRET, &params, next.as_secret());
         match in_time("update", "writing", what, replaced).await {
-            Ok(secret) => Ok(Kept { identity, secret }),
+            Ok(secret) => Ok(Kept {
+                identity,
+                secret: KeptSecret::new(secret),
+            }),
             Err(error) if error.is_conflict() => self.load().await,
             Err(error) => Err(error),
         }
     }
 
     fn kept(&self, secret: Secret) -> Result<Kept, IdentityError> {
-        let identity = secret::read(&secret).map_err(|source| IdentityError::Unreadable {
+        let secret = KeptSecret::new(secret);
+        let read = secret::read(secret.as_secret());
+        let identity = read.map_err(|source| IdentityError::Unreadable {
             namespace: self.namespace.clone(),
             source,
         })?;
@@ -296,9 +308,8 @@ impl Store {
     }
 }
 
-/// P-256: what every hub takes.
-pub fn new_key() -> Result<Arc<KeyPair>, IdentityError> {
-    KeyPair::generate()
+pub fn new_key() -> Result<Arc<AgentKey>, IdentityError> {
+    AgentKey::generate()
         .map(Arc::new)
         .map_err(IdentityError::Key)
 }

@@ -8,6 +8,7 @@ use krypton_common::bundle::{BUNDLE_MAX_BYTES, BundleError, JoinBundle};
 use kube::Client;
 use kube::api::Api;
 use thiserror::Error;
+use zeroize::Zeroizing;
 
 use crate::access::reason_of;
 use crate::identity::Enrolled;
@@ -136,8 +137,8 @@ fn in_file(path: &Path) -> Result<JoinBundle, JoinError> {
     let read = || {
         // One byte more than fits is enough to know; a pipe or a device may have no end.
         let limited = std::io::Read::take(std::fs::File::open(path)?, BUNDLE_MAX_BYTES as u64 + 1);
-        let mut bytes = Vec::new();
-        std::io::copy(&mut std::io::BufReader::new(limited), &mut bytes)?;
+        let mut bytes = Zeroizing::new(Vec::new());
+        std::io::copy(&mut std::io::BufReader::new(limited), &mut *bytes)?;
         Ok(bytes)
     };
     let bytes = read().map_err(|source| JoinError::File {

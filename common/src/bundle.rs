@@ -6,6 +6,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use zeroize::Zeroize;
 
 use crate::spiffe::is_member_name;
 
@@ -25,6 +26,12 @@ pub struct JoinBundle {
     pub token: String,
     /// When the token ends; for people, the hub knows by itself.
     pub expires: Timestamp,
+}
+
+impl Drop for JoinBundle {
+    fn drop(&mut self) {
+        self.token.zeroize();
+    }
 }
 
 impl std::fmt::Debug for JoinBundle {

@@ -1,12 +1,15 @@
-//! How agents get their certificates: the service `Enrollment`, and renewal for those that have one.
+//! How agents get their certificates: the service `Enrollment`. Who comes too often is put off, and who
+//! was let in or refused is told of.
+
+mod audit;
+mod pace;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use krypton_agent::clock;
-use krypton_common::error_chain::chain;
+use krypton_agent::clock::{self, Boot};
 use krypton_common::names::SELF_CLUSTER;
 use krypton_common::spiffe::is_member_name;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
@@ -19,13 +22,19 @@ use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
+use zeroize::Zeroize as _;
 
 use crate::authority::{
     AGENT_CERTIFICATE_LIFE, AuthorityError, Live, REQUEST_MAX_BYTES, RequestError,
     public_key_digest,
 };
-use crate::join_token::{self, Refusal, TokenError, Verdict};
+use crate::join_token::{self, By, Refusal, TokenError, Verdict};
 use crate::listener::Peer;
+
+pub use audit::{Audit, reason};
+
+use audit::Attempt;
+use pace::{Pace, TooOften};
 
 /// A request and what goes with it, which is small.
 const MESSAGE_MAX: usize = REQUEST_MAX_BYTES + 4096;
@@ -36,13 +45,16 @@ const DEADLINE: Duration = Duration::from_secs(15);
 const TRIES: usize = 3;
 /// A UID of Kubernetes has 36.
 const UID_MAX: usize = 64;
-const SHOWN_CHARS: usize = 64;
 
 /// Why there is no certificate. What is told to the agent is what `Display` says.
 #[derive(Debug, Error)]
 enum EnrolmentError {
     #[error("the hub is busy with other enrolments; this one is to be tried again")]
     Busy,
+    #[error(
+        "too many enrolments from {} were refused; the next one is looked at in {} s", .0.whose, .0.wait.as_secs() + 1
+    )]
+    TooOften(TooOften),
     #[error("the hub had no answer of its home cluster within {} s; this is to be tried again", DEADLINE.as_secs())]
     Deadline,
     #[error(
@@ -76,7 +88,7 @@ enum EnrolmentError {
     )]
     Banned { cluster: String },
     #[error(
-        "cluster {cluster} is known with the UID {known}, and this cluster has the UID {found}: it was rebuilt, or another cluster is joining under its name; if it was rebuilt, delete the EdgeCluster {cluster} and run 'kubectl krypton join {cluster}' again"
+        "cluster {cluster} is known with the UID {known}, and this cluster has the UID {found}: it was rebuilt, or another cluster is joining under its name; if it was rebuilt, run 'kubectl krypton join {cluster} --replace'"
     )]
     AnotherCluster {
         cluster: String,
@@ -91,7 +103,7 @@ impl EnrolmentError {
     fn status(&self) -> Status {
         let message = self.to_string();
         match self {
-            Self::Busy => Status::resource_exhausted(message),
+            Self::Busy | Self::TooOften(_) => Status::resource_exhausted(message),
             Self::Deadline
             | Self::Token(_)
             | Self::EdgeCluster { .. }
@@ -103,6 +115,51 @@ impl EnrolmentError {
             Self::Sign(_) => Status::internal(message),
         }
     }
+
+    /// Whether it is the fault of who asks: a guess, or a credential that is not good here.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Request(_)
+            | Self::ClusterUid
+            | Self::Refused(_)
+            | Self::Name { .. }
+            | Self::Banned { .. }
+            | Self::AnotherCluster { .. } => true,
+            Self::Busy
+            | Self::TooOften(_)
+            | Self::Deadline
+            | Self::Token(_)
+            | Self::EdgeCluster { .. }
+            | Self::Unsteady { .. }
+            | Self::BeingDeleted { .. }
+            | Self::Sign(_) => false,
+        }
+    }
+
+    /// Whether it slows who asks.
+    fn counts(&self) -> bool {
+        self.is_refusal() || matches!(self, Self::TooOften(_))
+    }
+
+    /// In one word: events of one word and member are counted as one.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.word(),
+            Self::Request(_) => "RequestInvalid",
+            Self::ClusterUid => "ClusterUIDInvalid",
+            Self::Name { .. } => "NameInvalid",
+            Self::Banned { .. } => "Banned",
+            Self::AnotherCluster { .. } => "AnotherCluster",
+            Self::Busy
+            | Self::TooOften(_)
+            | Self::Deadline
+            | Self::Token(_)
+            | Self::EdgeCluster { .. }
+            | Self::Unsteady { .. }
+            | Self::BeingDeleted { .. }
+            | Self::Sign(_) => "PutOff",
+        }
+    }
 }
 
 /// Gives certificates to agents.
@@ -111,6 +168,8 @@ pub struct Enrolment {
     /// Of the hub, where the tokens are.
     namespace: String,
     authority: Arc<Live>,
+    audit: Audit,
+    pace: Pace,
     places: Semaphore,
 }
 
@@ -123,11 +182,13 @@ impl fmt::Debug for Enrolment {
 }
 
 impl Enrolment {
-    pub fn new(client: Client, namespace: String, authority: Arc<Live>) -> Self {
+    pub fn new(client: Client, namespace: String, authority: Arc<Live>, audit: Audit) -> Self {
         Self {
             client,
             namespace,
             authority,
+            audit,
+            pace: Pace::default(),
             places: Semaphore::new(AT_ONCE),
         }
     }
@@ -140,17 +201,25 @@ impl Enrolment {
     async fn admit(
         &self,
         request: &v1::EnrollRequest,
+        attempt: &mut Attempt,
         now: Timestamp,
     ) -> Result<Admitted, EnrolmentError> {
         let key = public_key_digest(&request.certificate_request)?;
         if !is_uid(&request.cluster_uid) {
             return Err(EnrolmentError::ClusterUid);
         }
+        let by = By {
+            key: &key,
+            cluster_uid: &request.cluster_uid,
+        };
         let client = || self.client.clone();
         let shown = join_token::look_up(client(), &self.namespace, &request.token)
             .await
             .map_err(EnrolmentError::Token)?;
-        let again = match shown.verdict(now, &key) {
+        if let Some(record) = shown.record() {
+            attempt.is_of(&record.cluster);
+        }
+        let again = match shown.verdict(now, by) {
             Verdict::Use => false,
             Verdict::Again => true,
             Verdict::Refuse(refusal) => return Err(refusal.into()),
@@ -171,10 +240,11 @@ impl Enrolment {
         } else {
             get_or_make(client(), &cluster).await?
         };
+        attempt.has_object(object.metadata.uid.as_ref());
         let uid = object.metadata.uid.clone().unwrap_or_default();
         check(&cluster, &object, &request.cluster_uid)?;
         // Before the certificate leaves: whoever comes second with this token is refused.
-        join_token::redeem(client(), &self.namespace, shown, &key, &uid, now)
+        join_token::redeem(client(), &self.namespace, shown, by, &uid, now)
             .await
             .map_err(EnrolmentError::Token)??;
         let authority = self.authority.now();
@@ -190,6 +260,23 @@ impl Enrolment {
             again,
             certificates,
         })
+    }
+
+    /// One attempt of whoever it is, in its turn and in time.
+    async fn attend(
+        &self,
+        request: &v1::EnrollRequest,
+        attempt: &mut Attempt,
+    ) -> Result<Admitted, EnrolmentError> {
+        self.pace
+            .begin(attempt.ip(), attempt.token(), Boot::now())
+            .map_err(EnrolmentError::TooOften)?;
+        let Ok(_place) = self.places.try_acquire() else {
+            return Err(EnrolmentError::Busy);
+        };
+        tokio::time::timeout(DEADLINE, self.admit(request, attempt, clock::wall()))
+            .await
+            .unwrap_or(Err(EnrolmentError::Deadline))
     }
 }
 
@@ -208,36 +295,25 @@ impl Enrollment for Enrolment {
         &self,
         request: Request<v1::EnrollRequest>,
     ) -> Result<Response<v1::EnrollResponse>, Status> {
-        let address = request
-            .extensions()
-            .get::<Peer>()
-            .map(|peer| peer.address.to_string())
-            .unwrap_or_default();
-        let request = request.into_inner();
-        let admitted = match self.places.try_acquire() {
-            Err(_) => Err(EnrolmentError::Busy),
-            Ok(_place) => tokio::time::timeout(DEADLINE, self.admit(&request, clock::wall()))
-                .await
-                .unwrap_or(Err(EnrolmentError::Deadline)),
-        };
+        let peer = request.extensions().get::<Peer>();
+        let address = peer.map(|peer| peer.address);
+        let mut request = request.into_inner();
+        let mut attempt = Attempt::new(address, &request);
+        let admitted = self.attend(&request, &mut attempt).await;
+        request.token.zeroize();
+        if !admitted.as_ref().is_err_and(EnrolmentError::counts) {
+            self.pace.harmless(attempt.ip(), attempt.token());
+        }
         match admitted {
             Ok(admitted) => {
-                let version: String = request.agent_version.chars().take(SHOWN_CHARS).collect();
-                tracing::info!(
-                    member = admitted.cluster,
-                    address,
-                    agent_version = ?version,
-                    cluster_uid = request.cluster_uid,
-                    again = admitted.again,
-                    "an agent has enrolled"
-                );
+                self.audit.admitted(&attempt, &admitted);
                 Ok(Response::new(v1::EnrollResponse {
                     certificates: on_the_wire(admitted.certificates),
                     roots: on_the_wire(admitted.roots),
                 }))
             }
             Err(error) => {
-                tracing::warn!(address, error = %chain(&error), "an enrolment was refused");
+                self.audit.refused(&attempt, &error);
                 Err(error.status())
             }
         }
@@ -312,6 +388,7 @@ pub(crate) fn on_the_wire(certificates: Vec<CertificateDer<'static>>) -> Vec<Byt
 mod tests {
     use jiff::Timestamp;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use krypton_common::error_chain::chain;
     use krypton_crds::edge_cluster::EdgeClusterStatus;
     use tonic::Code;
 
@@ -343,7 +420,7 @@ mod tests {
     fn another_cluster_does_not_join_under_a_name_that_is_taken() {
         let status = refusal(&edge_cluster(Some("there")));
         assert_eq!(status.code(), Code::FailedPrecondition);
-        for word in ["edge-1", "UID there", "UID here", "delete the EdgeCluster"] {
+        for word in ["edge-1", "UID there", "UID here", "join edge-1 --replace"] {
             assert!(status.message().contains(word), "{}", status.message());
         }
     }

@@ -11,6 +11,7 @@ use krypton_crds::edge_cluster::{AgentRoots, Applied, EdgeClusterStatus, Mode, T
 use tokio::sync::Notify;
 
 use crate::aggregate::Counts;
+use crate::expiry::{self, Credential, Validity};
 
 /// Reasons of an EdgeCluster's conditions.
 pub mod reason {
@@ -62,10 +63,12 @@ pub struct Facts {
     pub holder: Option<String>,
     pub applied: Option<(Version, String)>,
     pub agent_version: Option<String>,
-    /// When the certificate of the agent that connected last expires.
-    pub certificate_expiry: Option<Timestamp>,
+    /// Of the agent that connected last.
+    pub certificate: Option<Validity>,
     /// Which roots of the CA that agent trusts, and which one its certificate is of.
     pub roots: Option<AgentRoots>,
+    /// Of the credential in the kubeconfig that the hub uses, where that says.
+    pub access: Option<Validity>,
 }
 
 impl Default for Facts {
@@ -82,8 +85,9 @@ impl Default for Facts {
             holder: None,
             applied: None,
             agent_version: None,
-            certificate_expiry: None,
+            certificate: None,
             roots: None,
+            access: None,
         }
     }
 }
@@ -142,6 +146,19 @@ impl FactsBoard {
         std::mem::take(&mut self.slots.lock().unwrap_or_else(PoisonError::into_inner).1)
     }
 
+    /// When the credentials of this kind end, by member.
+    pub fn ends(&self, of: Credential) -> Vec<(String, Timestamp)> {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = slots.0.iter().filter_map(|(name, facts)| {
+            let validity = match of {
+                Credential::Agent => facts.certificate,
+                Credential::Access => facts.access,
+            };
+            Some((name.clone(), validity?.not_after))
+        });
+        ends.collect()
+    }
+
     /// How many members are connected, and how many there are.
     pub fn connected(&self) -> (usize, usize) {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,6 +175,7 @@ const LAST_SEEN_EVERY: i64 = 60;
 
 /// The EdgeCluster's status out of the facts. Nothing changes when nothing has.
 pub fn status(
+    member: &str,
     before: Option<&EdgeClusterStatus>,
     facts: &Facts,
     counts: Counts,
@@ -188,12 +206,17 @@ pub fn status(
     if facts.agent_version.is_some() {
         next.agent_version.clone_from(&facts.agent_version);
     }
-    if let Some(expiry) = facts.certificate_expiry {
-        next.certificate_expiry = Some(whole_seconds(expiry));
+    if let Some(certificate) = facts.certificate {
+        next.certificate_expiry = Some(whole_seconds(certificate.not_after));
     }
     if facts.roots.is_some() {
         next.roots.clone_from(&facts.roots);
     }
+    let credentials = [
+        (Credential::Agent, facts.certificate),
+        (Credential::Access, facts.access),
+    ];
+    expiry::put(&mut next.conditions, member, credentials, generation, now);
     if facts.connected.truth == Truth::True {
         next.tenants = Some(TenantCounts {
             total: counts.total,
@@ -237,10 +260,10 @@ mod tests {
             ..Facts::default()
         };
         let at = |second| Timestamp::from_second(second).unwrap();
-        let first = status(None, &facts, Counts::default(), 1, at(100));
-        let again = status(Some(&first), &facts, Counts::default(), 1, at(159));
+        let first = status("a", None, &facts, Counts::default(), 1, at(100));
+        let again = status("a", Some(&first), &facts, Counts::default(), 1, at(159));
         assert_eq!(first, again);
-        let later = status(Some(&first), &facts, Counts::default(), 1, at(160));
+        let later = status("a", Some(&first), &facts, Counts::default(), 1, at(160));
         assert_ne!(first, later);
     }
 
@@ -252,8 +275,8 @@ mod tests {
             ..Facts::default()
         };
         let at = Timestamp::UNIX_EPOCH;
-        let first = status(None, &with("u"), Counts::default(), 1, at);
-        let second = status(Some(&first), &with("v"), Counts::default(), 1, at);
+        let first = status("a", None, &with("u"), Counts::default(), 1, at);
+        let second = status("a", Some(&first), &with("v"), Counts::default(), 1, at);
         assert_eq!(second.cluster_uid.as_deref(), Some("u"));
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
@@ -20,7 +21,7 @@ use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
 use kube::api::Api;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{Config, watcher};
+use kube::runtime::watcher::{Config, Event, watcher};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -28,16 +29,19 @@ use tokio_util::sync::CancellationToken;
 use crate::aggregate::Reports;
 use crate::discovery::membership::{self, Before, Membership, Refusal};
 use crate::discovery::{Found, Origin, Source, Sources, Unresolved};
+use crate::expiry::{Reminders, Validity};
 use crate::facts::{self, reason};
 use crate::found::Found as Clusters;
 use crate::identity::{self, Claim};
-use crate::members::{Admission, Dealer, Member, Members};
+use crate::members::{self, Admission, Dealer, Member, Members};
 use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
 
 use book::Book;
-use edge_clusters::{EdgeClusters, Written, bind, create, enrolled, joined, write_status};
+use edge_clusters::{
+    EdgeClusters, Written, bind, certificate_end, create, enrolled, joined, write_status,
+};
 
 /// Two writes of one EdgeCluster's status are at least so far apart.
 const PACE: Duration = Duration::from_secs(1);
@@ -116,11 +120,18 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         fleet.namespace.clone(),
         fleet.sources.clone(),
     );
+    let mut reminders = Reminders::default();
+    let mut led = false;
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_next) = (true, Boot::default());
     loop {
         let now = Boot::now();
         let leading = fleet.lead.borrow_and_update().may_start(now);
+        if leading && !led {
+            // Another hub may have told of what was to be told of.
+            reminders = Reminders::default();
+        }
+        led = leading;
         // Changes that come one after the other are looked at together.
         if look && known.synced && now >= look_next {
             look = false;
@@ -141,8 +152,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 fleet.found.forget_agent(&name);
             }
             for (name, object) in &known.objects {
-                if enrolled(object) {
+                if let Some(until) = certificate_end(object) {
                     fleet.shared.voices.agent_known(name, now);
+                    // Until it is heard itself.
+                    fleet.shared.facts.set(name, |facts| {
+                        facts.certificate.get_or_insert(Validity::until(until));
+                    });
                 }
             }
             for (name, member) in wanted {
@@ -229,18 +244,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 );
                 let held_back = verdicts
                     .get(name)
-                    .and_then(|verdict| identity::held_back(verdict, wishes.banned));
+                    .and_then(|verdict| identity::held_back(name, verdict, wishes.banned));
                 // Whoever is not to act is given nothing new.
                 if let Some(next) = next.filter(|_| held_back.is_none()) {
                     entry.slot.send_replace(Some(next));
                 }
                 let held_back = held_back.or_else(|| suspended.map(|why| (reason::SUSPENDED, why)));
                 let admission = Admission {
-                    refused: wishes.banned.then(|| {
-                        format!(
-                            "spec.banned is set on EdgeCluster {name}; whoever set it can lift it"
-                        )
-                    }),
+                    refused: wishes.banned.then(|| banned(name)),
                     cluster_uid: object
                         .status
                         .as_ref()
@@ -262,6 +273,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             for (_, proxy) in running.iter().filter(|(name, _)| !here(name)) {
                 send(&proxy.permit, Permit::default());
             }
+            reminders.keep(here);
             fleet.members.keep(here, |name| running.contains_key(name));
             let needed = |name: &str| {
                 here(name)
@@ -308,12 +320,23 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let counts = fleet.reports.counts(&name);
             let generation = object.metadata.generation.unwrap_or_default();
             let status = facts::status(
+                &name,
                 object.status.as_ref(),
                 &facts,
                 counts,
                 generation,
                 clock::wall(),
             );
+            let (record, next) = (conditions(object), &status.conditions);
+            let due = reminders.look(&name, record, next, clock::wall());
+            for (reason, message) in due {
+                fleet.shared.notices.tell(Notice {
+                    member: name.clone(),
+                    uid: object.metadata.uid.clone().unwrap_or_default(),
+                    reason,
+                    message,
+                });
+            }
             if object.status.as_ref() == Some(&status) {
                 continue;
             }
@@ -339,11 +362,15 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
             Some(event) = events.next() => match event {
                 Ok(event) => {
+                    cut_off(&fleet.members, &event);
                     look |= known.see(event, &mut dirty);
                     // What is ready already is taken in together.
                     for _ in 0..BATCH {
                         match events.next().now_or_never() {
-                            Some(Some(Ok(event))) => look |= known.see(event, &mut dirty),
+                            Some(Some(Ok(event))) => {
+                                cut_off(&fleet.members, &event);
+                                look |= known.see(event, &mut dirty);
+                            }
                             _ => break,
                         }
                     }
@@ -355,6 +382,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     look = true;
                     fleet.shared.voices.link(&name, None, Boot::now());
                     fleet.found.forget(&name);
+                    fleet.shared.facts.set(&name, |facts| facts.access = None);
                     gone.remove(&name);
                 }
             }
@@ -491,6 +519,11 @@ fn claims(
         .collect()
 }
 
+fn conditions(object: &EdgeCluster) -> &[Condition] {
+    let status = object.status.as_ref();
+    status.map_or(&[], |status| &status.conditions)
+}
+
 fn enter(members: &Members, known: &EdgeClusters, name: &str) -> Arc<Member> {
     let uid = known
         .objects
@@ -606,4 +639,20 @@ fn say_source_gone(
         .facts
         .set(name, |facts| facts.resolved = gone.clone());
     shared.voices.link(name, Some(gone), now);
+}
+
+/// Who is banned or deleted is cut off at once.
+fn cut_off(members: &Members, event: &Event<EdgeCluster>) {
+    let (object, why) = match event {
+        Event::Apply(object) if object.spec.banned => (object, None),
+        Event::Delete(object) => (object, Some(members::GONE.to_owned())),
+        _ => return,
+    };
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    let why = why.unwrap_or_else(|| banned(name));
+    members.cut(name, object.metadata.uid.as_deref(), &why);
+}
+
+fn banned(name: &str) -> String {
+    format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
 }

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::authority::{Authority, AuthorityError, Live};
-use crate::enrolment::Enrolment;
+use crate::enrolment::{Audit, Enrolment};
 use crate::fleet_service::FleetService;
 use crate::join_info::{self, JoinInfo};
 use crate::join_token;
@@ -124,16 +124,24 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         rotation::keep(rotation, stop.clone()).await;
         std::future::pending().await
     };
-    let metrics = sessions.metrics.door.clone();
+    let audit = Audit {
+        members: Arc::clone(&sessions.members),
+        notices: sessions.notices.clone(),
+        metrics: Arc::clone(&sessions.metrics),
+    };
+    let metrics = Arc::clone(&sessions.metrics);
+    let door = metrics.door.clone();
     let fleet = FleetService::new(sessions, charts, Arc::clone(&authority)).into_server();
     let enrolment = Arc::new(Enrolment::new(
         client.clone(),
         namespace.clone(),
         Arc::clone(&authority),
+        audit,
     ));
     let routes = tonic::service::Routes::new(fleet).add_service(enrolment.service());
     let credential = async {
-        listener::keep_credential(Arc::clone(&authority), Arc::clone(&tls), stop.clone()).await;
+        let (authority, tls) = (Arc::clone(&authority), Arc::clone(&tls));
+        listener::keep_credential(authority, tls, metrics, stop.clone()).await;
         // Sessions say goodbye before their connections end: only serving ends this.
         std::future::pending().await
     };
@@ -142,7 +150,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         () = rotating => {}
         () = sweep(&client, &namespace) => {}
         () = credential => {}
-        served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, metrics, stop.clone()) => {
+        served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, door, stop.clone()) => {
             if let Err(error) = served {
                 tracing::error!(error = %chain(&error), "serving agents ended");
             }

@@ -111,7 +111,7 @@ fn verdict<'a>(
 }
 
 /// Why nobody is to act on a member, for people; `None` when somebody may.
-pub fn held_back(verdict: &Verdict, banned: bool) -> Option<(&'static str, String)> {
+pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'static str, String)> {
     if banned {
         return Some((
             reason::BANNED,
@@ -139,7 +139,7 @@ pub fn held_back(verdict: &Verdict, banned: bool) -> Option<(&'static str, Strin
         Verdict::Changed { recorded, found } => Some((
             reason::IDENTITY_CHANGED,
             format!(
-                "another cluster answers (UID {found}) than the one on record (UID {recorded}); delete the EdgeCluster if that is meant"
+                "another cluster answers (UID {found}) than the one on record (UID {recorded}); if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
             ),
         )),
     }

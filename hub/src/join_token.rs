@@ -1,5 +1,5 @@
-//! Join tokens: Secrets `krypton-join-<name>` in the hub's namespace, each good for one cluster, one
-//! key and a short time. Their secrets are kept as digests only.
+//! Join tokens: Secrets `krypton-join-<name>` in the hub's namespace, each good for one member, one
+//! key, one cluster and a short time. Their secrets are kept as digests only.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,6 +14,7 @@ use krypton_common::fingerprint::sha256_hex;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Client, Error as KubeError};
 use thiserror::Error;
+use zeroize::Zeroizing;
 
 /// Label of the Secrets, with the value `true`.
 pub const LABEL: &str = "mesh.openkcm.io/join-token";
@@ -29,6 +30,7 @@ const DIGEST_KEY: &str = "secret-sha256";
 const EXPIRES_KEY: &str = "expires";
 const USED_BY_KEY: &str = "used-by";
 const EDGE_CLUSTER_KEY: &str = "edge-cluster-uid";
+const CLUSTER_UID_KEY: &str = "cluster-uid";
 const USED_AT_KEY: &str = "used-at";
 
 /// As long as a digest, and none of any secret that anybody could find.
@@ -100,6 +102,17 @@ pub struct Record {
     pub used_by: Option<String>,
     /// UID of the EdgeCluster that it was used for.
     pub edge_cluster: Option<String>,
+    /// UID of the cluster that it was used on.
+    pub cluster_uid: Option<String>,
+}
+
+/// Who shows a token.
+#[derive(Clone, Copy, Debug)]
+pub struct By<'a> {
+    /// Digest of their public key.
+    pub key: &'a str,
+    /// UID of the cluster they say they are on.
+    pub cluster_uid: &'a str,
 }
 
 /// What is to be done with who shows a token.
@@ -128,19 +141,41 @@ pub enum Refusal {
     )]
     Used { cluster: String },
     #[error(
+        "the join token of cluster {cluster} was used already on the cluster with UID {known}, and this cluster has the UID {found}; run 'kubectl krypton join {cluster}' again, and find out who has used it if that was not you"
+    )]
+    OtherCluster {
+        cluster: String,
+        known: String,
+        found: String,
+    },
+    #[error(
         "EdgeCluster {cluster} has been deleted since the join token was used for it; run 'kubectl krypton join {cluster}' again"
     )]
     Gone { cluster: String },
 }
 
-/// Judges `secret`, shown by who has the key of `public_key_digest`. Takes as long whichever part of a
+impl Refusal {
+    /// In one word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Unknown => "TokenUnknown",
+            Self::Expired { .. } => "TokenExpired",
+            Self::Used { .. } => "TokenUsed",
+            Self::OtherCluster { .. } => "TokenUsedElsewhere",
+            Self::Gone { .. } => "TokenRevoked",
+        }
+    }
+}
+
+/// The part of a token that names it, and is no secret; `None` for what is no token.
+pub fn public_part(token: &str) -> Option<&str> {
+    let (name, _secret) = token.split_once('.').filter(|_| is_token(token))?;
+    Some(name)
+}
+
+/// Judges `secret`, shown by `by`. Takes as long whichever part of a
 /// secret is wrong, and for an unknown token as for a wrong secret.
-pub fn verdict(
-    record: Option<&Record>,
-    secret: &str,
-    now: Timestamp,
-    public_key_digest: &str,
-) -> Verdict {
+pub fn verdict(record: Option<&Record>, secret: &str, now: Timestamp, by: By<'_>) -> Verdict {
     let expected = record.map_or(NO_DIGEST, |record| &record.secret_sha256);
     let shown = sha256_hex(secret.as_bytes());
     let right =
@@ -154,10 +189,17 @@ pub fn verdict(
         let expires = record.expires;
         return Verdict::Refuse(Refusal::Expired { cluster, expires });
     }
-    match &record.used_by {
-        None => Verdict::Use,
-        Some(digest) if digest == public_key_digest => Verdict::Again,
-        Some(_) => Verdict::Refuse(Refusal::Used { cluster }),
+    match (&record.used_by, &record.cluster_uid) {
+        (None, _) => Verdict::Use,
+        (Some(digest), _) if digest != by.key => Verdict::Refuse(Refusal::Used { cluster }),
+        (Some(_), Some(known)) if known != by.cluster_uid => {
+            Verdict::Refuse(Refusal::OtherCluster {
+                cluster,
+                known: known.clone(),
+                found: by.cluster_uid.to_owned(),
+            })
+        }
+        (Some(_), _) => Verdict::Again,
     }
 }
 
@@ -224,7 +266,7 @@ pub async fn make(
 /// A token that somebody has shown, and what home knows of it.
 #[derive(Clone)]
 pub struct Shown {
-    secret: String,
+    secret: Zeroizing<String>,
     object: Option<(Secret, Record)>,
 }
 
@@ -242,21 +284,21 @@ impl Shown {
         self.object.as_ref().map(|(_, record)| record)
     }
 
-    pub fn verdict(&self, now: Timestamp, public_key_digest: &str) -> Verdict {
-        verdict(self.record(), &self.secret, now, public_key_digest)
+    pub fn verdict(&self, now: Timestamp, by: By<'_>) -> Verdict {
+        verdict(self.record(), &self.secret, now, by)
     }
 }
 
 /// Reads what home knows of `token`. What is no token is an unknown one.
 pub async fn look_up(client: Client, namespace: &str, token: &str) -> Result<Shown, TokenError> {
     let mut shown = Shown {
-        secret: String::new(),
+        secret: Zeroizing::new(String::new()),
         object: None,
     };
     let Some((name, secret)) = token.split_once('.').filter(|_| is_token(token)) else {
         return Ok(shown);
     };
-    secret.clone_into(&mut shown.secret);
+    shown.secret = Zeroizing::new(secret.to_owned());
     let api: Api<Secret> = Api::namespaced(client, namespace);
     shown.object = get(&api, namespace, &format!("{PREFIX}{name}")).await?;
     Ok(shown)
@@ -267,7 +309,7 @@ pub async fn redeem(
     client: Client,
     namespace: &str,
     shown: Shown,
-    public_key_digest: &str,
+    by: By<'_>,
     edge_cluster_uid: &str,
     now: Timestamp,
 ) -> Result<Result<Record, Refusal>, TokenError> {
@@ -275,7 +317,7 @@ pub async fn redeem(
     let Shown { secret, mut object } = shown;
     for _ in 0..TRIES {
         let record = object.as_ref().map(|(_, record)| record);
-        match verdict(record, &secret, now, public_key_digest) {
+        match verdict(record, &secret, now, by) {
             Verdict::Use => {}
             Verdict::Refuse(refusal) => return Ok(Err(refusal)),
             Verdict::Again => {
@@ -286,16 +328,18 @@ pub async fn redeem(
             return Ok(Err(Refusal::Unknown));
         };
         used.data.get_or_insert_default().extend([
-            entry(USED_BY_KEY, public_key_digest),
+            entry(USED_BY_KEY, by.key),
             entry(USED_AT_KEY, &now.to_string()),
             entry(EDGE_CLUSTER_KEY, edge_cluster_uid),
+            entry(CLUSTER_UID_KEY, by.cluster_uid),
         ]);
         let name = used.metadata.name.clone().unwrap_or_default();
         // The object that was read carries its resourceVersion.
         let params = PostParams::default();
         match in_time(namespace, api.replace(&name, &params, &used)).await? {
             Ok(_) => {
-                record.used_by = Some(public_key_digest.to_owned());
+                record.used_by = Some(by.key.to_owned());
+                record.cluster_uid = Some(by.cluster_uid.to_owned());
                 record.edge_cluster = Some(edge_cluster_uid.to_owned());
                 return Ok(Ok(record));
             }
@@ -404,6 +448,7 @@ fn read(object: &Secret) -> Option<Record> {
             .get(USED_BY_KEY)
             .map(|value| String::from_utf8_lossy(&value.0).into_owned()),
         edge_cluster: text(EDGE_CLUSTER_KEY),
+        cluster_uid: text(CLUSTER_UID_KEY),
     })
 }
 
@@ -458,7 +503,13 @@ mod tests {
             expires: at(1000),
             used_by: used_by.map(str::to_owned),
             edge_cluster: None,
+            cluster_uid: used_by.map(|_| "here".to_owned()),
         }
+    }
+
+    fn by(key: &str) -> By<'_> {
+        let cluster_uid = "here";
+        By { key, cluster_uid }
     }
 
     fn object(record: &Record) -> Secret {
@@ -469,6 +520,8 @@ mod tests {
         ]
         .into();
         data.extend(record.used_by.as_deref().map(|by| entry(USED_BY_KEY, by)));
+        let cluster_uid = record.cluster_uid.as_deref();
+        data.extend(cluster_uid.map(|uid| entry(CLUSTER_UID_KEY, uid)));
         Secret {
             metadata: ObjectMeta {
                 labels: Some([(LABEL.to_owned(), "true".to_owned())].into()),
@@ -481,7 +534,7 @@ mod tests {
 
     #[test]
     fn a_token_is_good_for_one_key_only() {
-        let judge = |used_by, key| verdict(Some(&record(used_by)), SECRET, at(999), key);
+        let judge = |used_by, key| verdict(Some(&record(used_by)), SECRET, at(999), by(key));
         assert_eq!(judge(None, "a"), Verdict::Use);
         assert_eq!(judge(Some("a"), "a"), Verdict::Again);
         let Verdict::Refuse(refusal) = judge(Some("a"), "b") else {
@@ -495,11 +548,45 @@ mod tests {
     }
 
     #[test]
+    fn a_token_that_was_used_is_good_on_that_cluster_only() {
+        let judge = |record: &Record, cluster_uid| {
+            let by = By {
+                key: "a",
+                cluster_uid,
+            };
+            verdict(Some(record), SECRET, at(999), by)
+        };
+        let mut used = record(Some("a"));
+        assert_eq!(judge(&used, "here"), Verdict::Again);
+        let Verdict::Refuse(refusal) = judge(&used, "there") else {
+            panic!("another cluster got in");
+        };
+        let said = refusal.to_string();
+        for word in ["edge-1", "UID here", "UID there", "kubectl krypton join"] {
+            assert!(said.contains(word), "{said}");
+        }
+        assert_eq!(judge(&record(None), "there"), Verdict::Use);
+        // Used by an older hub, which did not write where.
+        used.cluster_uid = None;
+        assert_eq!(judge(&used, "there"), Verdict::Again);
+    }
+
+    #[test]
+    fn of_a_token_only_the_public_part_is_ever_named() {
+        let token = format!("{}.{SECRET}", "a".repeat(16));
+        assert_eq!(public_part(&token), Some(&*"a".repeat(16)));
+        for wrong in ["", ".", "a.b", SECRET, "a\nb.c"] {
+            assert_eq!(public_part(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
     fn a_token_ends_for_the_key_that_used_it_too() {
         for used_by in [None, Some("a"), Some("b")] {
             let record = record(used_by);
             for late in [1000, 1001] {
-                let Verdict::Refuse(refusal) = verdict(Some(&record), SECRET, at(late), "a") else {
+                let Verdict::Refuse(refusal) = verdict(Some(&record), SECRET, at(late), by("a"))
+                else {
                     panic!("{used_by:?} at {late}");
                 };
                 assert_eq!(
@@ -519,12 +606,12 @@ mod tests {
             let record = record(used_by);
             for wrong in ["", "x", &nearly, &"0".repeat(64), &record.secret_sha256] {
                 for now in [0, 5000] {
-                    assert_eq!(verdict(Some(&record), wrong, at(now), "a"), unknown);
+                    assert_eq!(verdict(Some(&record), wrong, at(now), by("a")), unknown);
                 }
             }
         }
         for secret in ["", SECRET] {
-            assert_eq!(verdict(None, secret, at(0), "a"), unknown);
+            assert_eq!(verdict(None, secret, at(0), by("a")), unknown);
         }
     }
 
@@ -567,7 +654,7 @@ mod tests {
     #[test]
     fn no_secret_is_shown() {
         let shown = Shown {
-            secret: SECRET.to_owned(),
+            secret: Zeroizing::new(SECRET.to_owned()),
             object: None,
         };
         assert!(!format!("{shown:?}").contains(SECRET));

@@ -25,7 +25,7 @@ use crate::settings::{HomeChoice, HomeSource, LocalSource};
 use krypton_agent::access::{client_named, reason_of};
 
 pub use clusters::clusters_table;
-pub use join::JoinError;
+pub use join::{JoinError, ReplaceError};
 pub use rotate_ca::RotateCaError;
 pub use tenants::tenants_table;
 

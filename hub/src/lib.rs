@@ -3,7 +3,8 @@
 //!
 //! Modules depend one way: `hub` → `fleet`, `gateway`, `aggregate` → `proxy`, `fleet_service` → `session`
 //! → `members`, `voices` → `identity`, `facts` → `discovery`, `home`, `settings`; `gateway` → `listener`,
-//! `enrolment`, `rotation` → `authority`, `join_token`; `listener`, `members` → `bucket`.
+//! `enrolment`, `rotation` → `authority`, `join_token`; `listener`, `members` → `bucket`; `facts` → `expiry` →
+//! `authority`.
 
 pub mod aggregate;
 pub mod authority;
@@ -11,6 +12,7 @@ pub mod bucket;
 pub mod desired;
 pub mod discovery;
 pub mod enrolment;
+pub mod expiry;
 pub mod facts;
 pub mod fleet;
 pub mod fleet_service;

@@ -35,7 +35,8 @@ use crate::authority::{
     Authority, AuthorityError, HUB_CERTIFICATE_LIFE, Live, read_agent_certificate,
 };
 use crate::bucket::Rate;
-use crate::metrics::DoorMetrics;
+use crate::expiry;
+use crate::metrics::{DoorMetrics, SessionMetrics};
 
 pub use connection::{Connection, Peer};
 use connection::{Newcomer, Places};
@@ -80,11 +81,13 @@ pub fn server_config(authority: &Authority, now: Timestamp) -> Result<ServerConf
 pub async fn keep_credential(
     live: Arc<Live>,
     tls: Arc<ArcSwap<ServerConfig>>,
+    metrics: Arc<SessionMetrics>,
     stop: CancellationToken,
 ) {
     let mut made = clock::wall();
     let mut authority = live.subscribe();
     let mut used = Arc::clone(&authority.borrow_and_update());
+    show_ends(&used, made, &metrics);
     loop {
         // By the wall clock, which is what agents compare the dates with, and often, since it may be set.
         tokio::select! {
@@ -101,12 +104,23 @@ pub async fn keep_credential(
             Ok(config) => {
                 tls.store(Arc::new(config));
                 (made, used) = (now, next);
+                show_ends(&used, made, &metrics);
                 tracing::info!("renewed the hub's certificate");
             }
             Err(error) => {
                 tracing::warn!(error = %chain(&error), "renewing the hub's certificate failed; it is tried again in a minute");
             }
         }
+    }
+}
+
+/// When the CA ends and the certificate that was made then.
+fn show_ends(authority: &Authority, made: Timestamp, metrics: &SessionMetrics) {
+    let roots = authority.roots();
+    if let Some(end) = roots.first().and_then(|signing| expiry::end_of(signing)) {
+        metrics.certificate("ca", end);
+        let own = made.saturating_add(HUB_CERTIFICATE_LIFE);
+        metrics.certificate("hub", own.unwrap_or(end).min(end));
     }
 }
 

@@ -30,6 +30,9 @@ pub struct Admission {
     pub cluster_uid: Option<String>,
 }
 
+/// What the agent of a member is told whose EdgeCluster was deleted.
+pub const GONE: &str = "its EdgeCluster is gone; run 'kubectl krypton join' again";
+
 /// Charts of one member on their way at once: an agent fetches one, a second replica another.
 const CHARTS: usize = 2;
 /// Live sessions of one member: a Deployment has a few replicas. What each has said too much before it
@@ -207,6 +210,16 @@ impl Members {
         member
     }
 
+    /// Cuts the sessions of this EdgeCluster's member, before it is looked at what else follows: a look
+    /// at a large fleet takes its time.
+    pub fn cut(&self, name: &str, uid: Option<&str>, why: &str) {
+        let registry = self.lock();
+        let member = registry.members.get(name);
+        if let Some(member) = member.filter(|member| Some(&*member.uid) == uid) {
+            refuse(member, why);
+        }
+    }
+
     /// All EdgeClusters are known; the sessions of members without one are cut. The place of a member
     /// that is still needed stays for the EdgeCluster that is to come.
     pub fn keep(&self, has_object: impl Fn(&str) -> bool, needed: impl Fn(&str) -> bool) {
@@ -215,10 +228,7 @@ impl Members {
         registry.members.retain(|name, member| {
             let here = has_object(name);
             if !here {
-                refuse(
-                    member,
-                    "its EdgeCluster is gone; run 'kubectl krypton join' again",
-                );
+                refuse(member, GONE);
             }
             here || needed(name)
         });
@@ -230,8 +240,12 @@ impl Members {
 }
 
 fn refuse(member: &Member, why: &str) {
-    member.admission.send_modify(|admission| {
-        admission.refused = Some(why.to_owned());
+    member.admission.send_if_modified(|admission| {
+        let changed = admission.refused.as_deref() != Some(why);
+        if changed {
+            admission.refused = Some(why.to_owned());
+        }
+        changed
     });
 }
 
@@ -401,6 +415,18 @@ mod tests {
             assert_eq!(member.asks(now, asking), Err(rate.each));
             assert_eq!(member.asks(Boot(now.0 + rate.each), asking), Ok(()));
         }
+    }
+
+    #[test]
+    fn who_is_cut_off_is_the_member_of_that_edge_cluster_and_no_other() {
+        let members = Members::default();
+        let (one, other) = (members.enter("a", "u"), members.enter("b", "u"));
+        members.cut("a", Some("before"), "gone");
+        members.cut("a", None, "gone");
+        assert_eq!(one.admission.borrow().refused, None);
+        members.cut("a", Some("u"), "gone");
+        assert_eq!(one.admission.borrow().refused.as_deref(), Some("gone"));
+        assert_eq!(other.admission.borrow().refused, None);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
@@ -12,6 +13,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::expiry::Credential;
 use crate::facts::FactsBoard;
 
 /// Read at the time of the scrape: nothing is kept twice.
@@ -37,6 +39,25 @@ impl Collector for Members {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
             gauge.encode(metric)?;
+        }
+        for (of, name, help) in [
+            (
+                Credential::Agent,
+                "agent_certificate_expiry_timestamp",
+                "When the certificate of the member's agent expires, in seconds since 1970",
+            ),
+            (
+                Credential::Access,
+                "access_expiry_timestamp",
+                "When the credential of the member's kubeconfig expires, in seconds since 1970",
+            ),
+        ] {
+            let kind = ConstGauge::new(0_i64).metric_type();
+            let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), kind)?;
+            for (member, end) in self.0.ends(of) {
+                let labels = [("member", member)];
+                ConstGauge::new(end.as_second()).encode(family.encode_family(&labels)?)?;
+            }
         }
         Ok(())
     }
@@ -105,6 +126,40 @@ pub struct SessionMetrics {
     pub messages: Family<Message, Counter>,
     /// Seconds from a new desired state to an agent's word that it is in its slot.
     pub propagation: Histogram,
+    /// When the hub's own certificates end.
+    certificates: Family<[(&'static str, &'static str); 1], Gauge>,
+    /// By outcome.
+    enrolments: Family<[(&'static str, &'static str); 1], Counter>,
+}
+
+/// What came of an attempt to enrol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Admitted,
+    Refused,
+    /// For a reason of ours: it is to be tried again.
+    Failed,
+    /// Not looked at, after too many that were refused.
+    Slowed,
+}
+
+impl SessionMetrics {
+    /// When one of the hub's own certificates ends: `hub` or `ca`.
+    pub fn certificate(&self, which: &'static str, end: Timestamp) {
+        self.certificates
+            .get_or_create(&[("certificate", which)])
+            .set(end.as_second());
+    }
+
+    pub fn enrolment(&self, outcome: Outcome) {
+        let outcome = match outcome {
+            Outcome::Admitted => "admitted",
+            Outcome::Refused => "refused",
+            Outcome::Failed => "failed",
+            Outcome::Slowed => "slowed",
+        };
+        self.enrolments.get_or_create(&[("outcome", outcome)]).inc();
+    }
 }
 
 impl Default for SessionMetrics {
@@ -115,6 +170,8 @@ impl Default for SessionMetrics {
             slowed: Counter::default(),
             messages: Family::default(),
             propagation: Histogram::new(exponential_buckets(0.001, 1.5, 30)),
+            certificates: Family::default(),
+            enrolments: Family::default(),
         }
     }
 }
@@ -155,10 +212,56 @@ pub fn registry(facts: Arc<FactsBoard>, sessions: &SessionMetrics) -> Registry {
         sessions.messages.clone(),
     );
     registry.register_with_unit(
+        "certificate_expiry_timestamp",
+        "When the hub's certificate and its CA expire, in seconds since 1970",
+        Unit::Seconds,
+        sessions.certificates.clone(),
+    );
+    registry.register(
+        "enrolments",
+        "Attempts of agents to get a first certificate, by outcome",
+        sessions.enrolments.clone(),
+    );
+    registry.register_with_unit(
         "desired_propagation",
         "From a new desired state to an agent's word that it has it",
         Unit::Seconds,
         sessions.propagation.clone(),
     );
     registry
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+    use crate::expiry::Validity;
+
+    #[test]
+    fn the_ends_of_all_certificates_are_told_by_member() {
+        let facts = Arc::new(FactsBoard::default());
+        let sessions = SessionMetrics::default();
+        let end = |second| Timestamp::from_second(second).unwrap();
+        facts.set("edge-1", |facts| {
+            facts.certificate = Some(Validity::until(end(1000)));
+        });
+        facts.set("edge-2", |facts| {
+            facts.access = Some(Validity::until(end(2000)));
+        });
+        sessions.certificate("hub", end(3000));
+        sessions.certificate("ca", end(4000));
+        sessions.enrolment(Outcome::Refused);
+        let mut text = String::new();
+        encode(&mut text, &registry(facts, &sessions)).unwrap();
+        for line in [
+            "krypton_hub_agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"} 1000",
+            "krypton_hub_access_expiry_timestamp_seconds{member=\"edge-2\"} 2000",
+            "krypton_hub_certificate_expiry_timestamp_seconds{certificate=\"hub\"} 3000",
+            "krypton_hub_certificate_expiry_timestamp_seconds{certificate=\"ca\"} 4000",
+            "krypton_hub_enrolments_total{outcome=\"refused\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+    }
 }

@@ -17,7 +17,7 @@ const QUEUE: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Notice {
     pub member: String,
-    /// Of its EdgeCluster.
+    /// Of its EdgeCluster; empty when that is not known.
     pub uid: String,
     pub reason: &'static str,
     pub message: String,
@@ -25,12 +25,21 @@ pub struct Notice {
 
 /// The near end of the queue.
 #[derive(Clone, Debug)]
-pub struct Notices(mpsc::Sender<Notice>);
+pub struct Notices(mpsc::Sender<Told>);
+
+/// A notice, how bad it is, and what was done: events of one member that have all of this in common
+/// are counted as one.
+#[derive(Clone, Debug)]
+struct Told {
+    kind: EventType,
+    action: &'static str,
+    notice: Notice,
+}
 
 impl Notices {
     /// Starts the one task that writes them.
     pub fn start(client: Client, instance: String) -> Self {
-        let (queue, mut notices) = mpsc::channel::<Notice>(QUEUE);
+        let (queue, mut notices) = mpsc::channel::<Told>(QUEUE);
         let reporter = Reporter {
             controller: "mesh.openkcm.io/krypton-hub".to_owned(),
             instance: Some(instance),
@@ -38,19 +47,20 @@ impl Notices {
         // It joins repeated events into one with a count.
         let recorder = Recorder::new(client, reporter);
         tokio::spawn(async move {
-            while let Some(notice) = notices.recv().await {
+            while let Some(told) = notices.recv().await {
+                let notice = told.notice;
                 let about = ObjectReference {
                     api_version: Some(EdgeCluster::api_version(&()).into_owned()),
                     kind: Some(EdgeCluster::kind(&()).into_owned()),
                     name: Some(notice.member),
-                    uid: Some(notice.uid),
+                    uid: Some(notice.uid).filter(|uid| !uid.is_empty()),
                     ..ObjectReference::default()
                 };
                 let event = Event {
-                    type_: EventType::Warning,
+                    type_: told.kind,
                     reason: notice.reason.to_owned(),
                     note: Some(notice.message),
-                    action: notice.reason.to_owned(),
+                    action: told.action.to_owned(),
                     secondary: None,
                 };
                 let written = recorder.publish(&event, &about);
@@ -69,9 +79,20 @@ impl Notices {
         Self(mpsc::channel(1).0)
     }
 
+    /// A warning.
     pub fn tell(&self, notice: Notice) {
         tracing::warn!(member = %notice.member, reason = notice.reason, message = %notice.message, "told");
-        if self.0.try_send(notice).is_err() {
+        self.tell_of(EventType::Warning, notice.reason, notice);
+    }
+
+    /// Something that is in the log already.
+    pub fn tell_of(&self, kind: EventType, action: &'static str, notice: Notice) {
+        let told = Told {
+            kind,
+            action,
+            notice,
+        };
+        if self.0.try_send(told).is_err() {
             tracing::debug!("event dropped: queue full or closed");
         }
     }

@@ -343,13 +343,14 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
             if permit.may_act {
                 facts.uid = Some(reached.uid.clone());
             }
+            // The EdgeCluster was made anew, and the other cluster is the right one now.
             if facts.resolved.reason == reason::IDENTITY_CHANGED {
                 facts.resolved = State::new(Truth::True, reason::RESOLVED, "");
             }
         });
     } else {
         let message = format!(
-            "the kubeconfig leads to another cluster (UID {}) than the one on record; correct the Secret",
+            "the kubeconfig leads to another cluster (UID {}) than the one on record; correct the kubeconfig, or, if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'",
             reached.uid
         );
         resolved(

@@ -25,6 +25,7 @@ use tonic::{Status, Streaming};
 
 use crate::aggregate::TENANTS_MAX;
 use crate::authority::{AgentCertificate, Authority};
+use crate::expiry::Validity;
 use crate::found::Found;
 use crate::members::{Admission, Member, Members, NotFound, Slot};
 use crate::metrics::{Message, SessionMetrics};
@@ -195,7 +196,10 @@ impl Sessions {
                 cluster_uid: hello.cluster_uid,
                 kubernetes_version: hello.kubernetes_version,
                 agent_version: hello.agent_version,
-                certificate_expiry: certificate.not_after,
+                certificate: Validity {
+                    not_before: certificate.not_before,
+                    not_after: certificate.not_after,
+                },
                 applied: hello.applied.and_then(v1::Applied::read),
             },
         );
@@ -489,7 +493,7 @@ fn check_cluster(name: &str, admission: &Admission, found: &str) -> Result<(), S
     match &admission.cluster_uid {
         Some(recorded) if recorded != found => Err(Status::failed_precondition(format!(
             "member {name} is on record as the cluster with UID {recorded}, and this is {found}: its credential is used on a second cluster. \
-             If the cluster was rebuilt, delete EdgeCluster {name} and join again"
+             If the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
         ))),
         _ => Ok(()),
     }

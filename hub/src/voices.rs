@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use jiff::Timestamp;
 use krypton_agent::clock::{self, Boot};
 pub use krypton_agent::fence::{Presence, SILENCE};
 use krypton_agent::report::Changes;
@@ -21,6 +20,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{Changed, Hearing, Reports};
+use crate::expiry::Validity;
 use crate::facts::{Facts, FactsBoard, reason};
 
 /// Prefix of an agent's name in the Lease; a hub's is `hub/`.
@@ -123,7 +123,7 @@ pub struct AgentFacts {
     pub cluster_uid: String,
     pub kubernetes_version: String,
     pub agent_version: String,
-    pub certificate_expiry: Timestamp,
+    pub certificate: Validity,
     /// What is on record on the member.
     pub applied: Option<(Version, String)>,
 }
@@ -172,7 +172,7 @@ impl Voices {
             this.facts.set(member, |facts| {
                 facts.uid = None;
                 facts.agent_version = None;
-                facts.certificate_expiry = None;
+                facts.certificate = None;
                 facts.roots = None;
             });
             this.settle(member, found, now);
@@ -217,7 +217,7 @@ impl Voices {
             facts.uid = Some(agent.cluster_uid.clone());
             facts.kubernetes_version = Some(agent.kubernetes_version.clone());
             facts.agent_version = Some(agent.agent_version.clone());
-            facts.certificate_expiry = Some(agent.certificate_expiry);
+            facts.certificate = Some(agent.certificate);
             if agent.applied.is_some() {
                 facts.applied.clone_from(&agent.applied);
             }

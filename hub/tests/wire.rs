@@ -7,6 +7,8 @@
     reason = "a test ends at the first thing that is not as it should be"
 )]
 
+#[path = "wire/golden.rs"]
+mod golden;
 #[path = "wire/rotation.rs"]
 mod rotation;
 
@@ -75,6 +77,7 @@ struct Home {
     members: Arc<Members>,
     dealer: Dealer,
     facts: Arc<FactsBoard>,
+    reports: Arc<Reports>,
     voices: Arc<Voices>,
     metrics: Arc<SessionMetrics>,
     charts: Arc<ChartCache>,
@@ -108,11 +111,12 @@ impl Home {
             members: Arc::new(Members::default()),
             dealer: Dealer::default(),
             voices: Arc::new(Voices::new(
-                reports,
+                Arc::clone(&reports),
                 Arc::clone(&facts),
                 watch::Sender::new(0),
             )),
             facts,
+            reports,
             metrics: Arc::default(),
             charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
             ahead: SignedDuration::ZERO,
@@ -144,6 +148,11 @@ impl Home {
     }
 
     async fn listen(&self, address: Option<SocketAddr>) -> Port {
+        self.listen_as(env!("CARGO_PKG_VERSION"), address).await
+    }
+
+    /// As a hub of this version.
+    async fn listen_as(&self, hub_version: &str, address: Option<SocketAddr>) -> Port {
         let address = address.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -154,7 +163,7 @@ impl Home {
             found: Arc::new(Found::default()),
             metrics: Arc::clone(&self.metrics),
             notices: Notices::nowhere(),
-            hub_version: env!("CARGO_PKG_VERSION").to_owned(),
+            hub_version: hub_version.to_owned(),
             numbers: AtomicU64::new(0),
             stop: stop.clone(),
         };
@@ -721,7 +730,9 @@ async fn an_agent_connects_anew_with_a_newer_certificate() {
     let not_after = clock::wall() + longer - DAY / 2;
     dialer.renew(tls::client_config(&home.authority.now().roots(), Some(credential)).unwrap());
     home.knows("edge-0", |facts| {
-        facts.certificate_expiry.is_some_and(|end| end > not_after)
+        facts
+            .certificate
+            .is_some_and(|own| own.not_after > not_after)
     })
     .await;
     agent.stop().await;
@@ -746,6 +757,25 @@ async fn a_banned_member_is_cut_off_at_once() {
     let why = format!("{:?}", &*agent.link.borrow());
     assert!(why.contains("spec.banned"), "{why}");
     agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_member_whose_edge_cluster_is_gone_or_made_anew_is_cut_off_at_once() {
+    for anew in [false, true] {
+        let home = Home::new().with_members(&names(1));
+        let port = home.listen(None).await;
+        let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
+        agent.has("1.0.0").await;
+        if anew {
+            home.members.enter("edge-0", "another-uid");
+        } else {
+            home.members.keep(|_| false, |_| false);
+        }
+        agent.is_up(false).await;
+        let why = format!("{:?}", &*agent.link.borrow());
+        assert!(why.contains("kubectl krypton join"), "{why}");
+        agent.stop().await;
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 //! with its owner.
 
 pub mod agent;
+pub mod canary;
 pub mod chart_repository;
 pub mod cluster;
 pub mod daemon;

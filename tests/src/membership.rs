@@ -141,6 +141,14 @@ pub async fn bundle_of(home: &Cluster, namespace: &str, name: &str) -> Result<St
     join(home, namespace, name, &[]).await
 }
 
+/// What `kubectl krypton join --replace` prints: a bundle for a member with an agent.
+///
+/// # Errors
+/// As `bundle`.
+pub async fn replaced(home: &Cluster, name: &str) -> Result<String> {
+    join(home, HUB_NAMESPACE, name, &["--replace"]).await
+}
+
 /// What `kubectl krypton join -o helm` prints: a command for the shell that installs this chart of
 /// the agent.
 ///

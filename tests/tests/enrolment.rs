@@ -9,13 +9,17 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::events::v1::Event;
 use krypton_agent::clock::wall as now;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::authority::{self, Authority, AuthorityError, Live, read_agent_certificate};
-use krypton_hub::enrolment::Enrolment;
+use krypton_hub::enrolment::{Audit, Enrolment, reason};
 use krypton_hub::join_info::{self, JoinInfo};
-use krypton_hub::join_token::{self, Refusal};
+use krypton_hub::join_token::{self, By, Refusal};
 use krypton_hub::listener::Peer;
+use krypton_hub::members::Members;
+use krypton_hub::metrics::SessionMetrics;
+use krypton_hub::notices::Notices;
 use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_tests::fleet::{Desk, PATIENCE, chart_flags};
@@ -23,7 +27,7 @@ use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
     kubectl_krypton,
 };
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
@@ -59,6 +63,34 @@ fn request() -> Result<Vec<u8>> {
 async fn token(client: &Client, cluster: &str) -> Result<String> {
     let made = join_token::make(client.clone(), NAMESPACE, cluster, HOUR, now()).await?;
     Ok(made.token)
+}
+
+/// A hub's enrolment, which tells of what it does.
+async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
+    let authority = Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton").await;
+    let authority = Arc::new(authority?);
+    let audit = Audit {
+        members: Arc::new(Members::default()),
+        notices: Notices::start(client.clone(), "test".to_owned()),
+        metrics: Arc::new(SessionMetrics::default()),
+    };
+    let namespace = NAMESPACE.to_owned();
+    let hub = Enrolment::new(client.clone(), namespace, Arc::clone(&authority), audit);
+    Ok((hub, authority))
+}
+
+/// What was told of a member, as (type, reason, action, words).
+async fn told(client: &Client, member: &str) -> Result<Vec<[String; 4]>> {
+    let events: Api<Event> = Api::namespaced(client.clone(), "default");
+    let all = events.list(&ListParams::default()).await?.items;
+    let of_member = all.into_iter().filter(|event| {
+        let about = event.regarding.as_ref();
+        about.is_some_and(|about| about.name.as_deref() == Some(member))
+    });
+    let words = of_member.map(|event| {
+        [event.type_, event.reason, event.action, event.note].map(Option::unwrap_or_default)
+    });
+    Ok(words.collect())
 }
 
 async fn enrol(
@@ -117,7 +149,11 @@ async fn of_many_keys_that_race_for_a_token_one_wins() {
                 .await
                 .unwrap();
             let key = format!("key-{}", index / 2);
-            let redeemed = join_token::redeem(client, NAMESPACE, shown, &key, "uid", now()).await;
+            let by = By {
+                key: &key,
+                cluster_uid: HERE,
+            };
+            let redeemed = join_token::redeem(client, NAMESPACE, shown, by, "uid", now()).await;
             (key, redeemed.unwrap())
         }
     });
@@ -134,6 +170,115 @@ async fn of_many_keys_that_race_for_a_token_one_wins() {
     // Both that have the winning key.
     assert_eq!(winners.len(), 2, "{winners:?}");
     assert_eq!(winners[0], winners[1]);
+}
+
+#[tokio::test]
+async fn of_two_agents_that_enrol_at_once_with_one_token_exactly_one_gets_a_certificate() {
+    let cluster = home("enrolment-race").await.unwrap();
+    let client = cluster.client();
+    let (hub, _) = hub(&client).await.unwrap();
+    for round in 0..5 {
+        let member = format!("edge-{round}");
+        let token = token(&client, &member).await.unwrap();
+        let requests = [request().unwrap(), request().unwrap()];
+        let (one, other) = tokio::join!(
+            enrol(&hub, &token, &requests[0], HERE),
+            enrol(&hub, &token, &requests[1], HERE),
+        );
+        let (won, lost): (Vec<_>, Vec<_>) = [one, other].into_iter().partition(Result::is_ok);
+        assert_eq!((won.len(), lost.len()), (1, 1), "{won:?} {lost:?}");
+        let lost = lost.into_iter().next().unwrap().unwrap_err();
+        assert_eq!(lost.code(), Code::PermissionDenied);
+        assert!(lost.message().contains("another key"), "{}", lost.message());
+    }
+}
+
+#[tokio::test]
+async fn every_use_and_every_refusal_is_told_on_the_member_and_no_secret_with_it() {
+    let cluster = home("enrolment-events").await.unwrap();
+    let client = cluster.client();
+    let (hub, _) = hub(&client).await.unwrap();
+    let members: Api<EdgeCluster> = Api::all(client.clone());
+    let token = token(&client, "edge-1").await.unwrap();
+    let (name, secret) = token.split_once('.').unwrap();
+    let mine = request().unwrap();
+    enrol(&hub, &token, &mine, HERE).await.unwrap();
+    enrol(&hub, &token, &mine, HERE).await.unwrap();
+    let theirs = request().unwrap();
+    let guess = format!("{name}.{}", "0".repeat(64));
+    enrol(&hub, &token, &theirs, HERE).await.unwrap_err();
+    enrol(&hub, &token, &mine, "elsewhere").await.unwrap_err();
+    enrol(&hub, &guess, &theirs, HERE).await.unwrap_err();
+    let ban = Patch::Merge(json!({"spec": {"banned": true}}));
+    members
+        .patch("edge-1", &PatchParams::default(), &ban)
+        .await
+        .unwrap();
+    enrol(&hub, &token, &mine, HERE).await.unwrap_err();
+    members
+        .delete("edge-1", &DeleteParams::default())
+        .await
+        .unwrap();
+    enrol(&hub, &token, &mine, HERE).await.unwrap_err();
+
+    let expected = [
+        ("Normal", reason::ENROLLED, "Enrol"),
+        ("Normal", reason::ENROLLED, "EnrolAgain"),
+        ("Warning", reason::REFUSED, "TokenUsed"),
+        ("Warning", reason::REFUSED, "TokenUsedElsewhere"),
+        ("Warning", reason::REFUSED, "TokenUnknown"),
+        ("Warning", reason::REFUSED, "Banned"),
+        ("Warning", reason::REFUSED, "TokenRevoked"),
+    ];
+    let all = eventually("the events", Duration::from_secs(60), async || {
+        let all = told(&client, "edge-1").await?;
+        let there = |wanted: &(&str, &str, &str)| {
+            all.iter()
+                .any(|told| (&*told[0], &*told[1], &*told[2]) == *wanted)
+        };
+        match expected.iter().find(|wanted| !there(wanted)) {
+            None => Ok(Some(all)),
+            Some(missing) => anyhow::bail!("no {missing:?} among {all:?}"),
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(all.len(), expected.len(), "{all:?}");
+    for told in &all {
+        assert!(
+            told[3].contains("127.0.0.1:1") && told[3].contains(name),
+            "{told:?}"
+        );
+        assert!(!told[3].contains(secret), "{told:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_guesser_is_put_off_and_the_rightful_agent_is_let_in_a_little_later() {
+    let cluster = home("enrolment-guesser").await.unwrap();
+    let client = cluster.client();
+    let (hub, _) = hub(&client).await.unwrap();
+    let token = token(&client, "edge-1").await.unwrap();
+    let (name, _) = token.split_once('.').unwrap();
+    let mine = request().unwrap();
+    let mut put_off = 0;
+    for number in 0..20_u64 {
+        let guess = format!("{name}.{number:064x}");
+        let status = enrol(&hub, &guess, &mine, HERE).await.unwrap_err();
+        match status.code() {
+            Code::PermissionDenied => {}
+            Code::ResourceExhausted => put_off += 1,
+            _ => panic!("{status:?}"),
+        }
+    }
+    assert!(put_off > 0);
+    eventually(
+        "the right token's turn",
+        Duration::from_secs(60),
+        async || Ok(Some(enrol(&hub, &token, &mine, HERE).await?)),
+    )
+    .await
+    .unwrap();
 }
 
 #[tokio::test]
@@ -202,12 +347,7 @@ async fn how_to_join_is_published_and_repaired() {
 async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
     let cluster = home("enrolment").await.unwrap();
     let client = cluster.client();
-    let authority = Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton")
-        .await
-        .unwrap();
-    let live = Arc::new(Live::new(authority));
-    let authority = live.now();
-    let hub = Enrolment::new(client.clone(), NAMESPACE.to_owned(), live);
+    let (hub, authority) = hub(&client).await.unwrap();
     let members: Api<EdgeCluster> = Api::all(client.clone());
 
     // A new member gets its EdgeCluster, and its certificate is bound to it.
@@ -231,6 +371,14 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
         theirs,
         Code::PermissionDenied,
         "used already by another key",
+    );
+
+    // The same key on another cluster: the bundle and the key were copied.
+    let copied = enrol(&hub, &token_1, &mine, "another-cluster").await;
+    refused(
+        copied,
+        Code::PermissionDenied,
+        "used already on the cluster",
     );
 
     // Deleting the EdgeCluster revokes: the token does not make it anew.
@@ -283,11 +431,10 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
     refused(
         rebuilt,
         Code::FailedPrecondition,
-        "delete the EdgeCluster edge-1",
+        "kubectl krypton join edge-1 --replace",
     );
-    enrol(&hub, &token_3, &request().unwrap(), "there")
-        .await
-        .unwrap();
+    let known = request().unwrap();
+    enrol(&hub, &token_3, &known, "there").await.unwrap();
 
     // A banned one, even with the key that has used the token.
     let ban = Patch::Merge(json!({"spec": {"banned": true}}));
@@ -295,7 +442,7 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
         .patch("edge-1", &PatchParams::default(), &ban)
         .await
         .unwrap();
-    let banned = enrol(&hub, &token_1, &mine, "there").await;
+    let banned = enrol(&hub, &token_3, &known, "there").await;
     refused(banned, Code::PermissionDenied, "banned");
 
     cluster.stop_apiserver().await.unwrap();

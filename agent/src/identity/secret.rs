@@ -6,12 +6,13 @@ use std::sync::Arc;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_common::bundle::split_address;
-use rcgen::KeyPair;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use thiserror::Error;
 
-use super::{CertificateError, Enrolled, Identity, Membership};
+use zeroize::Zeroizing;
+
+use super::{AgentKey, CertificateError, Enrolled, Identity, Membership};
 use crate::access::pem;
 
 const KEY: &str = "tls.key";
@@ -40,10 +41,11 @@ pub enum Unreadable {
 }
 
 pub(super) fn read(secret: &Secret) -> Result<Identity, Unreadable> {
-    let data = secret.data.clone().unwrap_or_default();
-    let text = |name| text(&data, name);
+    let nothing = BTreeMap::new();
+    let data = secret.data.as_ref().unwrap_or(&nothing);
+    let text = |name| text(data, name);
     let key = text(KEY)?.ok_or(Unreadable::Missing(KEY))?;
-    let key = KeyPair::from_pem(&key).map_err(Unreadable::Key)?;
+    let key = AgentKey::from_pem(&Zeroizing::new(key)).map_err(Unreadable::Key)?;
     let Some(certificates) = text(CERTIFICATE)? else {
         return Ok(Identity {
             key: Arc::new(key),
@@ -76,7 +78,7 @@ pub(super) fn written(mut secret: Secret, identity: &Identity) -> Secret {
     let mut put = |name: &str, text: String| {
         data.insert(name.to_owned(), ByteString(text.into_bytes()));
     };
-    put(KEY, identity.key.serialize_pem());
+    put(KEY, std::mem::take(&mut *identity.key.to_pem()));
     if let Some(enrolled) = &identity.enrolled {
         put(CERTIFICATE, pem(&enrolled.certificates));
         put(ROOTS, pem(&enrolled.roots));

@@ -257,3 +257,28 @@ async fn a_missing_right_is_named_with_its_verb_and_its_resource() {
     );
     assert!(!error.may_pass());
 }
+
+#[tokio::test]
+async fn no_key_is_shown() {
+    let authority = FakeAuthority::new();
+    let key = new_key().unwrap();
+    let identity = Identity {
+        enrolled: Some(enrolled(&authority, &key, "edge-1")),
+        key,
+    };
+    let kept = store_with(&identity).await.read().await.unwrap().unwrap();
+    let pem = kept.identity.key.to_pem();
+    let body: String = pem.lines().filter(|line| !line.contains("--")).collect();
+    let der = kept.identity.key.serialize_der();
+    // As text, as a list of numbers and in hex.
+    let numbers = format!("{:?}", pem.as_bytes());
+    let numbers = numbers.trim_matches(['[', ']']);
+    let ders = format!("{der:?}");
+    let ders = ders.trim_matches(['[', ']']);
+    let hex: String = der.iter().map(|byte| format!("{byte:02x}")).collect();
+    for shown in [format!("{kept:?}"), format!("{:?}", kept.identity)] {
+        for secret in [&body, numbers, ders, &hex] {
+            assert!(!shown.contains(secret), "{shown}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
@@ -112,10 +113,13 @@ impl EdgeClusters {
 
 /// An agent was enrolled for the member, and has been here.
 pub(super) fn enrolled(object: &EdgeCluster) -> bool {
-    object
-        .status
-        .as_ref()
-        .is_some_and(|status| status.certificate_expiry.is_some())
+    certificate_end(object).is_some()
+}
+
+/// When the certificate ends that its agent was seen with last.
+pub(super) fn certificate_end(object: &EdgeCluster) -> Option<Timestamp> {
+    let end = object.status.as_ref()?.certificate_expiry.as_ref()?;
+    Some(end.0)
 }
 
 /// It is a member by its agent, with or without a source.

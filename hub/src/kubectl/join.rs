@@ -1,5 +1,7 @@
 //! `kubectl krypton join NAME`: a join bundle for a cluster, made with the rights of who runs it.
 
+mod replace;
+
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -9,6 +11,9 @@ use krypton_common::bundle::{BundleError, JoinBundle, split_address};
 use krypton_common::names::{SELF_CLUSTER, namespace_name};
 use krypton_common::spiffe::is_member_name;
 use kube::Client;
+
+use replace::Old;
+pub use replace::ReplaceError;
 
 use super::{HomeArgs, Printed};
 use crate::join_info::{self, JoinInfo, JoinInfoError};
@@ -20,6 +25,11 @@ pub(super) struct Join {
     /// Name of the cluster in the fleet.
     #[arg(value_parser = member_name)]
     name: String,
+    /// The cluster was rebuilt: its EdgeCluster is deleted and made anew with the same spec, so that the
+    /// new cluster can take the name. What is installed on the former one stays there. A member that the
+    /// hub reaches by a kubeconfig, without an agent, needs no bundle, and none is made.
+    #[arg(long)]
+    replace: bool,
     /// How long the bundle can be used, 1m to 24h; it can be used by one agent's key only.
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = life)]
     ttl: Duration,
@@ -83,6 +93,8 @@ pub enum JoinError {
         #[source]
         source: TokenError,
     },
+    #[error(transparent)]
+    Replace(#[from] ReplaceError),
     #[error("writing the bundle failed")]
     Encode(#[source] serde_saphyr::ser::Error),
 }
@@ -94,6 +106,17 @@ pub(super) async fn run(
     context_namespace: &str,
     now: Timestamp,
 ) -> Result<Printed, JoinError> {
+    let old = match join.replace {
+        true => Some(Old::read(&client, &join.name).await?),
+        false => None,
+    };
+    if let Some(old) = old.as_ref().filter(|old| !old.needs_bundle()) {
+        old.replace(&client).await?;
+        return Ok(Printed {
+            stdout: format!("edgecluster.mesh.openkcm.io/{} replaced\n", join.name),
+            stderr: old.said(now),
+        });
+    }
     let places = places(join.namespace.as_deref(), context_namespace);
     let (namespace, info) = find(&client, &places, context).await?;
     let addresses = match join.addresses.is_empty() {
@@ -114,6 +137,9 @@ pub(super) async fn run(
     if let Err(source) = check(&bundle) {
         return Err(JoinError::Info { namespace, source });
     }
+    if let Some(old) = &old {
+        old.replace(&client).await?;
+    }
     let made = join_token::make(client, &namespace, &bundle.cluster, join.ttl, now)
         .await
         .map_err(|source| JoinError::Token {
@@ -123,13 +149,11 @@ pub(super) async fn run(
     bundle.token = made.token;
     bundle.expires = made.expires;
     let yaml = bundle.to_yaml().map_err(JoinError::Encode)?;
-    Ok(printed(
-        &bundle,
-        yaml,
-        join.output,
-        &join.chart,
-        &join.values,
-    ))
+    let mut printed = printed(&bundle, yaml, join.output, &join.chart, &join.values);
+    if let Some(old) = &old {
+        printed.stderr.insert_str(0, &old.said(now));
+    }
+    Ok(printed)
 }
 
 /// The bundle on standard output, in either form; what to do with it on the other.

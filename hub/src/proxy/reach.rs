@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_agent::{access, clock};
 use krypton_common::conditions::{State, Truth};
 use krypton_common::error_chain::chain;
-use krypton_common::kubeconfig::{Authority, refused_address};
+use krypton_common::kubeconfig::{Authority, Sanitized, refused_address};
 use kube::Client;
 use kube::api::Api;
 use tempfile::TempPath;
@@ -18,11 +19,14 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{Access, Shared};
 use crate::discovery::{Origin, Unresolved};
+use crate::expiry::Validity;
 use crate::facts::reason;
 use crate::home;
 
 const IDENTIFY_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+/// What lives shorter is replaced by a program, and its last hours are nobody's business.
+const LONG_LIVED: SignedDuration = SignedDuration::from_hours(24);
 const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 /// A source is not looked at again more often because its credential is refused.
 const DOUBT_EVERY: Duration = Duration::from_secs(10);
@@ -47,6 +51,8 @@ pub(super) struct Reached {
     pub(super) origin: Option<Origin>,
     /// Where it leads; `None`: home itself, which was chosen by whoever started the hub.
     first_hop: Option<Authority>,
+    /// Of the credential, where it says, and is not replaced every few hours anyway.
+    pub(super) validity: Option<Validity>,
     /// As [`Access::digest`].
     pub(super) digest: String,
     /// Of the cluster that has answered; empty before.
@@ -65,7 +71,7 @@ impl Reached {
 /// Makes a client and the file that helm reads.
 pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reached, Unresolved> {
     let digest = access.digest().cloned().unwrap_or_default();
-    let mut first_hop = None;
+    let (mut first_hop, mut validity) = (None, None);
     let (origin, made) = match access {
         Access::Kubeconfig(_, Err(why)) => return Err(why),
         Access::Kubeconfig(origin, Ok(sanitized)) => {
@@ -75,6 +81,7 @@ pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reache
                 message: format!("{origin}: {}", chain(&error)),
             })?;
             first_hop = Some(sanitized.first_hop().clone());
+            validity = validity_of(&sanitized, clock::wall());
             let config = home::member_config(&sanitized.yaml).await;
             let made = config.map(|config| (config, sanitized.yaml.clone()));
             (Some(origin), made.map_err(ReachError::Config))
@@ -99,6 +106,7 @@ pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reache
             kubeconfig,
             origin,
             first_hop,
+            validity,
             digest,
             uid: String::new(),
             _doubting: AbortOnDropHandle::new(doubting),
@@ -108,6 +116,15 @@ pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reache
         reason: reason::CLIENT_FAILED,
         message: chain(&error),
     })
+}
+
+fn validity_of(sanitized: &Sanitized, now: Timestamp) -> Option<Validity> {
+    let validity = Validity {
+        not_before: sanitized.not_before.unwrap_or(now),
+        not_after: sanitized.expires?,
+    };
+    let life = validity.not_after.duration_since(validity.not_before);
+    (life >= LONG_LIVED).then_some(validity)
 }
 
 /// Has the source looked at again whenever its credential is refused: there may be a newer one.

@@ -319,14 +319,14 @@ fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
         cluster_uid: "old".to_owned(),
         kubernetes_version: "v1".to_owned(),
         agent_version: "0.1.0".to_owned(),
-        certificate_expiry: Timestamp::UNIX_EPOCH,
+        certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
         applied: None,
     };
     fleet.voices.agent(MEMBER, &agent);
     fleet.voices.forget_agent(MEMBER, at(101));
     assert_eq!(*fleet.voices.presence(MEMBER).borrow(), Presence::Never);
     let facts = fleet.facts.get(MEMBER).unwrap();
-    assert_eq!((facts.uid, facts.certificate_expiry), (None, None));
+    assert_eq!((facts.uid, facts.certificate), (None, None));
 }
 
 #[test]

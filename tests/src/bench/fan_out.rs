@@ -158,7 +158,7 @@ pub(crate) struct Restart {
 pub(crate) struct Stage {
     pub(crate) hub: Hub,
     values: ValuesFile,
-    home: Cluster,
+    pub(crate) home: Cluster,
     kubeconfig: std::path::PathBuf,
     _folder: TempDir,
 }
@@ -195,7 +195,7 @@ impl Stage {
         self.hub.ready(DEADLINE).await?;
         let count = options.agents;
         say(&format!("fan-out: making {count} EdgeClusters"));
-        let members = self.make_members(count).await?;
+        let members = self.make_members("simulated", count).await?;
         tokio::time::sleep(SETTLE).await;
         let alone = Memory::of(self.hub.pid())?;
 
@@ -231,14 +231,14 @@ impl Stage {
         })
     }
 
-    pub(crate) async fn make_members(&self, count: u32) -> Result<Vec<Member>> {
+    pub(crate) async fn make_members(&self, prefix: &str, count: u32) -> Result<Vec<Member>> {
         let api: Api<EdgeCluster> = Api::all(self.home.client());
         let each = (0..count).map(|number| {
             let api = api.clone();
             async move {
                 let object = EdgeCluster {
                     metadata: ObjectMeta {
-                        name: Some(format!("simulated-{number:04}")),
+                        name: Some(format!("{prefix}-{number:04}")),
                         ..ObjectMeta::default()
                     },
                     spec: EdgeClusterSpec::default(),

@@ -75,7 +75,8 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
     say("flood: starting home and hub");
     let mut stage = Stage::start().await?;
     stage.hub.ready(DEADLINE).await?;
-    let members = stage.make_members(2 * options.agents + floods).await?;
+    let count = 2 * options.agents + floods;
+    let members = stage.make_members("simulated", count).await?;
     let mut enrolled = stage.enrol(&members).await?;
     let mut split = |count: u32| -> Vec<Enrolled> {
         let rest = enrolled.len().saturating_sub(count as usize);

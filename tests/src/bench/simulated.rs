@@ -67,6 +67,8 @@ struct Agent {
 pub(crate) struct Seen {
     /// Since when there is a session; `None` while there is none.
     pub(crate) up: Option<Instant>,
+    /// When the latest session ended; `None` before the first one has.
+    pub(crate) ended: Option<Instant>,
     /// The newest desired state, and when it came.
     pub(crate) desired: Option<(Version, Instant)>,
 }
@@ -170,6 +172,24 @@ impl Agents {
         }
     }
 
+    /// Waits until the session of this one has ended, and returns when it did.
+    ///
+    /// # Errors
+    /// When it has not within `deadline`.
+    pub(crate) async fn ended(&self, index: usize, deadline: Duration) -> Result<Instant> {
+        let agent = self.agents.get(index).context("no such agent")?;
+        let end = Instant::now() + deadline;
+        loop {
+            if let Some(ended) = agent.lock().ended {
+                return Ok(ended);
+            }
+            if Instant::now() > end {
+                bail!("simulated agent {index} still has its session after {deadline:?}");
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.agents.len()
     }
@@ -200,7 +220,11 @@ async fn reconcile(
                     return;
                 }
                 let up = link.borrow_and_update().is_up();
-                agent.lock().up = up.then(Instant::now);
+                let mut seen = agent.lock();
+                if !up && seen.up.is_some() {
+                    seen.ended = Some(Instant::now());
+                }
+                seen.up = up.then(Instant::now);
             }
             changed = desired.changed() => {
                 if changed.is_err() {

@@ -1,10 +1,13 @@
 //! `make bench`: Tenants created at once on one edge, beside helm alone doing the same work; then a
-//! thousand agents on one hub, and agents beside some that flood it.
+//! thousand agents on one hub, and agents beside some that flood it; then how fast those are cut off who
+//! are to be.
 //!
 //! Prints figures and fails on none of them; it fails when something does not become ready.
 
 #[path = "../bench/arrivals.rs"]
 mod arrivals;
+#[path = "../bench/cut.rs"]
+mod cut;
 #[path = "../bench/fan_out.rs"]
 mod fan_out;
 #[path = "../bench/fan_out_report.rs"]
@@ -63,6 +66,8 @@ enum Only {
     FanOut(fan_out::Options),
     /// Agents beside some that flood the hub
     Flood(flood::Options),
+    /// How fast the sessions of members end that are banned or deleted
+    Cut(cut::Options),
 }
 
 #[derive(Debug, clap::Args)]
@@ -99,10 +104,12 @@ async fn measure_all(args: Args) -> Result<()> {
         Some(Only::Edge(options)) => measure_edge(&options).await,
         Some(Only::FanOut(options)) => measure_fan_out(&options).await,
         Some(Only::Flood(options)) => measure_flood(&options).await,
+        Some(Only::Cut(options)) => measure_cut(&options).await,
         None => {
             measure_edge(&by_default()?).await?;
             measure_fan_out(&by_default()?).await?;
-            measure_flood(&by_default()?).await
+            measure_flood(&by_default()?).await?;
+            measure_cut(&by_default()?).await
         }
     }
 }
@@ -143,6 +150,14 @@ async fn measure_flood(options: &flood::Options) -> Result<()> {
     let measured = tokio::time::timeout(limit, measuring).await;
     let measured = measured.with_context(|| format!("flood: not done in {limit:?}"))??;
     println!("{}", flood::render(&measured));
+    Ok(())
+}
+
+async fn measure_cut(options: &cut::Options) -> Result<()> {
+    let measuring = Box::pin(cut::measure(options));
+    let measured = tokio::time::timeout(OVERHEAD, measuring).await;
+    let measured = measured.with_context(|| format!("cut: not done in {OVERHEAD:?}"))??;
+    println!("{}", cut::render(&measured));
     Ok(())
 }
 

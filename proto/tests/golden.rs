@@ -1,0 +1,390 @@
+//! What agents and hubs of other versions say, as it was recorded, and how it is read for ever.
+//!
+//! `golden/` holds streams of messages, each with its length before it, as on the wire of a session:
+//! what versions say that were released, and what one after them may say: fields that we do not know in
+//! every message, and messages of a kind that we do not know. Recorded once: a test records what is
+//! missing and fails, and never writes over what is there. Of a version that adds to the protocol, a new
+//! pair of streams is recorded; the old ones stay.
+//!
+//! Unknown fields are dropped when a message is read. That is enough: nobody passes on what a peer has
+//! said. Hub and agent read messages into words of their own, and say what they have to say in messages
+//! of their own. What must hold is that nothing breaks by them, and that a desired state that is not
+//! understood as a whole is not acted on, which its digest sees to.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "this file is tests only, its helping functions included"
+)]
+
+use std::path::PathBuf;
+
+use krypton_common::conditions::Truth as Word;
+use krypton_common::desired::{ChartState, DesiredState, Version as DomainVersion};
+use krypton_proto::WireError;
+use krypton_proto::v1::{
+    AgentMessage, Applied, Chart, Condition, Desired, Drain, Heartbeat, Hello, HubMessage, Member,
+    Report, Resync, Tenant, TenantState, Truth, Version, Welcome, agent_message::Kind as Said,
+    hub_message::Kind as Say,
+};
+use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint};
+
+/// Fields of the future: their numbers begin here.
+const FUTURE: u32 = 1000;
+
+fn folder() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden"))
+}
+
+/// The recorded bytes; what is missing is recorded as `now`.
+fn recorded(name: &str, now: &[u8]) -> Vec<u8> {
+    let path = folder().join(name);
+    if !path.exists() {
+        std::fs::write(&path, now).unwrap();
+        panic!("{name} was missing and has been recorded: check it in, and never change it");
+    }
+    std::fs::read(path).unwrap()
+}
+
+/// One message after the other, each with its length.
+fn stream(messages: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for message in messages {
+        encode_varint(message.len() as u64, &mut bytes);
+        bytes.extend_from_slice(message);
+    }
+    bytes
+}
+
+fn read<M: Message + Default>(mut bytes: &[u8]) -> Vec<M> {
+    let mut messages = Vec::new();
+    while !bytes.is_empty() {
+        messages.push(M::decode_length_delimited(&mut bytes).unwrap());
+    }
+    messages
+}
+
+/// A field that holds a message.
+fn field(number: u32, content: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_key(number, WireType::LengthDelimited, &mut bytes);
+    encode_varint(content.len() as u64, &mut bytes);
+    bytes.extend_from_slice(content);
+    bytes
+}
+
+/// The same with fields of every type that a version after ours may have added.
+fn of_the_future(mut bytes: Vec<u8>) -> Vec<u8> {
+    encode_key(FUTURE, WireType::Varint, &mut bytes);
+    encode_varint(u64::MAX, &mut bytes);
+    encode_key(FUTURE + 1, WireType::SixtyFourBit, &mut bytes);
+    bytes.extend_from_slice(&[1; 8]);
+    encode_key(FUTURE + 2, WireType::ThirtyTwoBit, &mut bytes);
+    bytes.extend_from_slice(&[2; 4]);
+    bytes.extend_from_slice(&field(FUTURE + 3, b"\xff no text, no message"));
+    bytes
+}
+
+fn version() -> Option<Version> {
+    let (epoch, generation) = (3, 14);
+    Some(Version { epoch, generation })
+}
+
+fn hello(agent_version: &str, protocol_max: u32) -> Hello {
+    Hello {
+        protocol_min: 1,
+        protocol_max,
+        agent_version: agent_version.to_owned(),
+        replica: "krypton-agent-0".to_owned(),
+        cluster_uid: "6f1f2f3c-0000-4000-8000-0123456789ab".to_owned(),
+        kubernetes_version: "v1.36.3".to_owned(),
+        applied: Some(applied()),
+        now: 1_800_000_000,
+    }
+}
+
+fn applied() -> Applied {
+    Applied {
+        version: version(),
+        digest: "d".repeat(64),
+    }
+}
+
+fn condition(truth: i32) -> Condition {
+    Condition {
+        truth,
+        reason: "Installed".to_owned(),
+        message: "all well".to_owned(),
+    }
+}
+
+fn tenant(truth: i32) -> Tenant {
+    Tenant {
+        namespace: "default".to_owned(),
+        name: "acme".to_owned(),
+        state: Some(TenantState {
+            observed_generation: 2,
+            applied_chart: "https://charts.example.org/small:1.0.0".to_owned(),
+            ready: Some(condition(truth)),
+            progress: Some(condition(Truth::False.into())),
+            error: None,
+        }),
+    }
+}
+
+fn member() -> Member {
+    Member {
+        synced: true,
+        ready: true,
+        writing: true,
+        holder: Some("agent/krypton-agent-0".to_owned()),
+        connected: true,
+        problem: None,
+        applied: Some(applied()),
+        ahead: None,
+    }
+}
+
+fn gone() -> Tenant {
+    Tenant {
+        namespace: "default".to_owned(),
+        name: "gone".to_owned(),
+        state: None,
+    }
+}
+
+/// What an agent of 0.1 says in a session.
+fn agent_says() -> Vec<Said> {
+    vec![
+        Said::Hello(hello("0.1.0", 1)),
+        Said::Report(Report {
+            tenants: vec![tenant(Truth::True.into())],
+            member: Some(member()),
+            complete: Some(0),
+        }),
+        Said::Applied(applied()),
+        Said::Report(Report {
+            tenants: vec![gone()],
+            member: None,
+            complete: None,
+        }),
+        Said::Heartbeat(Heartbeat {
+            tenants: 1,
+            digest_high: u64::MAX,
+            digest_low: 1,
+        }),
+    ]
+}
+
+fn chart() -> ChartState {
+    ChartState {
+        repo: "https://charts.example.org".to_owned(),
+        name: "small".to_owned(),
+        version: "1.0.0".to_owned(),
+        install_crds: true,
+        values: serde_json::from_str(r#"{"replicaCount":0,"a":{"b":[1,null]}}"#).unwrap(),
+    }
+}
+
+fn desired_state() -> DesiredState {
+    DesiredState {
+        version: DomainVersion {
+            epoch: 3,
+            generation: 14,
+        },
+        chart: chart(),
+        paused: false,
+    }
+}
+
+/// What a hub of 0.1 says in a session.
+fn hub_says() -> Vec<Say> {
+    vec![
+        Say::Welcome(Welcome {
+            protocol: 1,
+            hub_version: "0.1.0".to_owned(),
+            session: 7,
+            heartbeat_millis: 10_000,
+            now: 1_800_000_000,
+        }),
+        Say::Desired((&desired_state()).into()),
+        Say::Resync(Resync { number: 1 }),
+        Say::Drain(Drain {
+            reason: "the hub stops".to_owned(),
+            reconnect_after_millis: 1000,
+        }),
+    ]
+}
+
+fn agent_message(kind: Said) -> Vec<u8> {
+    AgentMessage { kind: Some(kind) }.encode_to_vec()
+}
+
+fn hub_message(kind: Say) -> Vec<u8> {
+    HubMessage { kind: Some(kind) }.encode_to_vec()
+}
+
+#[test]
+fn what_an_agent_of_0_1_says_is_read_as_it_was_meant() {
+    let now: Vec<_> = agent_says().into_iter().map(agent_message).collect();
+    let heard: Vec<AgentMessage> = read(&recorded("agent-0.1.stream", &stream(&now)));
+    let heard: Vec<_> = heard.into_iter().map(|message| message.kind).collect();
+    assert_eq!(
+        heard,
+        agent_says().into_iter().map(Some).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn what_a_hub_of_0_1_says_is_read_as_it_was_meant() {
+    let now: Vec<_> = hub_says().into_iter().map(hub_message).collect();
+    let heard: Vec<HubMessage> = read(&recorded("hub-0.1.stream", &stream(&now)));
+    for (heard, meant) in heard.into_iter().zip(hub_says()) {
+        match (heard.kind, meant) {
+            // The order of keys in the values is nobody's business.
+            (Some(Say::Desired(desired)), Say::Desired(_)) => {
+                assert_eq!(DesiredState::try_from(desired).unwrap(), desired_state());
+            }
+            (heard, meant) => assert_eq!(heard, Some(meant)),
+        }
+    }
+}
+
+#[test]
+fn what_an_agent_of_the_next_version_adds_is_passed_over() {
+    // Fields in each message, down to the innermost.
+    let state = tenant(9).state.unwrap();
+    let ready = of_the_future(state.ready.unwrap().encode_to_vec());
+    let state = [
+        field(3, &ready),
+        TenantState {
+            ready: None,
+            ..tenant(9).state.unwrap()
+        }
+        .encode_to_vec(),
+    ];
+    let named = Tenant {
+        state: None,
+        ..tenant(9)
+    };
+    let tenant_bytes = [
+        named.encode_to_vec(),
+        field(3, &of_the_future(state.concat())),
+    ];
+    let report = [
+        field(1, &of_the_future(tenant_bytes.concat())),
+        field(2, &of_the_future(member().encode_to_vec())),
+        Report {
+            complete: Some(0),
+            ..Report::default()
+        }
+        .encode_to_vec(),
+    ];
+    let now = [
+        field(1, &of_the_future(hello("0.2.0", 2).encode_to_vec())),
+        of_the_future(field(2, &of_the_future(report.concat()))),
+        // Of a kind that we do not know.
+        field(FUTURE, b"\x08\x01"),
+        field(4, &of_the_future(applied().encode_to_vec())),
+    ];
+    let heard: Vec<AgentMessage> = read(&recorded("agent-next.stream", &stream(&now)));
+    let meant = [
+        Some(Said::Hello(hello("0.2.0", 2))),
+        Some(Said::Report(Report {
+            tenants: vec![tenant(9)],
+            member: Some(member()),
+            complete: Some(0),
+        })),
+        None,
+        Some(Said::Applied(applied())),
+    ];
+    let kinds: Vec<_> = heard.into_iter().map(|message| message.kind).collect();
+    assert_eq!(kinds, meant);
+    // A truth of the future is none that we could say.
+    let (_, said) = tenant(9).read().unwrap();
+    assert_eq!(said.unwrap().state.ready.truth, Word::Unknown);
+}
+
+#[test]
+fn what_a_hub_of_the_next_version_adds_is_passed_over_but_for_what_is_to_be_done() {
+    let desired = Desired::from(&desired_state());
+    let chart_bytes = of_the_future(desired.chart.clone().unwrap().encode_to_vec());
+    let around = |digest: &str| {
+        let rest = Desired {
+            chart: None,
+            digest: digest.to_owned(),
+            ..desired.clone()
+        };
+        of_the_future([rest.encode_to_vec(), field(2, &chart_bytes)].concat())
+    };
+    let now = [
+        field(
+            1,
+            &of_the_future(
+                Welcome {
+                    hub_version: "0.2.0".to_owned(),
+                    protocol: 1,
+                    ..Welcome::default()
+                }
+                .encode_to_vec(),
+            ),
+        ),
+        // What is new in the chart is not part of its digest: it is as it was meant for us too.
+        field(2, &around(&desired.digest)),
+        // It is: we would do half of it.
+        field(2, &around(&"e".repeat(64))),
+        field(FUTURE, b"\x08\x01"),
+        of_the_future(field(
+            3,
+            &of_the_future(Resync { number: 2 }.encode_to_vec()),
+        )),
+    ];
+    let heard: Vec<HubMessage> = read(&recorded("hub-next.stream", &stream(&now)));
+    let mut kinds = heard.into_iter().map(|message| message.kind);
+    assert!(matches!(kinds.next(), Some(Some(Say::Welcome(welcome))) if welcome.protocol == 1));
+    let mut read = || match kinds.next() {
+        Some(Some(Say::Desired(desired))) => DesiredState::try_from(desired),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(read().unwrap(), desired_state());
+    assert!(matches!(read(), Err(WireError::Digest)));
+    assert_eq!(kinds.next(), Some(None));
+    assert_eq!(kinds.next(), Some(Some(Say::Resync(Resync { number: 2 }))));
+    assert_eq!(kinds.next(), None);
+}
+
+#[test]
+fn the_hellos_of_all_versions_around_a_hub_are_there_to_be_answered() {
+    // The hub's own tests answer them. Those of a later version come with fields of the future.
+    for (version, next) in [
+        ("1.3.9", false),
+        ("1.4.0", false),
+        ("1.5.7", false),
+        ("1.6.0", false),
+        ("1.7.0", true),
+        ("1.8.0", true),
+    ] {
+        let now = match next {
+            false => agent_message(Said::Hello(hello(version, 1))),
+            true => field(1, &of_the_future(hello(version, 2).encode_to_vec())),
+        };
+        let name = format!("hello-{version}.stream");
+        let heard: Vec<AgentMessage> = read(&recorded(&name, &stream(&[now])));
+        let meant = hello(version, if next { 2 } else { 1 });
+        assert_eq!(heard.len(), 1);
+        assert_eq!(heard[0].kind, Some(Said::Hello(meant)));
+    }
+}
+
+#[test]
+fn a_chart_is_whole_or_refused() {
+    let mut desired = Desired::from(&desired_state());
+    desired.chart = Some(Chart {
+        install_crds: false,
+        ..desired.chart.unwrap()
+    });
+    assert!(matches!(
+        DesiredState::try_from(desired),
+        Err(WireError::Digest)
+    ));
+}

@@ -1,0 +1,174 @@
+//! Secrets that must be nowhere but in their places, in every form in which they might turn up.
+
+use base64::{
+    Engine,
+    prelude::{BASE64_STANDARD, BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD},
+};
+
+/// Where the secret number is in a P-256 key in PKCS#8, and how long it is.
+const SCALAR: std::ops::Range<usize> = 36..68;
+/// Less may be anything.
+const SHORTEST: usize = 12;
+/// Bytes that are shown on either side of what is found.
+const AROUND: usize = 200;
+
+/// A secret, and what it looks like to who finds it.
+#[derive(Debug, Clone)]
+pub struct Canary {
+    name: String,
+    /// All of them are ASCII.
+    forms: Vec<String>,
+}
+
+impl Canary {
+    /// A text: a token, a value.
+    pub fn text(name: &str, secret: &str) -> Self {
+        let mut canary = Self {
+            name: name.to_owned(),
+            forms: vec![secret.to_owned()],
+        };
+        canary.bytes(secret.as_bytes());
+        canary
+    }
+
+    /// A private key in PEM. Its beginning and its end are the same for all keys, or public.
+    ///
+    /// # Panics
+    /// When it is no P-256 key in PKCS#8.
+    pub fn key(name: &str, pem: &str) -> Self {
+        let lines: Vec<&str> = pem.lines().filter(|line| !line.contains("--")).collect();
+        let der = BASE64_STANDARD.decode(lines.concat());
+        let der = der.unwrap_or_else(|error| panic!("{name} is no PEM: {error}"));
+        let scalar = der.get(SCALAR);
+        let scalar = scalar.unwrap_or_else(|| panic!("{name} is no P-256 key"));
+        let mut canary = Self {
+            name: name.to_owned(),
+            forms: Vec::new(),
+        };
+        canary.bytes(scalar);
+        // The line that holds most of it, as it stands in the file and wherever that is quoted.
+        let inner = lines.get(1);
+        let inner = inner.unwrap_or_else(|| panic!("{name} is no P-256 key"));
+        canary.forms.push((*inner).to_owned());
+        canary.bytes(inner.as_bytes());
+        canary
+    }
+
+    /// The forms of bytes: base64, hex, a list of numbers, escaped.
+    fn bytes(&mut self, secret: &[u8]) {
+        for skip in 0..3 {
+            // Base64 is another at each place within three bytes; the ends depend on the neighbours.
+            let part = secret.get(skip..).unwrap_or_default();
+            let part = part.get(..part.len() / 3 * 3).unwrap_or_default();
+            if part.len() >= SHORTEST {
+                for text in [
+                    BASE64_STANDARD_NO_PAD.encode(part),
+                    BASE64_URL_SAFE_NO_PAD.encode(part),
+                ] {
+                    self.forms.push(text);
+                }
+            }
+        }
+        let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let list = format!("{secret:?}");
+        for text in [
+            hex.to_uppercase(),
+            hex,
+            list.trim_matches(['[', ']']).to_owned(),
+            list.trim_matches(['[', ']']).replace(' ', ""),
+            secret.escape_ascii().to_string(),
+        ] {
+            self.forms.push(text);
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What is around it, if it is there.
+    pub fn found_in(&self, hay: &[u8]) -> Option<String> {
+        self.found_in_text(&String::from_utf8_lossy(hay))
+    }
+
+    fn found_in_text(&self, hay: &str) -> Option<String> {
+        self.forms.iter().find_map(|form| {
+            let at = hay.find(form)?;
+            let end = hay.len().min(at + form.len() + AROUND);
+            let around = hay.as_bytes().get(at.saturating_sub(AROUND)..end);
+            Some(String::from_utf8_lossy(around.unwrap_or_default()).into_owned())
+        })
+    }
+}
+
+/// All that is found of these secrets in these places, by name, with what is around it.
+pub fn search<'a>(
+    canaries: &[Canary],
+    places: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    for (place, hay) in places {
+        let hay = String::from_utf8_lossy(hay);
+        for canary in canaries {
+            if let Some(around) = canary.found_in_text(&hay) {
+                found.push(format!("{} is in {place}: …{around}…", canary.name));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::KeyPair;
+
+    use super::*;
+
+    fn hidden(text: &[u8]) -> Vec<u8> {
+        [b"a line of a log, msg=\"", text, b"\" and more\n"].concat()
+    }
+
+    #[test]
+    fn a_secret_that_is_planted_is_found_in_every_form() {
+        let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let (pem, der) = (key.serialize_pem(), key.serialize_der());
+        let inner = pem.lines().nth(2).unwrap();
+        let canaries = [
+            Canary::key("the key", &pem),
+            Canary::text("the token", "b7a1-not-to-be-seen"),
+        ];
+        let planted = [
+            pem.clone().into_bytes(),
+            inner.as_bytes().to_vec(),
+            BASE64_STANDARD.encode(&pem).into_bytes(),
+            BASE64_STANDARD.encode(format!("x{pem}")).into_bytes(),
+            format!("{:?}", pem.as_bytes()).into_bytes(),
+            format!("{der:?}").into_bytes(),
+            der.iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
+                .into_bytes(),
+            der.escape_ascii().to_string().into_bytes(),
+            b"token=b7a1-not-to-be-seen".to_vec(),
+            BASE64_STANDARD
+                .encode("user: b7a1-not-to-be-seen")
+                .into_bytes(),
+        ];
+        for secret in planted {
+            let hay = hidden(&secret);
+            let found = search(&canaries, [("a log", hay.as_slice())]);
+            assert_eq!(found.len(), 1, "{}", String::from_utf8_lossy(&hay));
+            assert!(found[0].contains("is in a log"));
+        }
+        // What is public, and another's, is none.
+        let others = [
+            other.serialize_pem(),
+            key.public_key_pem(),
+            "b7a1".to_owned(),
+        ];
+        for other in others {
+            let hay = hidden(other.as_bytes());
+            assert_eq!(search(&canaries, [("a log", hay.as_slice())]), [""; 0]);
+        }
+    }
+}
