@@ -197,10 +197,10 @@ async fn newer(
         match found {
             Ok((mut reached, answer)) => {
                 resolved(name, shared, State::new(Truth::True, reason::RESOLVED, ""));
-                let version = Some(answer.version);
-                shared
-                    .facts
-                    .set(name, |facts| facts.kubernetes_version = version);
+                shared.facts.set(name, |facts| {
+                    facts.kubernetes_version = Some(answer.version);
+                    facts.access = reached.validity;
+                });
                 let link = State::new(Truth::True, reason::CONNECTED, "");
                 shared.voices.link(name, Some(link), Boot::now());
                 shared.found.set(name, Some(answer.uid.clone()));

@@ -68,14 +68,15 @@ async fn token(client: &Client, cluster: &str) -> Result<String> {
 /// A hub's enrolment, which tells of what it does.
 async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
     let authority = Authority::load_or_make(client.clone(), NAMESPACE, "a.krypton").await;
-    let authority = Arc::new(authority?);
+    let live = Arc::new(Live::new(authority?));
+    let authority = live.now();
     let audit = Audit {
         members: Arc::new(Members::default()),
         notices: Notices::start(client.clone(), "test".to_owned()),
         metrics: Arc::new(SessionMetrics::default()),
     };
     let namespace = NAMESPACE.to_owned();
-    let hub = Enrolment::new(client.clone(), namespace, Arc::clone(&authority), audit);
+    let hub = Enrolment::new(client.clone(), namespace, live, audit);
     Ok((hub, authority))
 }
 
