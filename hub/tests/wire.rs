@@ -178,6 +178,7 @@ impl Home {
         tokio::spawn(listener::keep_credential(
             Arc::clone(&self.authority),
             Arc::clone(&tls),
+            Arc::clone(&self.metrics),
             stop.clone(),
         ));
         let serving = listener::serve(

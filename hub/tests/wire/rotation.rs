@@ -69,7 +69,8 @@ impl Rig {
         let home = &self.home;
         let objects = self.members.iter_mut().map(|(name, status)| {
             if let Some(found) = home.facts.get(name) {
-                *status = facts::status(Some(status), &found, Counts::default(), 1, clock::wall());
+                let (counts, now) = (Counts::default(), clock::wall());
+                *status = facts::status(name, Some(status), &found, counts, 1, now);
             }
             let mut object = EdgeCluster::new(name, EdgeClusterSpec::default());
             object.metadata.uid = Some(uid(name));
@@ -199,7 +200,7 @@ impl Rig {
     fn enrol(&self, name: &str) -> Identity {
         let key = new_key().unwrap();
         let request = rcgen::CertificateParams::default();
-        let request = request.serialize_request(&*key).unwrap();
+        let request = request.serialize_request(&**key).unwrap();
         let authority = self.home.authority.now();
         let certificates = authority
             .sign_agent(request.der(), name, &uid(name), clock::wall(), DAY)
