@@ -122,8 +122,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
         let after = stage.hub.metrics().await?;
         let counted =
             |name: &str| Ok::<_, anyhow::Error>(number(&after, name)? - number(&metrics, name)?);
-        let mut taken = samples.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = std::mem::take(&mut *taken);
+        let taken = std::mem::take(&mut *samples.lock().unwrap_or_else(PoisonError::into_inner));
         let within = taken.iter().filter(|(asked, _)| *asked >= clock);
         let mut reports: Vec<f64> = within.map(|(_, took)| millis(*took)).collect();
         reports.sort_by(f64::total_cmp);
