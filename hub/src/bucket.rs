@@ -14,7 +14,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    fn time(self, amount: u64) -> Duration {
+    /// How long it takes to earn so much.
+    pub fn time(self, amount: u64) -> Duration {
         let nanos = self.each.as_nanos().saturating_mul(amount.into());
         // Centuries, and still no overflow when a few of them are added up.
         let longest = u128::from(u64::MAX / 4);

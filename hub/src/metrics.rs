@@ -24,9 +24,8 @@ impl Collector for Members {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let (connected, all) = self.0.connected();
         // A member that has left leaves none behind.
-        let tasks = tokio::runtime::Handle::current()
-            .metrics()
-            .num_alive_tasks();
+        let runtime = tokio::runtime::Handle::try_current();
+        let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
         for (name, help, value) in [
             ("members", "Members of the fleet that are known", all),
             (

@@ -27,7 +27,7 @@ use crate::aggregate::TENANTS_MAX;
 use crate::authority::{AgentCertificate, Authority};
 use crate::expiry::Validity;
 use crate::found::Found;
-use crate::members::{Admission, Member, Members, NotFound, Slot};
+use crate::members::{Admission, MESSAGE, Member, Members, NotFound, Slot};
 use crate::metrics::{Message, SessionMetrics};
 use crate::notices::{Notice, Notices};
 use crate::voices::{AgentFacts, SILENCE, VoiceId, Voices};
@@ -313,6 +313,8 @@ impl Live<'_> {
                     }
                 }
                 () = &mut resume, if !listens => listens = true,
+                // What it has left behind is not listened to for minutes after it has gone.
+                () = outgoing.closed(), if !listens => return Ok(()),
                 message = incoming.message(), if listens => {
                     let Some(message) = message? else { return Ok(()) };
                     let wait = self.member.has_said(Boot::now(), size(&message));
@@ -437,14 +439,14 @@ fn renewal_within(sessions: u64) -> Duration {
         .clamp(shortest, longest)
 }
 
-/// What a message counts for: itself, and each report in it. One with more than there may be ends its
+/// What a message counts for. One with more than there may be ends its
 /// session, and is not to be paid for by others of the member.
 fn size(message: &AgentMessage) -> u64 {
     let reports = match &message.kind {
         Some(Said::Report(report)) => report.tenants.len().min(REPORTS_PER_MESSAGE),
         _ => 0,
     };
-    1 + reports as u64
+    MESSAGE + reports as u64
 }
 
 fn kind(message: &AgentMessage) -> &'static str {

@@ -878,7 +878,7 @@ fn flood(from: u32, generation: i64) -> Said {
 #[tokio::test]
 async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_others_go_on() {
     // Beyond what is read at once, for some seconds.
-    const MESSAGES: u32 = 108;
+    const MESSAGES: u32 = 60;
     let members = names(2);
     let mut home = Home::new().with_members(&members);
     let port = home.listen(None).await;
@@ -936,6 +936,43 @@ async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_other
     assert_eq!(home.metrics.sessions.get(), 2);
     assert!(other.link.borrow().is_up());
     other.stop().await;
+}
+
+#[tokio::test]
+async fn who_floods_and_goes_has_gone_at_once_whatever_it_has_left_behind() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let dialer = home.dialer(port.address, "edge-0");
+    let mut loud = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0")))
+        .await
+        .unwrap();
+    let Say::Welcome(_) = loud.hear().await.unwrap() else {
+        panic!("no Welcome")
+    };
+    // One Tenant each: what is on its way would be read for minutes.
+    let small = |generation| {
+        Said::Report(Report {
+            tenants: vec![Tenant::new(&tenant(0), Some(&installed(generation)))],
+            ..Report::default()
+        })
+    };
+    for generation in 0..1_000 {
+        let saying = loud.say(small(generation));
+        if tokio::time::timeout(Duration::from_secs(1), saying)
+            .await
+            .is_err()
+        {
+            break;
+        }
+    }
+    assert!(home.metrics.slowed.get() > 0);
+    let heard = home.count("agent", "report");
+    drop(loud);
+    let mut presence = home.voices.presence("edge-0");
+    let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
+    tokio::time::timeout(PATIENCE, away).await.unwrap().unwrap();
+    let after = home.count("agent", "report");
+    assert!(after < 900, "{heard} and then {after} were heard");
 }
 
 #[tokio::test]

@@ -145,7 +145,8 @@ async fn measure_fan_out(options: &fan_out::Options) -> Result<()> {
 }
 
 async fn measure_flood(options: &flood::Options) -> Result<()> {
-    let limit = OVERHEAD + Duration::from_secs(8 * options.seconds);
+    let limit =
+        OVERHEAD + Duration::from_secs(8 * u64::from(options.rounds) * (options.seconds + 10));
     let measuring = Box::pin(flood::measure(options));
     let measured = tokio::time::timeout(limit, measuring).await;
     let measured = measured.with_context(|| format!("flood: not done in {limit:?}"))??;
