@@ -426,6 +426,35 @@ async fn floods_of_frames_end_their_own_connection_at_most() {
 }
 
 #[tokio::test]
+async fn beyond_its_bytes_a_member_is_not_read_and_others_are() {
+    let limits = Limits {
+        // As good as nothing more after the first.
+        member_bytes: Rate {
+            burst: 64 * 1024,
+            each: Duration::from_secs(3600),
+        },
+        silence: Duration::from_secs(3),
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    let own = Hub::agent(&hub.authority, "edge-1", DAY);
+    let loud = Hub::agent(&hub.authority, "edge-2", DAY);
+    let mut stream = hub.connect_from(THERE, Some(loud)).await.unwrap();
+    stream.write_all(&beginning()).await.unwrap();
+    // More than all buffers between the two hold.
+    let flood = frame(PING, 0, 0, &[0; 8]).repeat(2_000_000);
+    let flooding = async move { stream.write_all(&flood).await };
+    let flooding = AbortOnDropHandle::new(tokio::spawn(flooding));
+    for _ in 0..5 {
+        is_served(&hub, &own).await;
+    }
+    // It fills its way, and ends as one that is not heard.
+    let ended = tokio::time::timeout(PATIENCE, flooding).await.unwrap();
+    assert!(ended.unwrap().is_err());
+    is_served(&hub, &own).await;
+}
+
+#[tokio::test]
 async fn what_is_no_call_of_ours_gets_the_code_that_says_so_and_the_next_is_answered() {
     let hub = hub(Limits::default()).await;
     let own = Hub::agent(&hub.authority, "edge-1", DAY);
