@@ -297,6 +297,15 @@ async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_acce
     assert!(secrets.get(CREDENTIAL).await.is_ok());
 }
 
+fn with_token() -> String {
+    let answer = json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "a-token"},
+    });
+    answer.to_string()
+}
+
 /// A certificate and a key that are not of each other: neither is bad by itself.
 fn mismatched() -> String {
     let pair = || {
@@ -329,6 +338,10 @@ async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
     profiles.create("edge-1", status("broken")).await;
     profiles.create("edge-2", status("mismatched")).await;
     profiles.create("edge-3", status("unknown")).await;
+    // A file of the hub, which is to be allowed, and is not there.
+    let mut filed = status("tokens");
+    filed["accessProviders"][0]["cluster"]["certificate-authority"] = json!("/nonexistent/ca.crt");
+    profiles.create("edge-4", filed).await;
     let start = |more: &[&str]| {
         let options = HubOptions::new(home.kubeconfig()).args(["--self-cluster=false"]);
         Hub::start(&options.args(more.iter().copied())).unwrap()
@@ -347,7 +360,7 @@ async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
     };
 
     let mut hub = start(&[by_profiles]);
-    for name in ["edge-1", "edge-2", "edge-3"] {
+    for name in ["edge-1", "edge-2", "edge-3", "edge-4"] {
         let told = reason(name, "MulticlusterDisabled").await;
         assert!(told.contains("--clusterprofile-provider-file"), "{told}");
     }
@@ -357,17 +370,25 @@ async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
     let file = ProviderFile::new(&json!([
         program("broken", Path::new("/bin/sh"), &broken, &[]),
         answering("mismatched", &mismatched()),
+        answering("tokens", &with_token()),
     ]));
-    let mut hub = start(&[by_profiles, &file.flag()]);
+    let mut hub = start(&[
+        by_profiles,
+        &file.flag(),
+        "--insecure-kubeconfig-files=true",
+    ]);
     let told = reason("edge-1", "AccessProviderFailed").await;
     assert!(
         told.contains("exit code 3; it said: the vault is sealed"),
         "{told}"
     );
-    reason("edge-2", "RemoteClientCreationFailed").await;
+    let told = reason("edge-2", "AccessProviderFailed").await;
+    assert!(told.contains("client-key-data"), "{told}");
+    let told = reason("edge-4", "RemoteClientCreationFailed").await;
+    assert!(told.contains("/nonexistent/ca.crt"), "{told}");
     let told = reason("edge-3", "AccessProviderFailed").await;
     assert!(
-        told.contains("(unknown)") && told.contains("broken, mismatched"),
+        told.contains("(unknown)") && told.contains("broken, mismatched, tokens"),
         "{told}"
     );
     hub.stop().await.unwrap();
