@@ -694,7 +694,7 @@ fn any_flow() -> impl Strategy<Value = Flow> {
         2 => Just(Flow::Pass),
         1 => Just(Flow::Swallow),
         2 => (0..100_000_u64).prop_map(Flow::Delay),
-        1 => (0..8_000_u64).prop_map(Flow::Delay),
+        2 => (0..9_000_u64).prop_map(Flow::Delay),
     ]
 }
 
