@@ -10,11 +10,7 @@ DEMO_ARGS ?=
 # Clusters on one's own machine, as kind's, are at 127.0.0.1; empty, as for everybody else.
 LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 BENCH_ARGS ?=
-# Clusters on one's own machine, as kind's, are at 127.0.0.1; empty, as for everybody else.
-LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 ARGS ?=
-# Clusters on one's own machine, as kind's, are at 127.0.0.1; empty, as for everybody else.
-LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 # More for cargo, as --locked.
 CARGO_FLAGS ?=
 # A test starts control planes of half a GB each: two at a time fit two cores and 8 GB.

@@ -92,6 +92,7 @@ fn version() -> Option<Version> {
 
 fn hello(agent_version: &str, protocol_max: u32) -> Hello {
     Hello {
+        trusts: None,
         protocol_min: 1,
         protocol_max,
         agent_version: agent_version.to_owned(),

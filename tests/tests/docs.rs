@@ -2,21 +2,22 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 /// All Rust files of the workspace's crates.
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
         let name = path.file_name().unwrap_or_default();
         if path.is_dir() && name != "target" && name != "fuzz" {
-            sources(&path, found);
+            sources(&path, found)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
     }
+    Ok(())
 }
 
 #[test]
@@ -31,7 +32,7 @@ fn each_test_that_the_fault_table_names_is_there() {
     assert!(named.len() > 60, "{named:?}");
     let mut files = Vec::new();
     for folder in ["common", "proto", "crds", "agent", "hub", "tests"] {
-        sources(&root.join(folder), &mut files);
+        sources(&root.join(folder), &mut files).unwrap();
     }
     let text: String = files
         .iter()
