@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-use super::{DURATION, Hold, KILL_AFTER, LeaseWish, RENEW_EVERY, RETRY};
+use super::{DURATION, Hold, KILL_AFTER, LeaseWish, NO_NEW_RUNS_AFTER, RENEW_EVERY, RETRY};
 use crate::clock::Boot;
 
 /// What is asked of the apiserver.
@@ -84,10 +84,12 @@ impl Sighting {
     }
 }
 
-fn step(seen: Option<&Sighting>, me: &str, now: Boot) -> Step {
+/// `ours` says that we hold it and know so. One that we have lost is anybody's: else writes that are never
+/// answered in time would keep it from all others, and nobody would act.
+fn step(seen: Option<&Sighting>, ours: bool, now: Boot) -> Step {
     match seen {
         None => Step::Write,
-        Some(seen) if seen.holder == me || seen.holder.is_empty() => Step::Write,
+        Some(seen) if ours || seen.holder.is_empty() => Step::Write,
         Some(seen) if now.since(seen.since) >= DURATION => Step::Write,
         Some(_) => Step::Wait,
     }
@@ -171,13 +173,17 @@ impl Actor {
                     Some(lease) => Some(Sighting::of(lease, before.as_ref(), now)),
                     None => before.map(|before| Sighting::of_none(&before, now)),
                 };
-                if wish == LeaseWish::Observe
-                    || step(self.seen.as_ref(), &self.me, now) == Step::Wait
-                {
+                self.recognise(now);
+                let ours = self
+                    .seen
+                    .as_ref()
+                    .is_some_and(|seen| seen.holder == self.me);
+                let known = |renewed| now.since(renewed) < KILL_AFTER;
+                let ours = ours && self.hold.renewed.is_some_and(known);
+                if wish == LeaseWish::Observe || step(self.seen.as_ref(), ours, now) == Step::Wait {
                     self.lost();
                     return None;
                 }
-                self.recognise();
                 Some(match lease {
                     Some(lease) => self.replace(*lease, now, wall),
                     None => {
@@ -251,13 +257,15 @@ impl Actor {
 
     /// A write whose answer was lost has gone through. Else one whose writes are slow would keep the Lease
     /// from all others without knowing.
-    fn recognise(&mut self) {
+    fn recognise(&mut self, now: Boot) {
         let Some((seen, (wrote, at))) = self.seen.as_ref().zip(self.wrote) else {
             return;
         };
         // The apiserver keeps no more than that.
         let renewed = seen.renew_time.map(Timestamp::as_microsecond);
-        if seen.there && seen.holder == self.me && renewed == Some(wrote.as_microsecond()) {
+        let ours = seen.there && seen.holder == self.me && renewed == Some(wrote.as_microsecond());
+        // An older one would be renewed by one that does not act.
+        if ours && now.since(at) < NO_NEW_RUNS_AFTER {
             self.hold.renewed = self.hold.renewed.max(Some(at));
         }
     }
@@ -444,6 +452,19 @@ mod tests {
         actor.begin(HOLD, at(51), wall(51));
         actor.answered(HOLD, found("me", 25), (at(51), at(52)), wall(52));
         assert_eq!(actor.hold().renewed, Some(at(25)));
+    }
+
+    #[test]
+    fn a_lease_that_we_have_lost_is_anybodys_though_it_is_in_our_name() {
+        let mut actor = holding(10);
+        actor.begin(HOLD, at(25), wall(25));
+        actor.failed("no answer".to_owned(), at(33));
+        // It went through, and is heard of when it is of no use: others are to have their turn.
+        assert_eq!(round(&mut actor, found("me", 25), 55), None);
+        assert_eq!(actor.hold().renewed, None);
+        assert_eq!(round(&mut actor, found("me", 25), 114), None);
+        let next = round(&mut actor, found("me", 25), 115);
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
     }
 
     #[test]
