@@ -320,7 +320,8 @@ impl Keeper {
                 self.roots = None;
                 self.failures = 0;
             }
-            Err(error) if error.may_pass() => {
+            // Also one that a person has to see to, as a right that is missing: the hub says it once.
+            Err(error) if !matches!(error, EnrolError::Roots(_) | EnrolError::Tls(_)) => {
                 self.failures += 1;
                 let pause = backoff(self.failures, ROOTS_RETRY_MAX, rand::random());
                 self.times.roots = Some(Boot(Boot::now().0 + pause));

@@ -48,7 +48,7 @@ pub const AGENT_CERTIFICATE_LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 
 pub const HUB_CERTIFICATE_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// The clocks of edges differ from the hub's.
-const BACK_DATED: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const BACK_DATED: Duration = Duration::from_secs(24 * 60 * 60);
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Somebody who makes the Secret and deletes it again, three times in a row, is not waited for.
 const TRIES: usize = 3;

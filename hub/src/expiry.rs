@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_common::conditions::{self, State, Truth};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::authority::AGENT_CERTIFICATE_LIFE;
+use crate::authority::{AGENT_CERTIFICATE_LIFE, BACK_DATED};
 
 /// Reasons of the conditions, and of the events that tell of them.
 pub mod reason {
@@ -32,7 +32,7 @@ pub struct Validity {
 impl Validity {
     /// Of an agent's certificate of which only the end is on record.
     pub fn until(not_after: Timestamp) -> Self {
-        let not_before = not_after.saturating_sub(AGENT_CERTIFICATE_LIFE);
+        let not_before = not_after.saturating_sub(AGENT_CERTIFICATE_LIFE + BACK_DATED);
         Self {
             not_before: not_before.unwrap_or(Timestamp::MIN),
             not_after,

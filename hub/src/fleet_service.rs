@@ -87,7 +87,7 @@ impl Fleet for FleetService {
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
         let certificate = caller(&request)?;
-        let member = admit(&self.sessions.members, &certificate)?;
+        let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
         let messages = self.sessions.start(
             member,
             certificate,
@@ -102,7 +102,7 @@ impl Fleet for FleetService {
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::RenewResponse>, Status> {
         let certificate = caller(&request)?;
-        let member = admit(&self.sessions.members, &certificate)?;
+        let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
         not_too_often(&member, Asking::Renewal)?;
         let asked = request.into_inner().certificate_request;
         let authority = self.authority.now();
@@ -127,7 +127,7 @@ impl Fleet for FleetService {
         request: Request<v1::FetchChartRequest>,
     ) -> Result<Response<Self::FetchChartStream>, Status> {
         let certificate = caller(&request)?;
-        let member = admit(&self.sessions.members, &certificate)?;
+        let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
         not_too_often(&member, Asking::Chart)?;
         let asked = request.into_inner();
         // Only what the member is to run anyway: the hub is nobody's way to other addresses.

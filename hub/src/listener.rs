@@ -481,8 +481,9 @@ impl Door {
         stream: TcpStream,
         address: &AddressShare,
     ) -> Result<TlsStream<Metered>, Refused> {
+        // Whoever waits longer would have no time left to shake hands, and has used up a turn.
         let wait = address
-            .next_handshake(Boot::now(), self.limits.handshake)
+            .next_handshake(Boot::now(), self.limits.handshake / 2)
             .ok_or(Refused::Pace)?;
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;

@@ -67,8 +67,13 @@ pub struct Sessions {
 pub(crate) type Outgoing = mpsc::Sender<Result<HubMessage, Status>>;
 pub(crate) type Incoming = mpsc::Receiver<Result<HubMessage, Status>>;
 
-/// Finds the member that a certificate speaks for, and whether it is let in now.
-pub fn admit(members: &Members, certificate: &AgentCertificate) -> Result<Arc<Member>, Status> {
+/// Finds the member that a certificate speaks for, and whether it is let in now: its connection may be
+/// older than what holds today.
+pub fn admit(
+    members: &Members,
+    certificate: &AgentCertificate,
+    authority: &Authority,
+) -> Result<Arc<Member>, Status> {
     let name = &certificate.cluster;
     let member = members.get(name).map_err(|problem| match problem {
         NotFound::NotYet => Status::unavailable("the hub has just started and does not know its members yet"),
@@ -81,13 +86,25 @@ pub fn admit(members: &Members, certificate: &AgentCertificate) -> Result<Arc<Me
             "this certificate is of a former EdgeCluster {name}; run 'kubectl krypton join {name}' and enrol the agent again"
         )));
     }
+    is_still_let_in(&member, certificate, authority)?;
+    Ok(member)
+}
+
+fn is_still_let_in(
+    member: &Member,
+    certificate: &AgentCertificate,
+    authority: &Authority,
+) -> Result<(), Status> {
     if let Some(why) = &member.admission.borrow().refused {
         return Err(Status::permission_denied(why.clone()));
     }
     if certificate.not_after <= clock::wall() {
         return Err(expired());
     }
-    Ok(member)
+    if authority.issuer_of(&certificate.der).is_none() {
+        return Err(former_authority(&certificate.cluster));
+    }
+    Ok(())
 }
 
 fn former_authority(name: &str) -> Status {
@@ -172,6 +189,8 @@ impl Sessions {
             now: wall.as_second(),
         };
         send(outgoing, Say::Welcome(welcome)).await?;
+        // Its Hello may have come long after it was let in: before it is believed, and ends another.
+        is_still_let_in(member, certificate, &authority.borrow())?;
         let cut = member.begin_session(&hello.replica, number);
         let cut = cut.ok_or_else(|| {
             Status::resource_exhausted("this member has too many agents connected already")

@@ -293,7 +293,7 @@ impl Home {
 struct Stream {
     say: mpsc::Sender<AgentMessage>,
     heard: Streaming<HubMessage>,
-    _connection: Connection,
+    connection: Connection,
 }
 
 impl Stream {
@@ -306,7 +306,7 @@ impl Stream {
         Ok(Self {
             say,
             heard,
-            _connection: connection,
+            connection,
         })
     }
 

@@ -251,7 +251,7 @@ impl Actor {
         self.hold.renewed = None;
         let seen = self.seen.as_ref();
         self.hold.other = seen
-            .filter(|seen| seen.there && !seen.holder.is_empty())
+            .filter(|seen| seen.there && !seen.holder.is_empty() && seen.holder != self.me)
             .map(|seen| seen.holder.clone());
     }
 
@@ -461,7 +461,8 @@ mod tests {
         actor.failed("no answer".to_owned(), at(33));
         // It went through, and is heard of when it is of no use: others are to have their turn.
         assert_eq!(round(&mut actor, found("me", 25), 55), None);
-        assert_eq!(actor.hold().renewed, None);
+        let hold = actor.hold();
+        assert_eq!((hold.renewed, hold.other.clone()), (None, None));
         assert_eq!(round(&mut actor, found("me", 25), 114), None);
         let next = round(&mut actor, found("me", 25), 115);
         assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");

@@ -525,6 +525,15 @@ async fn an_agent_too_old_for_it_is_waited_for_and_one_that_does_not_renew_is_cu
             status.message().contains("kubectl krypton join edge-"),
             "{status:?}"
         );
+        // The connection is there still: what it was let in with gets it nothing new.
+        let key = rcgen::KeyPair::generate().unwrap();
+        let request = rcgen::CertificateParams::default();
+        let request = request.serialize_request(&key).unwrap();
+        let request = RenewRequest {
+            certificate_request: request.der().to_vec().into(),
+        };
+        let status = stream.connection.fleet().renew(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unauthenticated, "{status:?}");
     }
 }
 

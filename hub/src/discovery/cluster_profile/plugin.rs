@@ -1,11 +1,12 @@
 //! One run of an access provider's program: its own process group, which never outlives its deadline.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_agent::{helm, process_group};
@@ -19,7 +20,9 @@ use tokio::time::timeout;
 use super::access_plan::Command;
 
 /// Runs at once, of all profiles: a program is some 50 MB of Go each.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
+/// And of one access provider: where all of its runs hang, others have their turn.
+const OF_A_PROVIDER: usize = 4;
 /// What is kept of standard error, in bytes; fewer are shown.
 const TAIL: usize = 4096;
 const SHOWN: usize = 512;
@@ -103,6 +106,8 @@ impl std::fmt::Display for Said {
 #[derive(Debug)]
 pub(super) struct Plugins {
     turns: Semaphore,
+    /// By name, as the provider file has them.
+    of_provider: Mutex<BTreeMap<String, Arc<Semaphore>>>,
     limits: Limits,
     /// Each run gets a folder of its own there, which goes with it.
     folder: PathBuf,
@@ -116,10 +121,20 @@ impl Plugins {
         let host = host.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
         Self {
             turns: Semaphore::new(AT_ONCE),
+            of_provider: Mutex::default(),
             limits,
             folder,
             host: host.collect(),
         }
+    }
+
+    fn turns_of(&self, provider: &str) -> Arc<Semaphore> {
+        let mut all = self
+            .of_provider
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let turns = all.entry(provider.to_owned());
+        Arc::clone(turns.or_insert_with(|| Arc::new(Semaphore::new(OF_A_PROVIDER))))
     }
 
     /// Runs it, as soon as it is its turn, and gives what it has written to standard output. When the
@@ -129,8 +144,10 @@ impl Plugins {
             program: command.program.clone(),
             source,
         };
-        let turn = self.turns.acquire().await;
-        let _turn = turn.map_err(|_| failed(io::ErrorKind::Interrupted.into()))?;
+        let of_provider = self.turns_of(&command.provider);
+        // Neither is ever closed.
+        let _of_provider = of_provider.acquire().await;
+        let _turn = self.turns.acquire().await;
         let home = tempfile::Builder::new()
             .prefix("plugin-")
             .tempdir_in(&self.folder)
@@ -450,6 +467,20 @@ mod tests {
         assert!(said.contains("has not ended within"), "{said}");
         assert!(said.contains("it said: stuck on the wire"), "{said}");
         is_gone(&std::fs::read_to_string(file).unwrap()).await;
+    }
+
+    #[tokio::test]
+    async fn a_provider_whose_runs_all_hang_keeps_no_other_from_its_turn() {
+        let stage = Stage::new(Limits::default());
+        let hung = shell("sleep 1000");
+        let mut other = shell("echo here");
+        other.provider = "another".to_owned();
+        let hanging = futures::future::join_all((0..AT_ONCE).map(|_| stage.plugins.run(&hung)));
+        let said = tokio::select! {
+            _ = hanging => panic!("they hang"),
+            said = stage.plugins.run(&other) => said.unwrap(),
+        };
+        assert_eq!(said, b"here\n");
     }
 
     #[tokio::test]
