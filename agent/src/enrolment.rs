@@ -647,10 +647,9 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_renewal_brings_a_new_key_which_is_kept_and_used_from_then_on() {
-        let authority = Arc::new(FakeAuthority::new());
-        let signing = Arc::clone(&authority);
+    /// A hub that renews what is asked for.
+    async fn renewing(authority: &Arc<FakeAuthority>) -> FakeHub {
+        let signing = Arc::clone(authority);
         let answers = Answers {
             renew: Box::new(move |request| {
                 let own = signing.sign(&request.certificate_request, "edge-1");
@@ -663,7 +662,13 @@ mod tests {
             ..Answers::default()
         };
         let own = authority.hub(Valid::Now);
-        let hub = FakeHub::start_as(&authority, own, answers, "127.0.0.1:0").await;
+        FakeHub::start_as(authority, own, answers, "127.0.0.1:0").await
+    }
+
+    #[tokio::test]
+    async fn a_renewal_brings_a_new_key_which_is_kept_and_used_from_then_on() {
+        let authority = Arc::new(FakeAuthority::new());
+        let hub = renewing(&authority).await;
         let before = identity(&authority);
         let store = store_with(&before).await;
         let ours = store.read().await.unwrap().unwrap();
@@ -804,20 +809,7 @@ mod tests {
     #[tokio::test]
     async fn a_certificate_is_renewed_when_the_hub_asks_for_it_though_it_is_new() {
         let authority = Arc::new(FakeAuthority::new());
-        let signing = Arc::clone(&authority);
-        let answers = Answers {
-            renew: Box::new(move |request| {
-                let own = signing.sign(&request.certificate_request, "edge-1");
-                let roots = signing.roots();
-                Ok(RenewResponse {
-                    certificates: vec![own.into()],
-                    roots: roots.iter().map(|root| root.to_vec().into()).collect(),
-                })
-            }),
-            ..Answers::default()
-        };
-        let own = authority.hub(Valid::Now);
-        let hub = FakeHub::start_as(&authority, own, answers, "127.0.0.1:0").await;
+        let hub = renewing(&authority).await;
         let before = identity(&authority);
         let kept = keeper(&before, hub.addresses()).await;
         // The hub has gone before its time has come: it is made up for.

@@ -10,6 +10,7 @@ pub mod listed;
 pub mod membership;
 pub mod paired;
 pub mod register;
+mod secrets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -81,6 +82,11 @@ impl Origin {
         })
     }
 
+    /// Whether it is an object of this kind in this namespace; `None`: in any.
+    fn is_in(&self, kind: Kind, namespace: Option<&String>) -> bool {
+        self.kind == kind && (namespace.is_none() || namespace == self.namespace.as_ref())
+    }
+
     pub fn source_ref(&self) -> SourceRef {
         SourceRef {
             kind: self.kind.as_str().to_owned(),
@@ -110,7 +116,7 @@ pub struct Unresolved {
 
 /// A cluster that was found. One that cannot be reached is a member all the same: it is shown with its
 /// fault.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Source {
     pub origin: Origin,
     /// Of the object; empty for a file.
@@ -124,21 +130,6 @@ pub struct Source {
     pub stale: Option<Unresolved>,
     /// Why nothing is to be written there for now, though nothing has failed: paused, asleep.
     pub suspended: Option<String>,
-}
-
-impl PartialEq for Source {
-    fn eq(&self, other: &Self) -> bool {
-        let access = |source: &Self| {
-            let access = source.access.as_ref();
-            access
-                .map(|access| access.digest.clone())
-                .map_err(Clone::clone)
-        };
-        (&self.origin, &self.uid, &self.member, self.since)
-            == (&other.origin, &other.uid, &other.member, other.since)
-            && (&self.stale, &self.suspended) == (&other.stale, &other.suspended)
-            && access(self) == access(other)
-    }
 }
 
 /// All that one provider has found.

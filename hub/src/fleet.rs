@@ -15,7 +15,6 @@ use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::ChartState;
-use krypton_common::kubeconfig::Sanitized;
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
@@ -40,7 +39,7 @@ use krypton_common::error_chain::chain;
 
 use book::Book;
 use edge_clusters::{
-    EdgeClusters, Written, bind, certificate_end, create, enrolled, joined, write_status,
+    Bound, EdgeClusters, Written, bind, certificate_end, create, enrolled, joined, write_status,
 };
 
 /// Two writes of one EdgeCluster's status are at least so far apart.
@@ -128,16 +127,18 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         let now = Boot::now();
         let leading = fleet.lead.borrow_and_update().may_start(now);
         if leading && !led {
-            // Another hub may have told of what was to be told of.
+            // Another hub may have told of what was to be told of, and written who is a member.
             reminders = Reminders::default();
+            book.read_again();
         }
         led = leading;
         // Changes that come one after the other are looked at together.
         if look && known.synced && now >= look_next {
             look = false;
             look_next = Boot(now.0 + LOOK_EVERY);
-            book.follow(&known);
-            let membership = members_now(&fleet, &known, &book, now.since(begun) < PATIENCE);
+            let bound = known.bound();
+            book.follow(&bound);
+            let membership = members_now(&fleet, &bound, &book, now.since(begun) < PATIENCE);
             tell_refused(
                 &fleet.shared,
                 &known,
@@ -416,12 +417,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
 }
 
 /// Which source is which member, by what is known now.
-fn members_now(fleet: &Fleet, known: &EdgeClusters, book: &Book, patient: bool) -> Membership {
+fn members_now(fleet: &Fleet, bound: &Bound, book: &Book, patient: bool) -> Membership {
     let sources = fleet.sources.borrow();
     let found: Vec<&Found> = sources.iter().collect();
     let before = Before {
-        bound: &known.bound(),
-        dismissed: &book.dismissed(known),
+        bound,
+        dismissed: &book.dismissed(bound),
         patient,
     };
     membership::membership(&found, before)
@@ -589,11 +590,7 @@ fn update(channel: &watch::Sender<Access>, access: Access) {
     channel.send_if_modified(|before| {
         let changed = match (&*before, &access) {
             (Access::Kubeconfig(a, before), Access::Kubeconfig(b, after)) => {
-                let digest = |access: &Result<Arc<Sanitized>, Unresolved>| {
-                    let access = access.as_ref();
-                    access.map(|it| it.digest.clone()).map_err(Clone::clone)
-                };
-                a != b || digest(before) != digest(after)
+                a != b || before != after
             }
             (Access::Home(_), Access::Home(_)) => false,
             _ => true,

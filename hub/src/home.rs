@@ -17,6 +17,8 @@ use tokio::sync::Notify;
 
 use crate::settings::{HomeChoice, HomeSource};
 
+/// The hub's name in the logs of apiservers.
+const USER_AGENT: &str = concat!("krypton-hub/", env!("CARGO_PKG_VERSION"));
 const SECRET_TIMEOUT: Duration = Duration::from_secs(30);
 /// As the sanitizer's own cap, needed here where a context is set before it reads.
 const KUBECONFIG_MAX_BYTES: usize = 256 * 1024;
@@ -184,15 +186,14 @@ async fn choose_with(
 ///
 /// Must be called inside a tokio runtime.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
-    client_named(config, concat!("krypton-hub/", env!("CARGO_PKG_VERSION")))
+    client_named(config, USER_AGENT)
 }
 
 /// [`krypton_agent::access::client_watched`] under the hub's name.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client_watched(config: Config, refused: Arc<Notify>) -> Result<Client, kube::Error> {
-    let user_agent = concat!("krypton-hub/", env!("CARGO_PKG_VERSION"));
-    krypton_agent::access::client_watched(config, user_agent, refused)
+    krypton_agent::access::client_watched(config, USER_AGENT, refused)
 }
 
 /// The configuration of a member from its sanitized kubeconfig.

@@ -108,7 +108,7 @@ pub struct Permit {
     pub cluster_uid: Option<String>,
 }
 
-/// The pause between two looks at a cluster where nobody of us holds the Lease, give or take a fifth.
+/// The pause between two looks at a cluster where nobody of us holds the Lease.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 /// Where the hub reconciles, the cluster is asked so often whether it is still the one it was.
@@ -177,14 +177,14 @@ async fn newer(
         let wanted = access.borrow_and_update().clone();
         // What was refused has been taken back.
         if current.is_some_and(|current| wanted.leads_to(current)) {
-            resolved(name, shared, State::new(Truth::True, reason::RESOLVED, ""));
+            resolved(name, shared, is_resolved());
             access.changed().await.ok()?;
             continue;
         }
         let found = match reach::reach(shared, wanted).await {
             Ok(reached) => {
                 if !in_use {
-                    resolved(name, shared, State::new(Truth::True, reason::RESOLVED, ""));
+                    resolved(name, shared, is_resolved());
                 }
                 let failed = |problem| say_unanswered(name, shared, in_use, problem);
                 tokio::select! {
@@ -196,7 +196,7 @@ async fn newer(
         };
         match found {
             Ok((mut reached, answer)) => {
-                resolved(name, shared, State::new(Truth::True, reason::RESOLVED, ""));
+                resolved(name, shared, is_resolved());
                 shared.facts.set(name, |facts| {
                     facts.kubernetes_version = Some(answer.version);
                     facts.access = reached.validity;
@@ -227,6 +227,10 @@ async fn newer(
             }
         }
     }
+}
+
+fn is_resolved() -> State {
+    State::new(Truth::True, reason::RESOLVED, "")
 }
 
 fn resolved(name: &str, shared: &Shared, state: State) {
@@ -275,7 +279,6 @@ async fn act(
             }
             continue;
         }
-        let probe_after = PROBE_EVERY.mul_f64(0.8 + 0.4 * rand::random::<f64>());
         tokio::select! {
             () = stop.cancelled() => return Break(()),
             () = replaced.cancelled() => return Continue(()),
@@ -283,7 +286,7 @@ async fn act(
             changed = inputs.slot.changed() => if changed.is_err() { return Break(()) },
             changed = inputs.presence.changed() => if changed.is_err() { return Break(()) },
             () = clock::sleep_until(look_again, now) => {}
-            uid = probe(&reached.client, probe_after) => {
+            uid = probe(&reached.client, PROBE_EVERY) => {
                 lost = if uid.is_ok() { 0 } else { lost + 1 };
                 if probed(name, shared, reached, uid, lost).is_break() {
                     return Continue(());
@@ -297,19 +300,16 @@ async fn act(
 /// credential.
 async fn another_answers(client: &Client, uid: &str) {
     loop {
-        let found = probe(
-            client,
-            SAME_EVERY.mul_f64(0.8 + 0.4 * rand::random::<f64>()),
-        )
-        .await;
+        let found = probe(client, SAME_EVERY).await;
         if found.is_ok_and(|found| found != uid) {
             return;
         }
     }
 }
 
+/// Who answers after a pause of so long, give or take a fifth.
 async fn probe(client: &Client, after: Duration) -> Result<String, String> {
-    tokio::time::sleep(after).await;
+    tokio::time::sleep(after.mul_f64(0.8 + 0.4 * rand::random::<f64>())).await;
     reach::in_time(PROBE_DEADLINE, reach::cluster_uid(client)).await
 }
 
@@ -345,7 +345,7 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
             }
             // The EdgeCluster was made anew, and the other cluster is the right one now.
             if facts.resolved.reason == reason::IDENTITY_CHANGED {
-                facts.resolved = State::new(Truth::True, reason::RESOLVED, "");
+                facts.resolved = is_resolved();
             }
         });
     } else {

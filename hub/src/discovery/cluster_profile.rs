@@ -178,8 +178,7 @@ impl Provider for ClusterProfiles {
     }
 
     fn covers(&self, origin: &Origin) -> bool {
-        origin.kind == Kind::ClusterProfile
-            && (self.namespace.is_none() || self.namespace == origin.namespace)
+        origin.is_in(Kind::ClusterProfile, self.namespace.as_ref())
     }
 
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {

@@ -1,23 +1,18 @@
 //! Labelled Secrets with a kubeconfig, in one namespace or in all: the original's way.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_common::error_chain::chain;
-use krypton_common::kubeconfig::{self, Policy, Sanitized};
+use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
-use kube::api::Api;
 use kube::runtime::watcher::{Config, Event};
 use kube::{Client, ResourceExt as _};
 
 use super::listed::{self, Listed, OBJECTS_MAX};
-use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
-use crate::facts::reason;
-
-const DEADLINE: Duration = Duration::from_secs(10);
+use super::{Finds, Kind, Origin, Provider, Source, secrets};
 
 /// The labelled Secrets of one namespace, or of all.
 pub struct LabelledSecrets {
@@ -44,8 +39,7 @@ impl Provider for LabelledSecrets {
     }
 
     fn covers(&self, origin: &Origin) -> bool {
-        origin.kind == Kind::Secret
-            && (self.namespace.is_none() || self.namespace == origin.namespace)
+        origin.is_in(Kind::Secret, self.namespace.as_ref())
     }
 
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
@@ -55,10 +49,7 @@ impl Provider for LabelledSecrets {
 
 impl LabelledSecrets {
     async fn run(&self, finds: &Finds) {
-        let api: Api<Secret> = match &self.namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
+        let api = secrets::of(&self.client, self.namespace.as_deref());
         let config = Config::default().labels(&format!("{}=true", self.label));
         let mut events = listed::watch(api, config);
         let mut listed = Listed::default();
@@ -73,8 +64,8 @@ impl LabelledSecrets {
                     }
                     None => return,
                 },
-                origin = finds.doubted() => match self.again(&origin).await {
-                    Some(event) => event,
+                origin = finds.doubted() => match secrets::again(&self.client, &origin, &origin.name).await {
+                    Some(secret) => Event::Apply(secret),
                     None => continue,
                 },
             };
@@ -96,19 +87,6 @@ impl LabelledSecrets {
                     .map(|source| (source.origin.clone(), Arc::clone(source)));
                 finds.found(by_origin.collect());
             }
-        }
-    }
-
-    /// Reads one Secret afresh: the watch may lag.
-    async fn again(&self, origin: &Origin) -> Option<Event<Secret>> {
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), origin.namespace.as_deref()?);
-        match tokio::time::timeout(DEADLINE, api.get(&origin.name)).await {
-            Ok(Ok(secret)) => Some(Event::Apply(secret)),
-            Ok(Err(error)) => {
-                tracing::debug!(%origin, error = %chain(&error), "reading the Secret again failed");
-                None
-            }
-            Err(_) => None,
         }
     }
 }
@@ -134,45 +112,25 @@ pub fn read(
     }
     let annotation = |key| secret.annotations().get(key).cloned();
     let key = annotation(names::KUBECONFIG_KEY_ANNOTATION);
+    let key = key.as_deref().unwrap_or(default_key);
+    let origin = Origin {
+        kind: Kind::Secret,
+        namespace: meta.namespace.clone(),
+        name: name.clone(),
+    };
+    let missing = format!(
+        ": put the cluster's kubeconfig there, or name another key with the annotation {} or with --kubeconfig-key",
+        names::KUBECONFIG_KEY_ANNOTATION
+    );
     Some(Source {
-        origin: Origin {
-            kind: Kind::Secret,
-            namespace: meta.namespace.clone(),
-            name: name.clone(),
-        },
+        access: secrets::kubeconfig(secret, &origin.to_string(), key, &missing, policy),
+        origin,
         uid: meta.uid.clone().unwrap_or_default(),
         member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or(name),
         since: meta.creation_timestamp.as_ref().map(|time| time.0),
-        access: kubeconfig_in(secret, key.as_deref().unwrap_or(default_key), policy),
         stale: None,
         suspended: None,
     })
-}
-
-/// The kubeconfig under `key` of a Secret. Errors name the Secret, the key and the remedy.
-pub fn kubeconfig_in(
-    secret: &Secret,
-    key: &str,
-    policy: &Policy,
-) -> Result<Arc<Sanitized>, Unresolved> {
-    let object = format!(
-        "Secret {}/{}",
-        secret.metadata.namespace.as_deref().unwrap_or_default(),
-        secret.name_any()
-    );
-    let invalid = |message| Unresolved {
-        reason: reason::KUBECONFIG_INVALID,
-        message,
-    };
-    match secret.data.as_ref().and_then(|data| data.get(key)) {
-        None => Err(invalid(format!(
-            "{object} has no key {key:?}: put the cluster's kubeconfig there, or name another key with the annotation {} or with --kubeconfig-key",
-            names::KUBECONFIG_KEY_ANNOTATION
-        ))),
-        Some(bytes) => kubeconfig::parse(&bytes.0, policy)
-            .map(Arc::new)
-            .map_err(|error| invalid(format!("{object}, key {key:?}: {}", chain(&error)))),
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_common::error_chain::chain;
-use krypton_common::kubeconfig::{self, Policy};
+use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
 use kube::api::{Api, ApiResource, DynamicObject};
 use kube::core::GroupVersionKind;
@@ -19,7 +19,7 @@ use kube::runtime::watcher::{self, Config, Event};
 use kube::{Client, ResourceExt as _};
 
 use super::listed::{self, Key, Listed, OBJECTS_MAX};
-use super::{Finds, Kind, Origin, Provider, Source, Unresolved};
+use super::{Finds, Kind, Origin, Provider, Source, Unresolved, secrets};
 use crate::facts::reason;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -120,8 +120,7 @@ impl<P: Pairing> Provider for Paired<P> {
     }
 
     fn covers(&self, origin: &Origin) -> bool {
-        origin.kind == self.pairing.kind()
-            && (self.namespace.is_none() || self.namespace == origin.namespace)
+        origin.is_in(self.pairing.kind(), self.namespace.as_ref())
     }
 
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
@@ -167,10 +166,7 @@ struct Lists {
 impl<P: Pairing> Paired<P> {
     async fn run(&self, finds: &Finds) {
         let mut objects = self.objects();
-        let secrets: Api<Secret> = match &self.namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
+        let secrets = secrets::of(&self.client, self.namespace.as_deref());
         let mut secrets = listed::watch(secrets, self.pairing.secrets());
         let mut lists = Lists {
             objects: Listed::default(),
@@ -309,17 +305,9 @@ impl<P: Pairing> Paired<P> {
     /// Reads one Secret afresh: the watch may lag.
     async fn again(&self, pairs: &BTreeMap<Key, Pair>, origin: &Origin) -> Option<Secret> {
         let namespace = origin.namespace.clone()?;
-        let pair = pairs.get(&(namespace.clone(), origin.name.clone()))?;
+        let pair = pairs.get(&(namespace, origin.name.clone()))?;
         let name = pair.object.subject.secret.as_deref()?;
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), &namespace);
-        match tokio::time::timeout(DEADLINE, api.get(name)).await {
-            Ok(Ok(secret)) => Some(secret),
-            Ok(Err(error)) => {
-                tracing::debug!(%origin, error = %chain(&error), "reading the Secret again failed");
-                None
-            }
-            Err(_) => None,
-        }
+        secrets::again(&self.client, origin, name).await
     }
 }
 
@@ -409,7 +397,11 @@ fn read(
         (None, Some(secret), None) => Err(waiting(format!(
             "Secret {namespace}/{secret} of {origin} is not there yet, or is not marked as one of a cluster's kubeconfig"
         ))),
-        (None, Some(_), Some(secret)) => kubeconfig_of(&origin, secret, &subject.key, policy),
+        (None, Some(name), Some(secret)) => {
+            let object = format!("Secret {namespace}/{name} of {origin}");
+            let missing = ", which is where the kubeconfig is to be";
+            secrets::kubeconfig(secret, &object, &subject.key, missing, policy)
+        }
     };
     let by_secret = || secret.and_then(|secret| pairing.suspended_by(secret));
     let why = subject.suspended.clone().or_else(by_secret);
@@ -417,35 +409,11 @@ fn read(
         uid: object.uid.clone(),
         member: object.member.clone(),
         since: object.since,
-        access: access.map(Arc::new),
+        access,
         suspended: why
             .map(|why| format!("{origin} {why}; nothing is written to its cluster meanwhile")),
         origin,
         stale: None,
-    }
-}
-
-fn kubeconfig_of(
-    origin: &Origin,
-    secret: &Secret,
-    key: &str,
-    policy: &Policy,
-) -> Result<kubeconfig::Sanitized, Unresolved> {
-    let object = format!(
-        "Secret {}/{} of {origin}",
-        secret.namespace().unwrap_or_default(),
-        secret.name_any()
-    );
-    let invalid = |message| Unresolved {
-        reason: reason::KUBECONFIG_INVALID,
-        message,
-    };
-    match secret.data.as_ref().and_then(|data| data.get(key)) {
-        None => Err(invalid(format!(
-            "{object} has no key {key:?}, which is where the kubeconfig is to be"
-        ))),
-        Some(bytes) => kubeconfig::parse(&bytes.0, policy)
-            .map_err(|error| invalid(format!("{object}, key {key:?}: {}", chain(&error)))),
     }
 }
 

@@ -10,7 +10,7 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::edge_clusters::EdgeClusters;
+use super::edge_clusters::{Bound, EdgeClusters};
 use super::{AFTER_FAILURE, PACE};
 use crate::discovery::register::{self, Entry, OnRecord, Register, RegisterError};
 use crate::discovery::{Found, Origin, Sources};
@@ -31,7 +31,6 @@ pub(super) struct Book {
     /// One call at a time.
     call: JoinSet<Said>,
     not_before: Boot,
-    led: bool,
 }
 
 /// What came of a call.
@@ -59,7 +58,6 @@ impl Book {
             departed: BTreeSet::new(),
             call: JoinSet::new(),
             not_before: Boot::default(),
-            led: false,
         }
     }
 
@@ -68,22 +66,27 @@ impl Book {
         self.register.is_some()
     }
 
+    /// Another hub may have written it meanwhile.
+    pub(super) fn read_again(&mut self) {
+        self.unread = true;
+    }
+
     /// Sources that are to be no members.
-    pub(super) fn dismissed(&self, edge_clusters: &EdgeClusters) -> BTreeSet<Entry> {
+    pub(super) fn dismissed(&self, bound: &Bound) -> BTreeSet<Entry> {
         let register = self.register.as_ref();
-        let dismissed = register.map(|register| register.dismissed(&edge_clusters.bound()));
+        let dismissed = register.map(|register| register.dismissed(bound));
         dismissed.unwrap_or_default()
     }
 
     /// Brings the register up to date, when sources or EdgeClusters may have changed.
-    pub(super) fn follow(&mut self, edge_clusters: &EdgeClusters) {
+    pub(super) fn follow(&mut self, bound: &Bound) {
         let sources = self.sources.borrow();
         self.departed.extend(sources.take_departed());
         let Some(register) = &mut self.register else {
             return;
         };
         let found: Vec<&Found> = sources.iter().collect();
-        *register = register.next(&found, &self.departed, &edge_clusters.bound());
+        *register = register.next(&found, &self.departed, bound);
         self.departed.clear();
     }
 
@@ -94,8 +97,6 @@ impl Book {
         leading: bool,
         now: Boot,
     ) -> Option<Boot> {
-        self.unread |= leading && !self.led;
-        self.led = leading;
         if now < self.not_before {
             return Some(self.not_before);
         }

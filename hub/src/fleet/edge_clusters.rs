@@ -13,6 +13,9 @@ use kube::runtime::watcher::Event;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
+/// The EdgeClusters by name, each with its source.
+pub(super) type Bound = BTreeMap<String, Option<SourceRef>>;
+
 /// What a watch has told of them.
 #[derive(Debug, Default)]
 pub(super) struct EdgeClusters {
@@ -28,7 +31,7 @@ pub(super) struct EdgeClusters {
 
 impl EdgeClusters {
     /// Each with the source that it is bound to.
-    pub(super) fn bound(&self) -> BTreeMap<String, Option<SourceRef>> {
+    pub(super) fn bound(&self) -> Bound {
         let objects = self.objects.iter();
         objects
             .map(|(name, object)| (name.clone(), object.spec.source_ref.clone()))

@@ -382,8 +382,8 @@ async fn a_rotation_drops_no_stream_and_ends_with_the_former_root_refused() {
     }
 }
 
-#[tokio::test]
-async fn an_agent_that_is_away_is_waited_for_in_each_phase_and_comes_back_to_end_it() {
+/// A rotation has begun with edge-0 there, and edge-1 away.
+async fn begun_with_one_away() -> (Rig, Rotating) {
     let mut rig = Rig::start(2).await;
     let mut stays = rig.agent("edge-0").await;
     let mut leaves = rig.agent("edge-1").await;
@@ -393,6 +393,12 @@ async fn an_agent_that_is_away_is_waited_for_in_each_phase_and_comes_back_to_end
     leaves.stop().await;
     rig.request();
     rig.waits_for(&[("edge-1", Why::NotTrusted)]).await;
+    (rig, stays)
+}
+
+#[tokio::test]
+async fn an_agent_that_is_away_is_waited_for_in_each_phase_and_comes_back_to_end_it() {
+    let (mut rig, stays) = begun_with_one_away().await;
     let mut leaves = rig.agent("edge-1").await;
     leaves.agent.has("1.0.0").await;
     assert!(rig.switches().await.is_empty());
@@ -446,15 +452,7 @@ async fn a_hub_that_is_restarted_in_any_phase_goes_on_from_there() {
 
 #[tokio::test]
 async fn who_is_named_is_locked_out_and_told_what_to_do() {
-    let mut rig = Rig::start(2).await;
-    let mut stays = rig.agent("edge-0").await;
-    let mut leaves = rig.agent("edge-1").await;
-    for rotating in [&mut stays, &mut leaves] {
-        rotating.agent.has("1.0.0").await;
-    }
-    leaves.stop().await;
-    rig.request();
-    rig.waits_for(&[("edge-1", Why::NotTrusted)]).await;
+    let (mut rig, stays) = begun_with_one_away().await;
     rig.lock_out("edge-1", Phase::Announced);
     assert_eq!(rig.switches().await, ["edge-1"]);
     let mut late = rig.agent("edge-1").await;
