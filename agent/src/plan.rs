@@ -190,6 +190,8 @@ pub fn plan(view: &View<'_>) -> Plan {
     }
     if deleting {
         deletion::plan(view)
+    } else if view.desired.retire {
+        deletion::retire(view)
     } else {
         presence::plan(view)
     }
@@ -321,6 +323,8 @@ impl View<'_> {
         self.memory.failure.as_ref().filter(|failure| {
             failure.generation == self.generation()
                 && failure.fingerprint == self.desired.chart.fingerprint()
+                // What has kept a release from being installed keeps it from nothing else.
+                && (!self.desired.retire || failure.reason == reason::UNINSTALL_FAILED)
         })
     }
 }

@@ -40,6 +40,8 @@ pub mod reason {
     pub const CLUSTER_UNREACHABLE: &str = "ClusterUnreachable";
     pub const UNINSTALL_FAILED: &str = "UninstallFailed";
     pub const LOCKED: &str = "Locked";
+    /// The member leaves the fleet, and this release is gone.
+    pub const UNINSTALLED: &str = "Uninstalled";
     /// Written in the place of a reason that the apiserver would refuse.
     pub const UNSPECIFIED: &str = "Unspecified";
 

@@ -85,12 +85,19 @@ pub struct DesiredState {
     pub chart: ChartState,
     /// `spec.paused` of the member: status is written, nothing else.
     pub paused: bool,
+    /// The member leaves the fleet and its releases with it: each is uninstalled, whatever `chart` says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub retire: bool,
 }
 
 impl DesiredState {
     /// A digest of the content, without its version.
     pub fn digest(&self) -> String {
-        let content = serde_json::json!({ "chart": self.chart, "paused": self.paused });
+        let mut content = serde_json::json!({ "chart": self.chart, "paused": self.paused });
+        // An agent that does not know the order finds another digest, and does nothing.
+        if self.retire {
+            content["retire"] = Value::Bool(true);
+        }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }
 }

@@ -8,6 +8,8 @@ pub const GROUP: &str = "mesh.openkcm.io";
 pub const TENANT_FINALIZER: &str = "mesh.openkcm.io/cleanup";
 /// Finalizer on a KryptonDeployment.
 pub const DEPLOYMENT_FINALIZER: &str = "mesh.openkcm.io/kryptondeployment-finalizer";
+/// Finalizer on an EdgeCluster whose deletion uninstalls the member's releases.
+pub const UNINSTALL_FINALIZER: &str = "mesh.openkcm.io/uninstall";
 /// Annotation, `"true"` while a Tenant's release is being removed.
 pub const DELETING_ANNOTATION: &str = "mesh.openkcm.io/deleting";
 /// Annotation, `"true"` stops all writes for a Tenant or an EdgeCluster.

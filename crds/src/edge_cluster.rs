@@ -87,7 +87,8 @@ pub struct EdgeClusterSpec {
     /// What the member was found by. A member that joined by its agent alone has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_ref: Option<SourceRef>,
-    /// What becomes of the member's releases when this object is deleted; by default `Retain`.
+    /// What becomes of the member's releases when this object is deleted; by default `Retain`. With
+    /// `Uninstall` it stays until the member has uninstalled them. Without effect on `self-cluster`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub deletion_policy: DeletionPolicy,
     /// The namespaces on home whose objects may be aimed at this member. All when not set, none when

@@ -167,6 +167,22 @@ impl Reports {
         reports.whole.then(|| reports.digest.value())
     }
 
+    /// How many of a member's Tenants say that their release has gone with the member; `None` until it has
+    /// said all.
+    pub fn retired(&self, member: &str) -> Option<Retired> {
+        let state = self.lock();
+        let reports = state.members.get(member)?;
+        if !reports.whole || reports.hearing != Hearing::Full {
+            return None;
+        }
+        let tenants = reports.tenants.values();
+        let gone = tenants.filter(|report| report.state.ready.reason == reason::UNINSTALLED);
+        Some(Retired {
+            tenants: reports.tenants.len(),
+            gone: gone.count(),
+        })
+    }
+
     /// Tenants of a member by phase: all, ready, pending, error.
     pub fn counts(&self, member: &str) -> Counts {
         let state = self.lock();
@@ -220,6 +236,13 @@ impl Reports {
             .filter(|at| *at > now)
             .min()
     }
+}
+
+/// Tenants of a member that leaves with its releases, and how many of them are done with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retired {
+    pub tenants: usize,
+    pub gone: usize,
 }
 
 /// What one member says of one Tenant.

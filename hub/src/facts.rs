@@ -46,6 +46,8 @@ pub mod reason {
     pub const STALE: &str = "StaleDesiredState";
     pub const BY_AGENT: &str = "ByAgent";
     pub const AGENT_AWAY: &str = "AgentAway";
+    pub const UNINSTALLING: &str = "Uninstalling";
+    pub const UNINSTALL_WAITS: &str = "UninstallWaits";
 }
 
 /// One member, as the hub sees it now.
@@ -69,6 +71,8 @@ pub struct Facts {
     pub roots: Option<AgentRoots>,
     /// Of the credential in the kubeconfig that the hub uses, where that says.
     pub access: Option<Validity>,
+    /// How the member's leaving stands, where its releases are to go with it.
+    pub uninstalled: Option<State>,
 }
 
 impl Default for Facts {
@@ -88,6 +92,7 @@ impl Default for Facts {
             certificate: None,
             roots: None,
             access: None,
+            uninstalled: None,
         }
     }
 }
@@ -193,6 +198,9 @@ pub fn status(
         ("Healthy", &facts.healthy),
     ] {
         conditions::set(&mut next.conditions, type_, state, generation, now);
+    }
+    if let Some(state) = &facts.uninstalled {
+        conditions::set(&mut next.conditions, "Uninstalled", state, generation, now);
     }
     if facts.kubernetes_version.is_some() {
         next.kubernetes_version

@@ -3,6 +3,7 @@
 
 mod book;
 mod edge_clusters;
+mod retirement;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
 use kube::api::Api;
 use kube::runtime::WatchStreamExt;
+use kube::runtime::events::EventType;
 use kube::runtime::watcher::{Config, Event, watcher};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -39,8 +41,10 @@ use krypton_common::error_chain::chain;
 
 use book::Book;
 use edge_clusters::{
-    Bound, EdgeClusters, Written, bind, certificate_end, create, enrolled, joined, write_status,
+    Bound, EdgeClusters, Written, bind, certificate_end, create, enrolled, joined,
+    write_finalizers, write_status,
 };
+use retirement::{Reading, Retirements, Standing, Step};
 
 /// Two writes of one EdgeCluster's status are at least so far apart.
 const PACE: Duration = Duration::from_secs(1);
@@ -120,6 +124,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         fleet.sources.clone(),
     );
     let mut reminders = Reminders::default();
+    let mut retirements = Retirements::default();
+    let mut readings: JoinSet<Reading> = JoinSet::new();
     let mut led = false;
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_next) = (true, Boot::default());
@@ -236,21 +242,70 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     .get(name)
                     .and_then(|source| source.suspended.clone());
                 let entry = enter(&fleet.members, &known, name);
-                let next = dealer.next(
-                    entry.slot.borrow().as_ref(),
-                    given.epoch,
-                    &given.chart,
-                    wishes.paused || suspended.is_some(),
-                    now,
-                );
-                let held_back = verdicts
-                    .get(name)
-                    .and_then(|verdict| identity::held_back(name, verdict, wishes.banned));
+                let verdict = verdicts.get(name);
+                let held_back =
+                    verdict.and_then(|verdict| identity::held_back(name, verdict, wishes.banned));
+                let asleep = suspended.map(|why| (reason::SUSPENDED, why));
+                let standing = retirement::leaving(object).then(|| {
+                    let paused = wishes.paused.then(|| "it is paused".to_owned());
+                    let held_back = held_back.as_ref().or(asleep.as_ref());
+                    let held_back = held_back.map(|(_, why)| why.clone());
+                    standing(
+                        &fleet,
+                        name,
+                        &entry,
+                        retirements.of(object),
+                        held_back.or(paused),
+                    )
+                });
+                let step = retirement::step(object, &standing.unwrap_or_default());
+                let order = step.order(wishes.paused || asleep.is_some());
                 // Whoever is not to act is given nothing new.
-                if let Some(next) = next.filter(|_| held_back.is_none()) {
+                let next = order.filter(|_| held_back.is_none()).and_then(|order| {
+                    let before = entry.slot.borrow();
+                    dealer.next(before.as_ref(), given.epoch, &given.chart, order, now)
+                });
+                if let Some(next) = next {
                     entry.slot.send_replace(Some(next));
                 }
-                let held_back = held_back.or_else(|| suspended.map(|why| (reason::SUSPENDED, why)));
+                let condition = step.condition();
+                fleet
+                    .shared
+                    .facts
+                    .set(name, |facts| facts.uninstalled = condition);
+                let due = next_write.get(name).is_none_or(|at| *at <= now)
+                    && !writing.contains(name)
+                    && writes.len() < WRITERS;
+                if let Some(finalizers) = step.finalizers(object).filter(|_| leading) {
+                    look |= !due;
+                    if due {
+                        writing.insert(name.clone());
+                        next_write.insert(name.clone(), Boot(now.0 + PACE));
+                        writes.spawn(write_finalizers(
+                            fleet.client.clone(),
+                            name.clone(),
+                            object.metadata.resource_version.clone(),
+                            finalizers,
+                        ));
+                    }
+                }
+                let uid = object.metadata.uid.clone().unwrap_or_default();
+                if step == Step::Read && !retirements.reading.contains(&uid) {
+                    look |= !due;
+                    if due {
+                        retirements.reading.insert(uid.clone());
+                        let client = fleet.client.clone();
+                        readings.spawn(retirement::read(client, name.clone(), uid));
+                    }
+                }
+                if leading && let Some(news) = retirements.news(object, &step) {
+                    tracing::info!(member = %name, reason = news.reason, "{}", news.message);
+                    fleet
+                        .shared
+                        .notices
+                        .tell_of(EventType::Normal, news.reason, news);
+                }
+                let held_back = held_back.or(asleep);
                 let admission = Admission {
                     refused: wishes.banned.then(|| banned(name)),
                     cluster_uid: object
@@ -275,6 +330,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 send(&proxy.permit, Permit::default());
             }
             reminders.keep(here);
+            let uids: BTreeSet<&str> = known
+                .objects
+                .values()
+                .filter_map(|object| object.metadata.uid.as_deref())
+                .collect();
+            retirements.keep(|uid| uids.contains(uid));
             fleet.members.keep(here, |name| running.contains_key(name));
             let needed = |name: &str| {
                 here(name)
@@ -291,6 +352,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         }
         let book_due = book.work(&mut known, leading, now);
         for name in fleet.shared.facts.take_changed() {
+            // It goes once its member has said that it is done.
+            look |= known.objects.get(&name).is_some_and(retirement::leaving);
             // A change of the chart changes the facts of all at once: first it goes to the members.
             if dirty.insert(name.clone()) {
                 let at = next_write.entry(name).or_default();
@@ -388,6 +451,16 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 }
             }
             () = book.answered(&mut known) => look = true,
+            Some(reading) = readings.join_next(), if !readings.is_empty() => {
+                if let Ok(reading) = reading {
+                    look = true;
+                    retirements.take(&reading);
+                    if reading.found.is_none() {
+                        let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
+                        next_write.insert(reading.name, Boot(Boot::now().0 + pause));
+                    }
+                }
+            }
             Some(written) = writes.join_next(), if !writes.is_empty() => {
                 if let Ok(written) = written {
                     let name = written.name.clone();
@@ -518,6 +591,28 @@ fn claims(
             (name.clone(), claim)
         })
         .collect()
+}
+
+/// How a member that leaves with its releases stands.
+fn standing(
+    fleet: &Fleet,
+    name: &str,
+    entry: &Member,
+    read: Option<retirement::Deletion>,
+    held_back: Option<String>,
+) -> Standing {
+    let facts = fleet.shared.facts.get(name).unwrap_or_default();
+    let ordered = entry.slot.borrow().as_ref().and_then(|slot| {
+        let desired = &slot.desired;
+        desired.retire.then(|| (desired.version, desired.digest()))
+    });
+    Standing {
+        read,
+        held_back,
+        connected: facts.connected.truth == Truth::True,
+        taken: ordered.is_some() && ordered == facts.applied,
+        retired: fleet.reports.retired(name),
+    }
 }
 
 fn conditions(object: &EdgeCluster) -> &[Condition] {

@@ -268,8 +268,15 @@ fn refuse(member: &Member, why: &str) {
 #[derive(Debug, Default)]
 pub struct Dealer {
     generation: u64,
-    /// The latest for members that are paused and that are not.
-    latest: [Option<Slot>; 2],
+    /// The latest for members of each order.
+    latest: [Option<Slot>; 4],
+}
+
+/// What a member is to do with the chart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    pub paused: bool,
+    pub retire: bool,
 }
 
 impl Dealer {
@@ -279,12 +286,12 @@ impl Dealer {
         before: Option<&Slot>,
         epoch: u64,
         chart: &Arc<ChartState>,
-        paused: bool,
+        order: Order,
         now: Boot,
     ) -> Option<Slot> {
         let as_wanted = |slot: &Slot| {
             slot.desired.version.epoch == epoch
-                && slot.desired.paused == paused
+                && (slot.desired.paused, slot.desired.retire) == (order.paused, order.retire)
                 && slot.desired.chart == **chart
         };
         if before.is_some_and(as_wanted) {
@@ -292,7 +299,7 @@ impl Dealer {
         }
         let after =
             |slot: &Slot| before.is_none_or(|before| before.desired.version < slot.desired.version);
-        let latest = &mut self.latest[usize::from(paused)];
+        let latest = &mut self.latest[usize::from(order.paused) + 2 * usize::from(order.retire)];
         if let Some(slot) = latest
             .as_ref()
             .filter(|slot| as_wanted(slot) && after(slot))
@@ -306,7 +313,8 @@ impl Dealer {
                 generation: self.generation,
             },
             chart: (**chart).clone(),
-            paused,
+            paused: order.paused,
+            retire: order.retire,
         };
         let slot = Slot {
             message: Arc::new((&desired).into()),
@@ -338,12 +346,16 @@ mod tests {
     fn members_that_are_to_do_the_same_share_one_desired_state() {
         let mut dealer = Dealer::default();
         let now = Boot::now();
-        let first = dealer.next(None, 1, &chart(1), false, now).unwrap();
-        let second = dealer.next(None, 1, &chart(1), false, now).unwrap();
+        let first = dealer
+            .next(None, 1, &chart(1), Order::default(), now)
+            .unwrap();
+        let second = dealer
+            .next(None, 1, &chart(1), Order::default(), now)
+            .unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
         assert!(
             dealer
-                .next(Some(&first), 1, &chart(1), false, now)
+                .next(Some(&first), 1, &chart(1), Order::default(), now)
                 .is_none()
         );
     }
@@ -351,20 +363,22 @@ mod tests {
     proptest! {
         #[test]
         fn what_a_member_is_given_is_always_later_than_what_it_had(
-            steps in proptest::collection::vec((0_usize..3, 0_u8..3, any::<bool>(), any::<bool>()), 1..60)
+            steps in proptest::collection::vec((0_usize..3, 0_u8..3, any::<[bool; 2]>(), any::<bool>()), 1..60)
         ) {
             let mut dealer = Dealer::default();
             let mut epoch = 1;
             let mut members: [Option<Slot>; 3] = [None, None, None];
-            for (member, version, paused, later_epoch) in steps {
+            for (member, version, [paused, retire], later_epoch) in steps {
+                let order = Order { paused, retire };
                 epoch += u64::from(later_epoch);
                 let before = members[member].clone();
-                if let Some(next) = dealer.next(before.as_ref(), epoch, &chart(version), paused, Boot::now()) {
+                if let Some(next) = dealer.next(before.as_ref(), epoch, &chart(version), order, Boot::now()) {
                     prop_assert!(before.is_none_or(|before| before.desired.version < next.desired.version));
                     members[member] = Some(next);
                 }
                 let now = members[member].as_ref().unwrap();
-                prop_assert_eq!((now.desired.paused, &now.desired.chart), (paused, &*chart(version)));
+                prop_assert_eq!((now.desired.paused, now.desired.retire), (paused, retire));
+                prop_assert_eq!(&now.desired.chart, &*chart(version));
             }
         }
     }

@@ -36,7 +36,7 @@ use krypton_hub::facts::{Facts, FactsBoard};
 use krypton_hub::fleet_service::FleetService;
 use krypton_hub::found::Found;
 use krypton_hub::listener;
-use krypton_hub::members::{Admission, Dealer, Members};
+use krypton_hub::members::{Admission, Dealer, Members, Order};
 use krypton_hub::metrics::{Message, SessionMetrics};
 use krypton_hub::notices::Notices;
 use krypton_hub::session::Sessions;
@@ -140,9 +140,13 @@ impl Home {
         for name in names {
             let member = self.members.get(name).unwrap();
             let before = member.slot.borrow().clone();
-            let next = self
-                .dealer
-                .next(before.as_ref(), 1, &chart(version), false, Boot::now());
+            let next = self.dealer.next(
+                before.as_ref(),
+                1,
+                &chart(version),
+                Order::default(),
+                Boot::now(),
+            );
             member.slot.send_replace(next.or(before));
         }
     }

@@ -73,6 +73,7 @@ impl From<&DesiredState> for v1::Desired {
             version,
             chart,
             paused,
+            retire,
         } = desired;
         let ChartState {
             repo,
@@ -91,6 +92,7 @@ impl From<&DesiredState> for v1::Desired {
                 values: serde_json::Value::Object(values.clone()).to_string().into(),
             }),
             paused: *paused,
+            retire: *retire,
             digest: desired.digest(),
         }
     }
@@ -104,6 +106,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             version,
             chart,
             paused,
+            retire,
             digest,
         } = desired;
         let chart = chart.ok_or(WireError::Missing("the chart"))?;
@@ -119,6 +122,7 @@ impl TryFrom<v1::Desired> for DesiredState {
                 values: serde_json::from_slice(&chart.values).map_err(WireError::Values)?,
             },
             paused,
+            retire,
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
         if read.digest() == digest {
@@ -299,7 +303,27 @@ mod tests {
                     .collect(),
             },
             paused: true,
+            retire: false,
         }
+    }
+
+    #[test]
+    fn an_agent_that_does_not_know_the_order_to_uninstall_does_nothing_at_all() {
+        let retire = DesiredState {
+            retire: true,
+            ..desired()
+        };
+        let wire = v1::Desired::from(&retire);
+        assert_eq!(DesiredState::try_from(wire.clone()).unwrap(), retire);
+        // What it reads lacks the field.
+        let half = v1::Desired {
+            retire: false,
+            ..wire
+        };
+        assert!(matches!(
+            DesiredState::try_from(half),
+            Err(WireError::Digest)
+        ));
     }
 
     #[test]

@@ -1,14 +1,31 @@
-//! The plan for a Tenant that is to go.
+//! The plan for a release that is to go: with its Tenant, or with the whole member.
 
 use krypton_common::conditions::{ClusterState, Truth, reason};
 use krypton_common::names;
 
 use super::{Action, Ownership, Permit, Plan, View, state};
 
+/// The Tenant has been deleted.
 pub(super) fn plan(view: &View<'_>) -> Plan {
     if !view.has_finalizer() {
         return Plan::wait(deleting("waiting for the finalizers of others"));
     }
+    removal(view)
+}
+
+/// The member leaves the fleet with its releases: the Tenant stays, and is nobody's any more.
+pub(super) fn retire(view: &View<'_>) -> Plan {
+    let plan = removal(view);
+    match plan.action {
+        Action::RemoveFinalizer { .. } if !view.has_finalizer() => {
+            let orphaned = plan.action == Action::RemoveFinalizer { orphaned: true };
+            Plan::wait(retired(view, orphaned))
+        }
+        _ => plan,
+    }
+}
+
+fn removal(view: &View<'_>) -> Plan {
     if view.annotation(names::ORPHAN_ANNOTATION) == Some("true") {
         let message = format!(
             "orphaned: release {} stays in namespace {}",
@@ -57,6 +74,22 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
             Action::RemoveFinalizer { orphaned: false },
             deleting("tenant cleanup in progress"),
         ),
+    }
+}
+
+/// Nothing of ours is left; or it is left on purpose, or is not ours.
+fn retired(view: &View<'_>, orphaned: bool) -> ClusterState {
+    let what = match (orphaned, view.ownership()) {
+        (true, _) => "the release is left where it is, as the Tenant is annotated".to_owned(),
+        (false, Ownership::Theirs(whose)) => whose,
+        (false, _) => "the release is uninstalled".to_owned(),
+    };
+    let message =
+        format!("{what}: the cluster was taken out of the fleet with deletionPolicy Uninstall");
+    ClusterState {
+        ready: state(Truth::False, reason::UNINSTALLED, message),
+        progress: Some(state(Truth::False, reason::UNINSTALLED, "")),
+        error: Some(state(Truth::False, reason::NO_ERROR, "")),
     }
 }
 

@@ -66,6 +66,7 @@ fn world() -> World {
                 values: serde_json::Map::new(),
             },
             paused: false,
+            retire: false,
         },
         now: Boot(Duration::from_secs(10_000)),
         policy: Policy {
@@ -516,6 +517,70 @@ fn the_orphan_annotation_lets_go_at_once_and_says_what_stays() {
     let plan = w.plan();
     assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: true });
     assert!(plan.state.ready.message.contains("tenant-acme-edge-1"));
+}
+
+#[test]
+fn a_member_that_leaves_uninstalls_and_lets_go_of_its_tenants_which_stay() {
+    let mut world = world().deployed();
+    world.desired.retire = true;
+    assert_eq!(world.plan().action, Action::Uninstall);
+    // What has kept it from being upgraded does not keep it from going.
+    let mut failed = world;
+    failed = failed.failed(reason::UPGRADE_FAILED, 60);
+    assert_eq!(failed.plan().action, Action::Uninstall);
+    failed = failed.failed(reason::UNINSTALL_FAILED, 60);
+    assert_eq!(failed.plan().action, Action::Nothing);
+    assert_ne!(ready(&failed.plan()).1, reason::UNINSTALLED);
+    let mut world = failed;
+    world.memory.failure = None;
+    world.revisions.clear();
+    assert_eq!(world.plan().action, Action::DeleteWorkspace);
+    world.workspace = None;
+    let last = world.plan();
+    assert_eq!(last.action, Action::RemoveFinalizer { orphaned: false });
+    assert_ne!(ready(&last).1, reason::UNINSTALLED, "it has not let go yet");
+    world.tenant.metadata.finalizers = None;
+    let done = world.plan();
+    assert_eq!(done.action, Action::Nothing);
+    assert_eq!(ready(&done), (Truth::False, reason::UNINSTALLED));
+    // And if the cluster comes back, so do they.
+    world.desired.retire = false;
+    assert_eq!(world.plan().action, Action::AddFinalizer);
+}
+
+#[test]
+fn a_member_that_leaves_takes_nothing_along_that_is_not_its_own_or_is_to_stay() {
+    let leaving = |mut world: World| {
+        world.desired.retire = true;
+        world.tenant.metadata.finalizers = None;
+        world
+    };
+    let mut foreign = leaving(world());
+    foreign.tenant.metadata.annotations = None;
+    foreign.revisions = vec![foreign.foreign(1, Status::Deployed)];
+    let plan = foreign.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::False, reason::UNINSTALLED));
+    assert!(plan.state.ready.message.contains("not made by Krypton"));
+
+    let orphan = |mut world: World| {
+        let annotations = world.tenant.metadata.annotations.get_or_insert_default();
+        annotations.insert(names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned());
+        world
+    };
+    let plan = orphan(leaving(world().deployed())).plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert!(plan.state.ready.message.contains("left where it is"));
+
+    let mut paused = leaving(world().deployed());
+    paused.desired.paused = true;
+    let mut fenced = leaving(world().deployed());
+    fenced.permit = Permit::Withheld("another holds the Lease".to_owned());
+    for waits in [paused, fenced] {
+        let plan = waits.plan();
+        assert_eq!(plan.action, Action::Nothing);
+        assert_ne!(ready(&plan).1, reason::UNINSTALLED);
+    }
 }
 
 #[test]

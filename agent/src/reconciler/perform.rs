@@ -540,7 +540,7 @@ impl Performer {
         let slot = self.tools.helm.slot().await;
         self.still_permitted()?;
         self.confirm_deletion(job).await?;
-        if job.tenant.metadata.deletion_timestamp.is_some() {
+        if job.tenant.metadata.deletion_timestamp.is_some() || job.desired.retire {
             self.say(job, done).await?;
         }
         let uninstall = Uninstall {

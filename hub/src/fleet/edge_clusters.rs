@@ -99,6 +99,7 @@ impl EdgeClusters {
                 object.spec.clone(),
                 meta.uid.clone(),
                 meta.annotations.clone(),
+                (meta.deletion_timestamp.is_some(), meta.finalizers.clone()),
                 uid,
                 enrolled(object),
             )
@@ -195,6 +196,23 @@ pub(super) async fn bind(
     let call = api.patch(&name, &params, &patch);
     let result = tokio::time::timeout(DEADLINE, call).await;
     outcome(name, "naming the source of", version, result)
+}
+
+/// Puts a finalizer on or takes it off, as they are all written.
+pub(super) async fn write_finalizers(
+    client: Client,
+    name: String,
+    version: Option<String>,
+    finalizers: Vec<String>,
+) -> Written {
+    let api: Api<EdgeCluster> = Api::all(client);
+    let params = PatchParams::default();
+    let patch = Patch::Merge(serde_json::json!({
+        "metadata": { "resourceVersion": version, "finalizers": finalizers },
+    }));
+    let call = api.patch(&name, &params, &patch);
+    let result = tokio::time::timeout(DEADLINE, call).await;
+    outcome(name, "writing the finalizers of", version, result)
 }
 
 pub(super) async fn write_status(

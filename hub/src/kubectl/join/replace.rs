@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_common::names;
+use krypton_crds::edge_cluster::{DeletionPolicy, EdgeCluster};
 use kube::api::{
     Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions,
 };
@@ -41,11 +42,13 @@ pub enum ReplaceError {
     #[error("EdgeCluster {0} has changed while it was looked at; look at it and run this again")]
     Changed(String),
     #[error(
-        "EdgeCluster {member} is being deleted and waits for its finalizers {finalizers:?}; find out who is to take them off, then run 'kubectl krypton join {member}'"
+        "EdgeCluster {member} is being deleted and waits for its finalizers {finalizers:?}; find out who is to take them off ({} is the hub's, which takes it off when it runs), then make it anew with 'kubectl create -f -' out of this: {manifest}",
+        names::UNINSTALL_FINALIZER
     )]
     Held {
         member: String,
         finalizers: Vec<String>,
+        manifest: String,
     },
     #[error(
         "EdgeCluster {member} was deleted and is not there again; make it with 'kubectl create -f -' out of this: {manifest}"
@@ -92,9 +95,38 @@ impl Old {
 
     /// Deletes it and makes it anew.
     pub(super) async fn replace(&self, client: &Client) -> Result<(), ReplaceError> {
+        self.orphan(client).await?;
         self.delete(client).await?;
         self.gone(client).await?;
         self.make(client).await
+    }
+
+    /// The cluster is another, not gone: whatever its `deletionPolicy`, nothing is uninstalled for this.
+    async fn orphan(&self, client: &Client) -> Result<(), ReplaceError> {
+        let spec = self.typed.as_ref().map(|object| &object.spec);
+        let uninstalls = spec.is_none_or(|spec| spec.deletion_policy != DeletionPolicy::Retain);
+        if !uninstalls && !self.object.finalizers().iter().any(is_ours) {
+            return Ok(());
+        }
+        let patch = Patch::Merge(json!({
+            "metadata": {
+                "uid": self.object.metadata.uid,
+                "annotations": { names::ORPHAN_ANNOTATION: "true" },
+            },
+        }));
+        let (api, params) = (api(client), PatchParams::default());
+        let patched = in_time(
+            "annotating",
+            &self.name,
+            api.patch(&self.name, &params, &patch),
+        );
+        match patched.await? {
+            Ok(_) => Ok(()),
+            Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {
+                Err(ReplaceError::Changed(self.name.clone()))
+            }
+            Err(source) => Err(failed("annotating", &self.name, source)),
+        }
     }
 
     async fn delete(&self, client: &Client) -> Result<(), ReplaceError> {
@@ -118,22 +150,36 @@ impl Old {
 
     async fn gone(&self, client: &Client) -> Result<(), ReplaceError> {
         let (api, uid) = (api(client), self.object.metadata.uid.as_ref());
+        let mut ours = Vec::new();
         let waiting = async {
             loop {
                 let found = api.get_metadata_opt(&self.name).await?;
                 let Some(found) = found.filter(|found| found.metadata.uid.as_ref() == uid) else {
                     return Ok(());
                 };
-                if let Some(held) = found.metadata.finalizers.filter(|held| !held.is_empty()) {
+                // The hub takes its own off.
+                let held = found.metadata.finalizers.unwrap_or_default();
+                if held.iter().any(|finalizer| !is_ours(finalizer)) {
                     return Err(Waited::Held(held));
                 }
+                ours = held;
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         };
-        let member = self.name.clone();
-        match in_time("deleting", &self.name, waiting).await? {
+        let waited = match tokio::time::timeout(DEADLINE, waiting).await {
+            Err(_) if !ours.is_empty() => Err(Waited::Held(ours)),
+            waited => waited.map_err(|_| ReplaceError::Deadline {
+                attempt: "deleting",
+                member: self.name.clone(),
+            })?,
+        };
+        match waited {
             Ok(()) => Ok(()),
-            Err(Waited::Held(finalizers)) => Err(ReplaceError::Held { member, finalizers }),
+            Err(Waited::Held(finalizers)) => Err(ReplaceError::Held {
+                member: self.name.clone(),
+                finalizers,
+                manifest: self.manifest(),
+            }),
             Err(Waited::Failed(source)) => Err(failed("reading", &self.name, source)),
         }
     }
@@ -254,6 +300,10 @@ impl From<KubeError> for Waited {
     fn from(error: KubeError) -> Self {
         Self::Failed(error)
     }
+}
+
+fn is_ours(finalizer: impl AsRef<str>) -> bool {
+    finalizer.as_ref() == names::UNINSTALL_FINALIZER
 }
 
 fn api(client: &Client) -> Api<DynamicObject> {
