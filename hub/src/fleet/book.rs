@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use krypton_agent::clock::Boot;
+use krypton_agent::crd;
 use krypton_common::error_chain::chain;
+use krypton_crds::edge_cluster::EdgeCluster;
 use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -111,8 +113,17 @@ impl Book {
             return None;
         }
         if edge_clusters.vanished {
-            self.call
-                .spawn(async move { said(register::crd(client, &namespace).await.map(Said::Crd)) });
+            self.call.spawn(async move {
+                let found = register::crd(client.clone(), &namespace).await;
+                // Where no member is left that is wanted, nobody else makes it again.
+                if leading
+                    && matches!(found, Ok(None))
+                    && let Err(error) = crd::ensure(&client, &EdgeCluster::crd()).await
+                {
+                    tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and is not made again yet");
+                }
+                said(found.map(Said::Crd))
+            });
             return None;
         }
         let next = self.register.as_ref()?;
