@@ -329,15 +329,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 clock::wall(),
             );
             let (record, next) = (conditions(object), &status.conditions);
-            let due = reminders.look(&name, record, next, clock::wall());
-            for (reason, message) in due {
-                fleet.shared.notices.tell(Notice {
+            reminders.look(&name, record, next, clock::wall(), |(reason, message)| {
+                fleet.shared.notices.offer(Notice {
                     member: name.clone(),
                     uid: object.metadata.uid.clone().unwrap_or_default(),
                     reason,
                     message,
-                });
-            }
+                })
+            });
             if object.status.as_ref() == Some(&status) {
                 continue;
             }
@@ -474,8 +473,7 @@ fn tell_refused(
             .and_then(|member| known.objects.get(member));
         let mut on_holder = before.is_some_and(|(_, on_holder)| *on_holder);
         if let Some(holder) = holder.filter(|_| leading && !on_holder) {
-            on_holder = true;
-            shared.notices.tell(Notice {
+            on_holder = shared.notices.offer(Notice {
                 member: holder.metadata.name.clone().unwrap_or_default(),
                 uid: holder.metadata.uid.clone().unwrap_or_default(),
                 reason: refusal.reason(),
