@@ -479,7 +479,15 @@ pub async fn renew(
         key,
         enrolled: Some(enrolled),
     };
-    store.keep(base, identity).await.map_err(EnrolError::Keep)
+    let wanted = identity.enrolled.clone();
+    let kept = store.keep(base, identity).await;
+    let kept = kept.map_err(EnrolError::Keep)?;
+    // What another replica has written meanwhile is there now: it may be a renewal of its own, or no more
+    // than roots around the certificate that was to be replaced.
+    match kept.identity.enrolled == wanted || expires(&kept) > expires(ours) {
+        true => Ok(kept),
+        false => Err(EnrolError::Overtaken),
+    }
 }
 
 fn request(key: &KeyPair) -> Result<Vec<u8>, EnrolError> {
@@ -537,7 +545,7 @@ mod tests {
 
     use super::*;
     use crate::fake_hub::{Answers, FakeAuthority, FakeHub, Valid};
-    use crate::identity::tests::store_with;
+    use crate::identity::tests::{store_overtaken_by, store_with};
 
     fn bundle(authority: &FakeAuthority, hub: &FakeHub) -> JoinBundle {
         JoinBundle {
@@ -639,8 +647,12 @@ mod tests {
     }
 
     fn identity(authority: &FakeAuthority) -> Identity {
+        identity_until(authority, Valid::Now)
+    }
+
+    fn identity_until(authority: &FakeAuthority, valid: Valid) -> Identity {
         let key = new_key().unwrap();
-        let enrolled = crate::identity::tests::enrolled(authority, &key, "edge-1");
+        let enrolled = crate::identity::tests::enrolled_until(authority, &key, "edge-1", valid);
         Identity {
             key,
             enrolled: Some(enrolled),
@@ -703,6 +715,39 @@ mod tests {
         let (_link, mut link) = watch::channel(Link::default());
         let adopted = renew(&store, &ours, &mut link).await.unwrap();
         assert_eq!(adopted.identity.enrolled, theirs.enrolled);
+    }
+
+    #[tokio::test]
+    async fn a_renewal_whose_write_is_overtaken_is_done_only_by_a_newer_certificate() {
+        let authority = Arc::new(FakeAuthority::new());
+        let hub = renewing(&authority).await;
+        let dialer = authority.dialer(hub.addresses(), Valid::Now);
+        let connection = dialer.connect().await.unwrap();
+        let (_link, mut link) = watch::channel(Link::Up(connection));
+        let before = identity_until(&authority, Valid::Past);
+
+        // Another replica has kept roots around the certificate that is to be replaced.
+        let mut with_roots = before.clone();
+        let enrolled = with_roots.enrolled.as_mut().unwrap();
+        enrolled.roots.extend(FakeAuthority::new().roots());
+        let store = store_overtaken_by(&before, &with_roots).await;
+        let ours = store.read().await.unwrap().unwrap();
+        let error = renew(&store, &ours, &mut link).await.unwrap_err();
+        assert!(matches!(error, EnrolError::Overtaken), "{error:?}");
+        let stored = store.read().await.unwrap().unwrap();
+        assert_eq!(stored.identity.enrolled, with_roots.enrolled);
+        // The next time nobody is in its way.
+        let renewed = renew(&store, &ours, &mut link).await.unwrap();
+        assert!(expires(&renewed) > expires(&ours));
+        let stored = store.read().await.unwrap().unwrap();
+        assert_eq!(stored.identity.enrolled, renewed.identity.enrolled);
+
+        // Another replica has renewed.
+        let theirs = identity(&authority);
+        let store = store_overtaken_by(&before, &theirs).await;
+        let ours = store.read().await.unwrap().unwrap();
+        let renewed = renew(&store, &ours, &mut link).await.unwrap();
+        assert_eq!(renewed.identity.enrolled, theirs.enrolled);
     }
 
     /// A keeper of `identity`, with the other ends of its slots.

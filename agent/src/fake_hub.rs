@@ -121,10 +121,14 @@ impl FakeAuthority {
 
     /// As enrolment does it.
     pub(crate) fn sign(&self, request: &[u8], cluster: &str) -> Vec<u8> {
+        self.sign_until(request, cluster, Valid::Now)
+    }
+
+    pub(crate) fn sign_until(&self, request: &[u8], cluster: &str, valid: Valid) -> Vec<u8> {
         let request = CertificateSigningRequestDer::from(request);
         let mut request = CertificateSigningRequestParams::from_der(&request).unwrap();
         let id = SpiffeId::cluster(TRUST_DOMAIN, cluster);
-        request.params = Self::params(&id, ExtendedKeyUsagePurpose::ClientAuth, Valid::Now);
+        request.params = Self::params(&id, ExtendedKeyUsagePurpose::ClientAuth, valid);
         request.signed_by(&self.issuer).unwrap().der().to_vec()
     }
 

@@ -270,7 +270,8 @@ impl Store {
                 identity,
                 secret: KeptSecret::new(secret),
             }),
-            Err(error) if error.is_conflict() => self.load().await,
+            // Who has lost does not begin an identity of its own.
+            Err(error) if error.is_conflict() => self.read().await?.ok_or(error),
             Err(error) => Err(error),
         }
     }

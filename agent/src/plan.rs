@@ -7,6 +7,7 @@ mod tests;
 
 use std::time::Duration;
 
+use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
 use krypton_common::desired::DesiredState;
 use krypton_common::names;
@@ -75,6 +76,8 @@ pub struct View<'a> {
     pub facts: Option<&'a Release>,
     /// The first workload that is not ready, in words.
     pub unready: Option<&'a str>,
+    /// Whose Tenants may name this member.
+    pub allowed: &'a Allowed,
     pub memory: &'a Memory,
 }
 
@@ -189,11 +192,23 @@ pub fn plan(view: &View<'_>) -> Plan {
         };
     }
     if deleting {
-        deletion::plan(view)
-    } else if view.desired.retire {
-        deletion::retire(view)
-    } else {
-        presence::plan(view)
+        return deletion::plan(view);
+    }
+    if view.desired.retire {
+        return deletion::retire(view);
+    }
+    // Its release, if it has one, stays as it is.
+    let named = view.tenant.names_member().is_some();
+    match view.allowed.refusal(view.cluster, view.namespace()) {
+        Some(ready) if named => Plan {
+            ours: false,
+            ..Plan::wait(ClusterState {
+                ready,
+                progress: None,
+                error: None,
+            })
+        },
+        _ => presence::plan(view),
     }
 }
 

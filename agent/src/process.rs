@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
+use krypton_common::allowed::Allowed;
 use krypton_common::bundle::JoinBundle;
 use krypton_common::desired::DesiredState;
 use krypton_common::error_chain::chain;
@@ -162,6 +163,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         instance: replica,
         status: StatusMode::Write,
         namespaces: None,
+        // Its Tenants are the member's own.
+        allowed: watch::channel(Allowed::default()).1,
         allow_chart_skip: false,
         retry_max: flags.retry_max,
         policy: Policy::new(

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use krypton_common::allowed::Allowed;
 use krypton_common::desired::{DesiredState, Version};
 use krypton_common::error_chain::chain;
 use krypton_common::tenant::TenantKey;
@@ -68,6 +69,8 @@ pub struct Member {
     pub status: StatusMode,
     /// Only Tenants of these namespaces; `None` for all.
     pub namespaces: Option<BTreeSet<String>>,
+    /// Whose Tenants may name this member, where they are home's.
+    pub allowed: watch::Receiver<Allowed>,
     pub allow_chart_skip: bool,
     /// The longest pause between two attempts.
     pub retry_max: Duration,
@@ -234,6 +237,7 @@ impl Reconciler {
         let mut watches = watches::all_but_tenants(&self.member.client);
         let mut tenants: Option<Watch> = None;
         let mut lease = self.member.lease.clone();
+        let mut allowed = self.member.allowed.clone();
         loop {
             let now = Boot::now();
             self.see_to_member(now);
@@ -280,6 +284,7 @@ impl Reconciler {
                 changed = self.hold.changed() => if changed.is_err() { return },
                 // Whoever will never wish otherwise has gone.
                 Ok(()) = lease.changed() => {}
+                Ok(()) = allowed.changed() => self.look_at_all(),
                 () = clock::sleep_until(wake, now) => {}
             }
         }

@@ -32,6 +32,7 @@ pub mod reason {
     pub const NO_ERROR: &str = "NoError";
     pub const NOT_READY: &str = "NotReady";
     pub const NOT_THIS_CLUSTER: &str = "NotThisCluster";
+    pub const NAMESPACE_NOT_ALLOWED: &str = "NamespaceNotAllowed";
     pub const RELEASE_IN_USE: &str = "ReleaseInUse";
     pub const NAMESPACE_NOT_OWNED: &str = "NamespaceNotOwned";
     pub const WORKSPACE_INVALID: &str = "WorkspaceInvalid";

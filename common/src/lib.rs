@@ -1,6 +1,7 @@
 //! The domain's words, without I/O.
 
 pub mod account;
+pub mod allowed;
 pub mod bundle;
 pub mod conditions;
 pub mod desired;

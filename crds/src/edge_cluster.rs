@@ -91,8 +91,8 @@ pub struct EdgeClusterSpec {
     /// `Uninstall` it stays until the member has uninstalled them. Without effect on `self-cluster`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub deletion_policy: DeletionPolicy,
-    /// The namespaces on home whose objects may be aimed at this member. All when not set, none when
-    /// empty.
+    /// The namespaces on home whose objects may be aimed at this member, by naming it. All when not
+    /// set, none when empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub allowed_namespaces: Option<Vec<String>>,
@@ -158,6 +158,10 @@ pub struct EdgeClusterStatus {
     /// When the agent's certificate expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_expiry: Option<Time>,
+    /// When the certificate expires that an agent has enrolled for last. While `certificateExpiry` is
+    /// not as late, that agent has not connected yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enrolled_until: Option<Time>,
     /// How the agent stands to the hub's CA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roots: Option<AgentRoots>,
@@ -207,6 +211,17 @@ pub struct AgentRoots {
     /// The one that the agent's certificate is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub issuer: Option<String>,
+}
+
+impl EdgeClusterStatus {
+    /// When the certificate expires of an agent that has enrolled and not connected since; `None` when
+    /// there is none.
+    pub fn never_came(&self) -> Option<&Time> {
+        let seen = self.certificate_expiry.as_ref();
+        let enrolled = self.enrolled_until.as_ref()?;
+        seen.is_none_or(|seen| seen.0 < enrolled.0)
+            .then_some(enrolled)
+    }
 }
 
 impl EdgeCluster {

@@ -12,6 +12,7 @@ use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::account::{self, AccountDigest};
+use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::names;
 use krypton_common::tenant::{TenantKey, TenantReport};
@@ -66,9 +67,13 @@ struct MemberReports {
 #[derive(Debug, Default)]
 struct Board {
     members: BTreeMap<String, MemberReports>,
+    /// Members that do not take Tenants of all namespaces; `None` until the EdgeClusters are known.
+    limits: Option<Arc<Limits>>,
     dirty: BTreeSet<TenantKey>,
     all_dirty: bool,
 }
+
+type Limits = BTreeMap<String, Allowed>;
 
 /// Changes, with what each adds to the digest: made before any lock is taken.
 #[derive(Debug)]
@@ -144,6 +149,21 @@ impl Reports {
             drop(state);
             self.changed.notify_one();
         }
+    }
+
+    /// Which members do not take Tenants of all namespaces, by what all EdgeClusters say.
+    pub fn limit(&self, limits: BTreeMap<String, Allowed>) {
+        let mut state = self.lock();
+        if state.limits.as_deref() != Some(&limits) {
+            state.limits = Some(Arc::new(limits));
+            state.all_dirty = true;
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    fn limits(&self) -> Option<Arc<Limits>> {
+        self.lock().limits.clone()
     }
 
     /// A member begins anew: what it has said stands until it has said all again.
@@ -277,6 +297,7 @@ pub struct Rules {
 fn aggregated(
     tenant: &Tenant,
     said: &BTreeMap<String, Saying>,
+    limits: Option<&Limits>,
     rules: &Rules,
     patient: bool,
     now: Timestamp,
@@ -288,9 +309,15 @@ fn aggregated(
             .names_member()
             .is_none_or(|member| member == names::SELF_CLUSTER);
     // Its members are those that have last reported it: the conditions themselves remember.
-    let before = conditions::clusters(&next.conditions);
+    let mut before = conditions::clusters(&next.conditions);
+    let departed: BTreeSet<String> = before.keys().cloned().collect();
     let mut clusters: BTreeMap<String, ClusterState> = BTreeMap::new();
     let mut charts = BTreeSet::new();
+    let refusal = refusal(tenant, limits);
+    if limits.is_some() {
+        // It was our word, not the member's.
+        before.retain(|_, state| state.ready.reason != reason::NAMESPACE_NOT_ALLOWED);
+    }
     let names: BTreeSet<&String> = before.keys().chain(said.keys()).collect();
     for name in names {
         let (hearing, report, patient) = match said.get(name) {
@@ -302,6 +329,10 @@ fn aggregated(
             None => (Hearing::NotYet, None, patient),
         };
         if name == names::SELF_CLUSTER && !own {
+            continue;
+        }
+        // It is not asked.
+        if refusal.as_ref().is_some_and(|(refused, _)| refused == name) {
             continue;
         }
         let state = match (&hearing, report, before.get(name)) {
@@ -325,6 +356,14 @@ fn aggregated(
         };
         clusters.extend(state.map(|state| (name.clone(), state)));
     }
+    if let Some((member, ready)) = refusal {
+        let refused = ClusterState {
+            ready,
+            progress: None,
+            error: None,
+        };
+        clusters.insert(member.to_owned(), refused);
+    }
     if own && !clusters.contains_key(names::SELF_CLUSTER) {
         let message = "the home cluster has not reported this Tenant yet";
         let ready = State::new(Truth::Unknown, reason::NOT_READY, message);
@@ -335,7 +374,7 @@ fn aggregated(
         };
         clusters.insert(names::SELF_CLUSTER.to_owned(), waiting);
     }
-    for departed in before.keys().filter(|name| !clusters.contains_key(*name)) {
+    for departed in departed.iter().filter(|name| !clusters.contains_key(*name)) {
         conditions::remove_cluster(&mut next.conditions, departed);
     }
     for (name, state) in &clusters {
@@ -363,6 +402,14 @@ fn aggregated(
         next.last_applied_chart = Some(chart.clone());
     }
     next
+}
+
+/// The member that the Tenant names, and what is said of it, where that does not take its namespace.
+fn refusal<'a>(tenant: &'a Tenant, limits: Option<&Limits>) -> Option<(&'a str, State)> {
+    let member = tenant.names_member()?;
+    let namespace = tenant.metadata.namespace.as_deref().unwrap_or_default();
+    let state = limits?.get(member)?.refusal(member, namespace)?;
+    Some((member, state))
 }
 
 /// The last known state of a member that is silent: whether it is ready is no longer known.
@@ -436,7 +483,8 @@ pub async fn run(
             }
             dirty.remove(&key);
             let wall = clock::wall();
-            let status = aggregated(tenant, &reports.of(&key, now), &rules, patient, wall);
+            let (said, limits) = (reports.of(&key, now), reports.limits());
+            let status = aggregated(tenant, &said, limits.as_deref(), &rules, patient, wall);
             if tenant.status.as_ref() == Some(&status) {
                 continue;
             }
@@ -599,7 +647,14 @@ mod tests {
             ("edge-2", Some(report(Truth::False, "Installing"))),
             ("edge-3", None),
         ]);
-        let status = aggregated(&tenant(), &said, &rules(), false, Timestamp::UNIX_EPOCH);
+        let status = aggregated(
+            &tenant(),
+            &said,
+            None,
+            &rules(),
+            false,
+            Timestamp::UNIX_EPOCH,
+        );
         assert!(
             status
                 .last_message
@@ -623,13 +678,14 @@ mod tests {
         acme.status = Some(aggregated(
             &acme,
             &said,
+            None,
             &rules(),
             false,
             Timestamp::UNIX_EPOCH,
         ));
         let mut said = said;
         said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
-        let status = aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH);
+        let status = aggregated(&acme, &said, None, &rules(), false, Timestamp::UNIX_EPOCH);
         let unknown = Some(("Unknown".to_owned(), reason::CLUSTER_UNREACHABLE.to_owned()));
         assert_eq!(ready(&status, "ClusterReady/edge-1"), unknown);
         assert_eq!(ready(&status, "Ready").unwrap().0, "Unknown");
@@ -645,14 +701,22 @@ mod tests {
         acme.status = Some(aggregated(
             &acme,
             &said,
+            None,
             &rules(),
             false,
             Timestamp::UNIX_EPOCH,
         ));
         let nothing = BTreeMap::new();
-        let status = aggregated(&acme, &nothing, &rules(), true, Timestamp::UNIX_EPOCH);
+        let status = aggregated(&acme, &nothing, None, &rules(), true, Timestamp::UNIX_EPOCH);
         assert_eq!(Some(status), acme.status);
-        let status = aggregated(&acme, &nothing, &rules(), false, Timestamp::UNIX_EPOCH);
+        let status = aggregated(
+            &acme,
+            &nothing,
+            None,
+            &rules(),
+            false,
+            Timestamp::UNIX_EPOCH,
+        );
         assert_eq!(ready(&status, "ClusterReady/edge-1").unwrap().0, "Unknown");
     }
 
@@ -695,8 +759,109 @@ mod tests {
             serde_json::from_value(serde_json::json!({ "clusterRef": { "secretName": "edge-1" } }))
                 .unwrap();
         let said = full(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
-        let status = aggregated(&acme, &said, &rules(), false, Timestamp::UNIX_EPOCH);
+        let status = aggregated(&acme, &said, None, &rules(), false, Timestamp::UNIX_EPOCH);
         assert_eq!(ready(&status, "Ready").unwrap().0, "False");
         assert!(status.last_message.unwrap().contains("edge-1"));
+    }
+
+    fn naming(namespace: &str, member: Option<&str>) -> Tenant {
+        let mut tenant = tenant();
+        tenant.metadata.namespace = Some(namespace.to_owned());
+        if let Some(member) = member {
+            let spec = serde_json::json!({ "clusterRef": { "secretName": member } });
+            tenant.spec = serde_json::from_value(spec).unwrap();
+        }
+        tenant
+    }
+
+    #[test]
+    fn what_a_member_says_goes_to_no_tenant_that_names_it_from_a_namespace_it_does_not_take() {
+        let limit = |members: &[&str]| -> Limits {
+            let allowed = Allowed::new(Some(&["team-a".to_owned()]));
+            let members = members.iter().map(|name| (*name).to_owned());
+            members.map(|name| (name, allowed.clone())).collect()
+        };
+        let said = full(&[
+            (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
+            ("edge-1", Some(report(Truth::True, "Installed"))),
+        ]);
+        let refused = Some(("False".to_owned(), reason::NAMESPACE_NOT_ALLOWED.to_owned()));
+        let well = Some(("True".to_owned(), reason::INSTALLED.to_owned()));
+        let all = [names::SELF_CLUSTER, "edge-1"];
+        for (namespace, named, limited, on_self, on_edge) in [
+            ("team-b", Some("edge-1"), &["edge-1"][..], &None, &refused),
+            ("team-b", Some("edge-1"), &all[..], &None, &refused),
+            ("team-b", Some("edge-1"), &["edge-2"][..], &None, &well),
+            ("team-a", Some("edge-1"), &all[..], &None, &well),
+            (
+                "team-b",
+                Some(names::SELF_CLUSTER),
+                &all[..],
+                &refused,
+                &well,
+            ),
+            ("team-a", Some(names::SELF_CLUSTER), &all[..], &well, &well),
+            // Who names nobody is where it is to be, and counts who else has such a Tenant.
+            ("team-b", None, &all[..], &well, &well),
+        ] {
+            let case = format!("{namespace} {named:?} {limited:?}");
+            let mut acme = naming(namespace, named);
+            let now = Timestamp::UNIX_EPOCH;
+            let status = |acme: &Tenant, limits: Option<&Limits>| {
+                aggregated(acme, &said, limits, &rules(), false, now)
+            };
+            // As it was without the limit, with it, and without again.
+            acme.status = Some(status(&acme, Some(&Limits::new())));
+            let free = acme.status.clone();
+            let limits = limit(limited);
+            let limited = status(&acme, Some(&limits));
+            assert_eq!(
+                ready(&limited, "ClusterReady/self-cluster"),
+                *on_self,
+                "{case}"
+            );
+            assert_eq!(ready(&limited, "ClusterReady/edge-1"), *on_edge, "{case}");
+            let told = limited
+                .conditions
+                .iter()
+                .find(|condition| condition.reason == reason::NAMESPACE_NOT_ALLOWED);
+            if let Some(told) = told {
+                let member = named.unwrap();
+                assert_eq!(ready(&limited, &format!("ClusterError/{member}")), None);
+                for word in [member, namespace, "spec.allowedNamespaces"] {
+                    assert!(told.message.contains(word), "{told:?}");
+                }
+                assert_eq!(ready(&limited, "Ready").unwrap().0, "False");
+            }
+            acme.status = Some(limited);
+            assert_eq!(acme.status, Some(status(&acme, Some(&limits))), "{case}");
+            let again = status(&acme, Some(&Limits::new()));
+            let types = |status: &TenantStatus| -> BTreeMap<String, String> {
+                let conditions = status.conditions.iter().cloned();
+                conditions
+                    .map(|found| (found.type_, found.reason))
+                    .collect()
+            };
+            assert_eq!(types(&again), types(free.as_ref().unwrap()), "{case}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_stays_over_a_restart_and_goes_with_the_limit_also_when_the_member_is_silent() {
+        let mut acme = naming("team-b", Some("edge-1"));
+        let allowed = Allowed::new(Some(&["team-a".to_owned()]));
+        let limits: Limits = [("edge-1".to_owned(), allowed)].into();
+        let nothing = BTreeMap::new();
+        let now = Timestamp::UNIX_EPOCH;
+        let status =
+            |acme: &Tenant, said, limits| aggregated(acme, said, limits, &rules(), true, now);
+        acme.status = Some(status(&acme, &nothing, Some(&limits)));
+        assert!(ready(acme.status.as_ref().unwrap(), "ClusterReady/edge-1").is_some());
+        // The EdgeClusters are not known yet.
+        assert_eq!(Some(status(&acme, &nothing, None)), acme.status);
+        let mut said = full(&[("edge-1", None)]);
+        said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
+        let after = status(&acme, &said, Some(&Limits::new()));
+        assert_eq!(ready(&after, "ClusterReady/edge-1"), None);
     }
 }

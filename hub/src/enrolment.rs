@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_agent::clock::{self, Boot};
 use krypton_common::names::SELF_CLUSTER;
 use krypton_common::spiffe::is_member_name;
@@ -16,9 +17,10 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_proto::Bytes;
 use krypton_proto::v1;
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
-use kube::api::{Api, PostParams};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Error as KubeError};
 use rustls::pki_types::CertificateDer;
+use serde_json::json;
 use thiserror::Error;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
@@ -28,6 +30,7 @@ use crate::authority::{
     AGENT_CERTIFICATE_LIFE, AuthorityError, Live, REQUEST_MAX_BYTES, RequestError,
     public_key_digest,
 };
+use crate::expiry::end_of;
 use crate::join_token::{self, By, Refusal, TokenError, Verdict};
 use crate::listener::Peer;
 
@@ -38,11 +41,13 @@ use pace::{Pace, TooOften};
 
 /// A request and what goes with it, which is small.
 const MESSAGE_MAX: usize = REQUEST_MAX_BYTES + 4096;
-/// Each asks the apiserver of home four times.
+/// Each asks the apiserver of home five times.
 const AT_ONCE: usize = 16;
 const DEADLINE: Duration = Duration::from_secs(15);
 /// Somebody who makes the EdgeCluster and deletes it again, three times in a row, is not waited for.
 const TRIES: usize = 3;
+/// The fleet writes how the member stands once a second at most.
+const MARK_TRIES: usize = 5;
 /// A UID of Kubernetes has 36.
 const UID_MAX: usize = 64;
 
@@ -62,14 +67,16 @@ enum EnrolmentError {
     )]
     Token(#[source] TokenError),
     #[error(
-        "the hub could not read or make the EdgeCluster {cluster}; its log says why, this is to be tried again"
+        "the hub could not read, make or mark the EdgeCluster {cluster}; its log says why, this is to be tried again"
     )]
     EdgeCluster {
         cluster: String,
         #[source]
         source: KubeError,
     },
-    #[error("the EdgeCluster {cluster} comes and goes; this is to be tried again")]
+    #[error(
+        "the EdgeCluster {cluster} comes, goes or changes all the time; this is to be tried again"
+    )]
     Unsteady { cluster: String },
     #[error("the EdgeCluster {cluster} is being deleted; the cluster can join when it is gone")]
     BeingDeleted { cluster: String },
@@ -254,6 +261,10 @@ impl Enrolment {
             Err(AuthorityError::Request(error)) => return Err(error.into()),
             signed => signed.map_err(EnrolmentError::Sign)?,
         };
+        // Before the certificate leaves: from here on a rotation of the CA waits for who has it.
+        if let Some(until) = certificates.first().and_then(|own| end_of(own)) {
+            mark(client(), object, until).await?;
+        }
         Ok(Admitted {
             roots: authority.roots(),
             cluster,
@@ -373,6 +384,43 @@ async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, Enrol
     Err(EnrolmentError::Unsteady { cluster })
 }
 
+/// Puts on record until when an agent's certificate is good that has enrolled for this EdgeCluster, and
+/// for no other of its name.
+async fn mark(
+    client: Client,
+    mut object: EdgeCluster,
+    until: Timestamp,
+) -> Result<(), EnrolmentError> {
+    let cluster = object.metadata.name.clone().unwrap_or_default();
+    let uid = object.metadata.uid.clone();
+    let api: Api<EdgeCluster> = Api::all(client.clone());
+    for _ in 0..MARK_TRIES {
+        let before = object.status.as_ref().and_then(|status| {
+            let before = status.enrolled_until.as_ref()?;
+            Some(before.0)
+        });
+        if before.is_some_and(|before| before >= until) {
+            return Ok(());
+        }
+        let patch = Patch::Merge(json!({
+            "metadata": { "resourceVersion": object.metadata.resource_version },
+            "status": { "enrolledUntil": Time(until) },
+        }));
+        let params = PatchParams::default();
+        match api.patch_status(&cluster, &params, &patch).await {
+            Ok(_) => return Ok(()),
+            Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(source) => return Err(EnrolmentError::EdgeCluster { cluster, source }),
+        }
+        let found = get(client.clone(), &cluster).await?;
+        let found = found.filter(|found| found.metadata.uid == uid);
+        object = found.ok_or_else(|| Refusal::Gone {
+            cluster: cluster.clone(),
+        })?;
+    }
+    Err(EnrolmentError::Unsteady { cluster })
+}
+
 fn is_uid(text: &str) -> bool {
     (1..=UID_MAX).contains(&text.len())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
@@ -387,7 +435,6 @@ pub(crate) fn on_the_wire(certificates: Vec<CertificateDer<'static>>) -> Vec<Byt
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use krypton_common::error_chain::chain;
     use krypton_crds::edge_cluster::EdgeClusterStatus;
     use tonic::Code;

@@ -153,27 +153,28 @@ pub struct Reminders {
 type Stage = Option<(&'static str, i64)>;
 
 impl Reminders {
-    /// Says what is to be told of a member of which this is on record, and that is about to be put there.
+    /// Tells what is to be told of a member of which this is on record, and that is about to be put there.
+    /// What `tell` does not take in is due still.
     pub fn look(
         &mut self,
         member: &str,
         record: &[Condition],
         next: &[Condition],
         now: Timestamp,
-    ) -> Vec<Warning> {
-        let mut due = Vec::new();
+        mut tell: impl FnMut(Warning) -> bool,
+    ) {
         for credential in Credential::ALL {
             let (is, message) = stage(next, credential, now).unzip();
             let key = (member.to_owned(), credential);
-            let told = self.told.insert(key, is);
-            let told = told.unwrap_or_else(|| stage(record, credential, now).unzip().0);
-            if let (Some((why, _)), Some(message)) = (is, message)
-                && told != is
-            {
-                due.push((why, message.to_owned()));
-            }
+            let before = self.told.remove(&key);
+            // By the next look the record is what is about to be put there.
+            let before = before.unwrap_or_else(|| stage(record, credential, now).unzip().0);
+            let told = match (is, message) {
+                (Some((why, _)), Some(message)) if before != is => tell((why, message.to_owned())),
+                _ => true,
+            };
+            self.told.insert(key, if told { is } else { before });
         }
-        due
     }
 
     /// Forgets members that are no more.
@@ -261,6 +262,8 @@ mod tests {
     struct Record {
         conditions: Vec<Condition>,
         reminders: Reminders,
+        /// There is room for what is told.
+        listens: bool,
     }
 
     impl Record {
@@ -268,6 +271,7 @@ mod tests {
             Self {
                 conditions: Vec::new(),
                 reminders: Reminders::default(),
+                listens: true,
             }
         }
 
@@ -275,11 +279,16 @@ mod tests {
             let credentials = [(Credential::Agent, validity), (Credential::Access, None)];
             let mut next = self.conditions.clone();
             put(&mut next, "edge-1", credentials, 1, at(now));
-            let told = self
-                .reminders
-                .look("edge-1", &self.conditions, &next, at(now));
+            let mut told = Vec::new();
+            let (reminders, record) = (&mut self.reminders, &self.conditions);
+            reminders.look("edge-1", record, &next, at(now), |(why, _)| {
+                if self.listens {
+                    told.push(why);
+                }
+                self.listens
+            });
             self.conditions = next;
-            told.into_iter().map(|(why, _)| why).collect()
+            told
         }
     }
 
@@ -302,6 +311,28 @@ mod tests {
             assert_eq!(record.at(validity, now), expected, "{now}");
         }
         assert_eq!(record.conditions, []);
+    }
+
+    #[test]
+    fn what_there_was_no_room_for_is_told_when_there_is_and_once() {
+        let certificate = Some(life(0, 100 * DAY));
+        let mut record = Record::new();
+        assert_eq!(record.at(certificate, 79 * DAY), [""; 0]);
+        record.listens = false;
+        for look in 0..3 {
+            assert_eq!(record.at(certificate, 80 * DAY + look * 20), [""; 0]);
+        }
+        record.listens = true;
+        assert_eq!(record.at(certificate, 80 * DAY + 60), [reason::SOON]);
+        assert_eq!(record.at(certificate, 80 * DAY + 80), [""; 0]);
+        // What has mended itself meanwhile is nothing to be told.
+        record.listens = false;
+        assert_eq!(record.at(certificate, 100 * DAY), [""; 0]);
+        record.listens = true;
+        assert_eq!(
+            record.at(Some(life(90 * DAY, 190 * DAY)), 100 * DAY + 20),
+            [""; 0]
+        );
     }
 
     #[test]

@@ -14,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
+use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::ChartState;
 use krypton_common::names;
@@ -72,6 +73,7 @@ pub struct Given {
 struct Running {
     access: watch::Sender<Access>,
     permit: watch::Sender<Permit>,
+    allowed: watch::Sender<Allowed>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -153,6 +155,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 leading,
             );
             look |= membership.waiting;
+            // Before anybody new is heard of it.
+            fleet.reports.limit(limits(&known));
             let wanted = &wanted(&fleet, &membership);
             for name in std::mem::take(&mut known.anew) {
                 fleet.shared.voices.forget_agent(&name, now);
@@ -315,6 +319,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 };
                 send(&entry.admission, admission.clone());
                 if let Some(proxy) = running.get(name) {
+                    send(&proxy.allowed, allowed(object));
                     let may_act = held_back.is_none() && verdicts.contains_key(name);
                     let permit = Permit {
                         may_act,
@@ -392,15 +397,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 clock::wall(),
             );
             let (record, next) = (conditions(object), &status.conditions);
-            let due = reminders.look(&name, record, next, clock::wall());
-            for (reason, message) in due {
-                fleet.shared.notices.tell(Notice {
+            reminders.look(&name, record, next, clock::wall(), |(reason, message)| {
+                fleet.shared.notices.offer(Notice {
                     member: name.clone(),
                     uid: object.metadata.uid.clone().unwrap_or_default(),
                     reason,
                     message,
-                });
-            }
+                })
+            });
             if object.status.as_ref() == Some(&status) {
                 continue;
             }
@@ -547,8 +551,7 @@ fn tell_refused(
             .and_then(|member| known.objects.get(member));
         let mut on_holder = before.is_some_and(|(_, on_holder)| *on_holder);
         if let Some(holder) = holder.filter(|_| leading && !on_holder) {
-            on_holder = true;
-            shared.notices.tell(Notice {
+            on_holder = shared.notices.offer(Notice {
                 member: holder.metadata.name.clone().unwrap_or_default(),
                 uid: holder.metadata.uid.clone().unwrap_or_default(),
                 reason: refusal.reason(),
@@ -648,15 +651,31 @@ fn wishes(object: &EdgeCluster) -> Wishes {
     }
 }
 
+/// Whose Tenants on home may name the member.
+fn allowed(object: &EdgeCluster) -> Allowed {
+    Allowed::new(object.spec.allowed_namespaces.as_deref())
+}
+
+/// The members that do not take all.
+fn limits(known: &EdgeClusters) -> BTreeMap<String, Allowed> {
+    let objects = known.objects.iter();
+    objects
+        .map(|(name, object)| (name.clone(), allowed(object)))
+        .filter(|(_, allowed)| allowed.is_limited())
+        .collect()
+}
+
 fn start(fleet: &Fleet, name: &str, access: Access, member: &Member) -> Running {
     let (access, access_rx) = watch::channel(access);
     let (permit, permit_rx) = watch::channel(Permit::default());
+    let (allowed, allowed_rx) = watch::channel(Allowed::default());
     let stop = CancellationToken::new();
     let inputs = Inputs {
         access: access_rx,
         permit: permit_rx,
         slot: member.slot.subscribe(),
         presence: fleet.shared.voices.presence(name),
+        allowed: allowed_rx,
     };
     let task = tokio::spawn(proxy::run(
         name.to_owned(),
@@ -667,6 +686,7 @@ fn start(fleet: &Fleet, name: &str, access: Access, member: &Member) -> Running 
     Running {
         access,
         permit,
+        allowed,
         stop,
         task,
     }

@@ -8,9 +8,10 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource};
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Members that something is told of at the same moment; the log has the rest.
+/// Members that something is told of at the same moment; of what is told once, the log has the rest.
 const QUEUE: usize = 64;
 
 /// Something that a person should know of a member.
@@ -81,8 +82,29 @@ impl Notices {
 
     /// A warning.
     pub fn tell(&self, notice: Notice) {
-        tracing::warn!(member = %notice.member, reason = notice.reason, message = %notice.message, "told");
+        log(&notice);
         self.tell_of(EventType::Warning, notice.reason, notice);
+    }
+
+    /// A warning that is told if there is room for it now; else nothing has happened, and whoever has it
+    /// comes again.
+    #[must_use]
+    pub fn offer(&self, notice: Notice) -> bool {
+        let place = match self.0.try_reserve() {
+            Ok(place) => Some(place),
+            Err(TrySendError::Full(())) => return false,
+            // Nobody takes it later either.
+            Err(TrySendError::Closed(())) => None,
+        };
+        log(&notice);
+        if let Some(place) = place {
+            place.send(Told {
+                kind: EventType::Warning,
+                action: notice.reason,
+                notice,
+            });
+        }
+        true
     }
 
     /// Something that is in the log already.
@@ -95,5 +117,36 @@ impl Notices {
         if self.0.try_send(told).is_err() {
             tracing::debug!("event dropped: queue full or closed");
         }
+    }
+}
+
+fn log(notice: &Notice) {
+    tracing::warn!(member = %notice.member, reason = notice.reason, message = %notice.message, "told");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notice(number: usize) -> Notice {
+        Notice {
+            member: format!("edge-{number}"),
+            uid: String::new(),
+            reason: "Reason",
+            message: String::new(),
+        }
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_not_taken_in_and_is_when_there_is() {
+        let (queue, mut far_end) = mpsc::channel(QUEUE);
+        let notices = Notices(queue);
+        assert!((0..QUEUE).all(|number| notices.offer(notice(number))));
+        assert!(!notices.offer(notice(QUEUE)));
+        assert!(far_end.try_recv().is_ok());
+        assert!(notices.offer(notice(QUEUE)));
+        assert_eq!(far_end.len(), QUEUE);
+        // Nobody is asked again for what nobody will ever read.
+        assert!(Notices::nowhere().offer(notice(0)));
     }
 }

@@ -14,6 +14,7 @@ use krypton_agent::fence::{LeaseWish, Presence, Role, role};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::{self, Member, StatusMode, Tools};
 use krypton_agent::report::ReportBoard;
+use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::DesiredState;
 use krypton_common::kubeconfig::{self, Sanitized};
@@ -98,6 +99,8 @@ pub struct Inputs {
     pub permit: watch::Receiver<Permit>,
     pub slot: watch::Receiver<Option<Slot>>,
     pub presence: watch::Receiver<Presence>,
+    /// Whose Tenants on home may name the member.
+    pub allowed: watch::Receiver<Allowed>,
 }
 
 /// Whether the member may be acted on; nobody may by default.
@@ -431,6 +434,11 @@ async fn reconcile(
             StatusMode::Write
         },
         namespaces: shared.watch_namespaces.clone().filter(|_| home),
+        // On an edge they are the edge's own.
+        allowed: match home {
+            true => inputs.allowed.clone(),
+            false => watch::channel(Allowed::default()).1,
+        },
         allow_chart_skip: shared.allow_chart_skip,
         retry_max: shared.retry_max,
         policy: shared.policy.clone(),

@@ -75,7 +75,8 @@ impl LockOut {
 /// Why a member is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It is a member by its agent, which has not connected yet, or not to a hub that asks for roots.
+    /// It is a member by its agent, which has not connected since it enrolled, or not to a hub that asks
+    /// for roots.
     NotHeard,
     /// Its agent does not say which roots it trusts.
     SaysNothing,
@@ -139,7 +140,11 @@ pub fn awaited(stage: Stage, members: &[EdgeCluster], now: Timestamp) -> Vec<Awa
 fn await_one(stage: Stage, member: &EdgeCluster, now: Timestamp) -> Option<Awaited> {
     let name = member.metadata.name.clone()?;
     let status = member.status.clone().unwrap_or_default();
-    let expiry = status.certificate_expiry.map(|time| time.0);
+    // An agent that has enrolled and not come yet is known by nothing else: what is on record is of
+    // another before it.
+    let never_came = status.never_came().map(|time| time.0);
+    let seen = status.certificate_expiry.map(|time| time.0);
+    let expiry = seen.max(never_came);
     // By its agent it is a member also where no other source has made it one.
     let by_agent = expiry.is_some() || member.spec.source_ref.is_none();
     let out = name == SELF_CLUSTER
@@ -152,6 +157,7 @@ fn await_one(stage: Stage, member: &EdgeCluster, now: Timestamp) -> Option<Await
     let root = stage.root.to_string();
     let why = match (status.roots, stage.phase) {
         (_, Phase::Steady) => return None,
+        (Some(_), _) if never_came.is_some_and(|expiry| expiry > now) => Why::NotHeard,
         (None, _) => Why::NotHeard,
         (Some(roots), Phase::Switched) if roots.issuer.as_ref() == Some(&root) => return None,
         (Some(roots), _) if roots.trusted.is_empty() => Why::SaysNothing,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::report::Changes;
 use krypton_common::error_chain::chain;
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use crate::aggregate::TENANTS_MAX;
-use crate::authority::{AgentCertificate, Authority};
+use crate::authority::{AgentCertificate, Authority, BACK_DATED};
 use crate::expiry::Validity;
 use crate::found::Found;
 use crate::members::{Admission, MESSAGE, Member, Members, NotFound, Slot};
@@ -42,6 +43,9 @@ const CLOCKS_APART: i64 = 60;
 const OUTGOING: usize = 2;
 /// Longest text of Hello that is taken, in bytes.
 const TEXT_MAX: usize = 253;
+/// An EdgeCluster that was made for a certificate of this age or less may not be known here yet: the
+/// watch on them lags, and starts again.
+const NEWS: SignedDuration = SignedDuration::from_secs(60);
 /// Reconnections after a stop of the hub are spread over this time.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 
@@ -75,19 +79,34 @@ pub fn admit(
     authority: &Authority,
 ) -> Result<Arc<Member>, Status> {
     let name = &certificate.cluster;
+    let refusal = |why: &str| {
+        let words = format!("{why}; run 'kubectl krypton join {name}' and enrol the agent again");
+        match is_news(certificate, clock::wall()) {
+            true => Status::unavailable(format!(
+                "the certificate is new, and its EdgeCluster may not be known to this hub yet. If it stays so: {words}"
+            )),
+            false => Status::permission_denied(words),
+        }
+    };
     let member = members.get(name).map_err(|problem| match problem {
-        NotFound::NotYet => Status::unavailable("the hub has just started and does not know its members yet"),
-        NotFound::Gone => Status::permission_denied(format!(
-            "there is no EdgeCluster {name}; run 'kubectl krypton join {name}' and enrol the agent again"
-        )),
+        NotFound::NotYet => {
+            Status::unavailable("the hub has just started and does not know its members yet")
+        }
+        NotFound::Gone => refusal(&format!("there is no EdgeCluster {name}")),
     })?;
     if member.uid != certificate.uid {
-        return Err(Status::permission_denied(format!(
-            "this certificate is of a former EdgeCluster {name}; run 'kubectl krypton join {name}' and enrol the agent again"
-        )));
+        let why = format!("this certificate is of a former EdgeCluster {name}");
+        return Err(refusal(&why));
     }
     is_still_let_in(&member, certificate, authority)?;
     Ok(member)
+}
+
+/// Whether a certificate was made so lately that its EdgeCluster may not have been seen yet. The clock of
+/// the hub that has made it may be ahead of ours, though not by more than we would believe anybody.
+fn is_news(certificate: &AgentCertificate, now: Timestamp) -> bool {
+    let made = certificate.not_before.saturating_add(BACK_DATED);
+    made.is_ok_and(|made| now.duration_since(made).abs() < NEWS)
 }
 
 fn is_still_let_in(

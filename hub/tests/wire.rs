@@ -223,8 +223,9 @@ impl Home {
         Arc::new(Dialer::new(vec![address.to_string()], tls))
     }
 
+    /// Of an agent that enrolled a while ago: nobody waits for its EdgeCluster to be seen.
     fn dialer(&self, address: SocketAddr, name: &str) -> Arc<Dialer> {
-        let credential = self.credential(name, &uid(name), clock::wall(), DAY);
+        let credential = self.credential(name, &uid(name), a_while_ago(), DAY);
         self.dialer_with(address, Some(credential))
     }
 
@@ -265,6 +266,10 @@ fn krypton_tls_provider() {
 
 fn uid(name: &str) -> String {
     format!("uid-of-{name}")
+}
+
+fn a_while_ago() -> Timestamp {
+    clock::wall() - SignedDuration::from_hours(1)
 }
 
 fn names(count: usize) -> Vec<String> {
@@ -530,7 +535,7 @@ async fn a_certificate_of_a_former_edge_cluster_or_of_none_is_refused_with_the_r
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
     for (name, uid) in [("edge-0", "uid-before"), ("edge-7", "uid-of-edge-7")] {
-        let credential = home.credential(name, uid, clock::wall(), DAY);
+        let credential = home.credential(name, uid, a_while_ago(), DAY);
         let dialer = home.dialer_with(port.address, Some(credential));
         let status = Stream::open(&dialer, Said::Hello(hello(1, "0.1.0")))
             .await
@@ -542,6 +547,46 @@ async fn a_certificate_of_a_former_edge_cluster_or_of_none_is_refused_with_the_r
             "{status:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn who_has_just_enrolled_is_asked_to_come_again_until_its_edge_cluster_is_seen() {
+    let mut home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let cases = [
+        // Made anew, and made.
+        ("edge-0", "uid-after", 0),
+        ("edge-7", "uid-of-edge-7", 0),
+        // By a hub whose clock is ahead.
+        ("edge-7", "uid-of-edge-7", -30),
+    ];
+    let open = async |home: &Home, (name, uid, age): (&str, &str, i64)| {
+        let made = clock::wall() - SignedDuration::from_secs(age);
+        let credential = home.credential(name, uid, made, DAY);
+        let dialer = home.dialer_with(port.address, Some(credential));
+        Stream::open(&dialer, Said::Hello(hello(1, "0.1.0"))).await
+    };
+    let code = async |home: &Home, case| open(home, case).await.err().map(|status| status.code());
+    for case in cases {
+        assert_eq!(code(&home, case).await, Some(Code::Unavailable), "{case:?}");
+    }
+    for age in [120, -3600] {
+        let old = ("edge-7", "uid-of-edge-7", age);
+        assert_eq!(
+            code(&home, old).await,
+            Some(Code::PermissionDenied),
+            "{age}"
+        );
+    }
+    assert_eq!(home.metrics.sessions.get(), 0);
+    // Whatever its age, who was cut off is out.
+    home.members.keep(|_| false, |name| name == "edge-0");
+    let cut_off = ("edge-0", "uid-of-edge-0", 0);
+    assert_eq!(code(&home, cut_off).await, Some(Code::PermissionDenied));
+
+    home = home.with_members(&["edge-7".to_owned()]);
+    let mut stream = open(&home, cases[1]).await.unwrap();
+    assert!(matches!(stream.hear().await.unwrap(), Say::Welcome(_)));
 }
 
 #[tokio::test]

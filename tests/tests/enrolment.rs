@@ -11,8 +11,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::events::v1::Event;
 use krypton_agent::clock::wall as now;
-use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_hub::authority::{self, Authority, AuthorityError, Live, read_agent_certificate};
+use krypton_common::root_digest::RootDigest;
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
+use krypton_hub::authority::{
+    self, Authority, AuthorityError, Live, Phase, Stage, read_agent_certificate,
+};
 use krypton_hub::enrolment::{Audit, Enrolment, reason};
 use krypton_hub::join_info::{self, JoinInfo};
 use krypton_hub::join_token::{self, By, Refusal};
@@ -20,6 +23,7 @@ use krypton_hub::listener::Peer;
 use krypton_hub::members::Members;
 use krypton_hub::metrics::SessionMetrics;
 use krypton_hub::notices::Notices;
+use krypton_hub::rotation::{self, Why};
 use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_tests::fleet::{Desk, PATIENCE, chart_flags};
@@ -449,6 +453,55 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
     cluster.stop_apiserver().await.unwrap();
     let away = enrol(&hub, &token_2, &mine, HERE).await;
     refused(away, Code::Unavailable, "tried again");
+}
+
+#[tokio::test]
+async fn a_rotation_waits_for_who_has_enrolled_and_never_come_though_the_hub_has_a_kubeconfig() {
+    let cluster = home("enrolled-unheard").await.unwrap();
+    let client = cluster.client();
+    let (hub, _) = hub(&client).await.unwrap();
+    let members: Api<EdgeCluster> = Api::all(client.clone());
+    let mut by_source = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
+    by_source.spec.source_ref = Some(SourceRef {
+        kind: "Secret".to_owned(),
+        namespace: Some(NAMESPACE.to_owned()),
+        name: Some("edge-1".to_owned()),
+    });
+    let params = PostParams::default();
+    members.create(&params, &by_source).await.unwrap();
+    let awaited = async || {
+        let stage = Stage {
+            phase: Phase::Announced,
+            root: RootDigest::of(b"next"),
+        };
+        let all = members.list(&ListParams::default()).await.unwrap().items;
+        let awaited = rotation::awaited(stage, &all, now());
+        let awaited = awaited.into_iter().map(|member| (member.name, member.why));
+        awaited.collect::<Vec<_>>()
+    };
+    assert_eq!(awaited().await, []);
+
+    let token = token(&client, "edge-1").await.unwrap();
+    let answer = enrol(&hub, &token, &request().unwrap(), HERE)
+        .await
+        .unwrap();
+    let unheard = [("edge-1".to_owned(), Why::NotHeard)];
+    assert_eq!(awaited().await, unheard);
+    let own = read_agent_certificate("a.krypton", &answer.certificates[0]).unwrap();
+    let status = members.get("edge-1").await.unwrap().status.unwrap();
+    assert_eq!(status.enrolled_until.unwrap().0, own.not_after);
+
+    // As when it has come, and trusts the next root.
+    let come = json!({
+        "certificateExpiry": own.not_after,
+        "roots": {"trusted": [RootDigest::of(b"next").to_string()]},
+    });
+    let come = Patch::Merge(json!({ "status": come }));
+    members
+        .patch_status("edge-1", &PatchParams::default(), &come)
+        .await
+        .unwrap();
+    assert_eq!(awaited().await, []);
 }
 
 /// What a Secret of the namespace holds under a key, as text.

@@ -13,7 +13,10 @@ use krypton_tests::{
     fleet::{Desk, Expected, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes,
 };
-use kube::{Api, api::DeleteParams};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
 use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
@@ -171,6 +174,65 @@ async fn a_tenant_on_home_counts_those_of_its_name_on_all_members(mode: Mode) {
         .await
         .unwrap();
     }
+    a_member_is_named_from_where_it_allows(desk, &fleet.home).await;
+}
+
+/// With edge-1 that has a Tenant `mine`, which names it, and a home where nothing is limited yet.
+async fn a_member_is_named_from_where_it_allows(desk: &Desk, home: &Cluster) {
+    let members: Api<EdgeCluster> = Api::all(home.client());
+    let allow = async |name: &str, namespaces: serde_json::Value| {
+        let patch = Patch::Merge(json!({"spec": {"allowedNamespaces": namespaces}}));
+        let params = PatchParams::default();
+        members.patch(name, &params, &patch).await.unwrap();
+    };
+    let naming = |name: &str| json!({"clusterRef": {"secretName": name}});
+    let mine = ("ClusterReady/edge-1", "True", "Installed");
+    desk.create("default", "mine", naming("edge-1"))
+        .await
+        .unwrap();
+    desk.shows("default", "mine", &[ALL_READY, mine])
+        .await
+        .unwrap();
+    allow("edge-1", json!(["team-a"])).await;
+    let refused = [
+        ("ClusterReady/edge-1", "False", "NamespaceNotAllowed"),
+        ("Ready", "False", "ClustersNotReady"),
+    ];
+    desk.shows("default", "mine", &refused).await.unwrap();
+    // Who does not name it is told of it as before.
+    let counted = [ALL_READY, ("ClusterReady/edge-1", "True", "Installed")];
+    desk.shows("default", "acme", &counted).await.unwrap();
+
+    // Nothing is installed before the limit is seen.
+    let key = "mesh.openkcm.io/paused";
+    desk.create_annotated("default", "here", naming("self-cluster"), &[(key, "true")])
+        .await
+        .unwrap();
+    allow("self-cluster", json!([])).await;
+    let refused = ("ClusterReady/self-cluster", "False", "NamespaceNotAllowed");
+    desk.shows("default", "here", &[refused]).await.unwrap();
+    desk.annotate("default", "here", key, "false")
+        .await
+        .unwrap();
+    // Nor after it: who comes later and names nobody is through.
+    desk.create("default", "later", json!({})).await.unwrap();
+    let well = ("ClusterReady/self-cluster", "True", "Installed");
+    desk.shows("default", "later", &[ALL_READY, well])
+        .await
+        .unwrap();
+    let here = desk.shows("default", "here", &[refused]).await.unwrap();
+    assert_eq!(here.metadata.finalizers, None);
+    let release = "tenant-here-self-cluster";
+    assert_eq!(desk.revisions("here", release).await.unwrap(), []);
+
+    allow("edge-1", json!(["default"])).await;
+    allow("self-cluster", json!(null)).await;
+    desk.shows("default", "mine", &[ALL_READY, mine])
+        .await
+        .unwrap();
+    desk.shows("default", "here", &[ALL_READY, well])
+        .await
+        .unwrap();
 }
 
 /// The same access, by way of a program: refused unless the hub is told otherwise.

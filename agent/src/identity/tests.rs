@@ -13,7 +13,7 @@ use rcgen::CertificateParams;
 
 use super::*;
 use crate::access::client_named;
-use crate::fake_hub::FakeAuthority;
+use crate::fake_hub::{FakeAuthority, Valid};
 
 fn membership() -> Membership {
     Membership {
@@ -24,8 +24,17 @@ fn membership() -> Membership {
 }
 
 pub(crate) fn enrolled(authority: &FakeAuthority, key: &KeyPair, cluster: &str) -> Enrolled {
+    enrolled_until(authority, key, cluster, Valid::Now)
+}
+
+pub(crate) fn enrolled_until(
+    authority: &FakeAuthority,
+    key: &KeyPair,
+    cluster: &str,
+    valid: Valid,
+) -> Enrolled {
     let request = CertificateParams::default().serialize_request(key).unwrap();
-    let certificates = vec![authority.sign(request.der(), cluster).into()];
+    let certificates = vec![authority.sign_until(request.der(), cluster, valid).into()];
     let membership = Membership {
         cluster: cluster.to_owned(),
         ..membership()
@@ -168,6 +177,18 @@ pub(crate) async fn store_with(identity: &Identity) -> Store {
     let (store, _world) = store(Cluster {
         namespace: true,
         secret: Some(secret::written(empty(), identity)),
+        ..Cluster::default()
+    })
+    .await;
+    store
+}
+
+/// A store that holds `identity` until the first write: another replica's comes just before.
+pub(crate) async fn store_overtaken_by(identity: &Identity, theirs: &Identity) -> Store {
+    let (store, _world) = store(Cluster {
+        namespace: true,
+        secret: Some(secret::written(empty(), identity)),
+        overtaken_by: Some(secret::written(empty(), theirs)),
         ..Cluster::default()
     })
     .await;

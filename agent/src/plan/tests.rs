@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{Truth, reason};
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::names;
@@ -24,6 +25,7 @@ struct World {
     shared: bool,
     facts: Option<Release>,
     unready: Option<String>,
+    allowed: Allowed,
     memory: Memory,
     permit: Permit,
     desired: DesiredState,
@@ -51,6 +53,7 @@ fn world() -> World {
         shared: false,
         facts: None,
         unready: None,
+        allowed: Allowed::default(),
         memory: Memory::default(),
         permit: Permit::Granted,
         desired: DesiredState {
@@ -107,6 +110,7 @@ impl World {
             workspace_shared: self.shared,
             facts: self.facts.as_ref(),
             unready: self.unready.as_deref(),
+            allowed: &self.allowed,
             memory: &self.memory,
         })
     }
@@ -373,6 +377,40 @@ fn a_tenant_for_another_member_gets_nothing_not_even_a_finalizer() {
     assert_eq!(plan.action, Action::Nothing);
     assert!(!plan.ours);
     assert_eq!(ready(&plan), (Truth::False, reason::NOT_THIS_CLUSTER));
+}
+
+#[test]
+fn a_tenant_that_names_a_member_which_does_not_take_its_namespace_is_left_as_it_is() {
+    let list = |name: &str| Allowed::new(Some(&[name.to_owned()]));
+    for (names_it, allowed, left_alone) in [
+        (true, list("other"), true),
+        (true, list("team"), false),
+        (true, Allowed::default(), false),
+        // It is where it is to be, and aims at nobody.
+        (false, list("other"), false),
+    ] {
+        for mut w in [world(), world().deployed()] {
+            let free = w.plan();
+            if names_it {
+                let spec = serde_json::json!({ "clusterRef": { "secretName": CLUSTER } });
+                w.tenant.spec = serde_json::from_value(spec).unwrap();
+            }
+            w.allowed = allowed.clone();
+            let plan = w.plan();
+            if !left_alone {
+                assert_eq!(plan, free, "{allowed:?}");
+                continue;
+            }
+            assert_eq!(plan.action, Action::Nothing);
+            assert!(!plan.ours);
+            assert_eq!(ready(&plan), (Truth::False, reason::NAMESPACE_NOT_ALLOWED));
+            // Who is deleted goes as always.
+            let mut w = w.deleted();
+            let plan = w.plan();
+            w.allowed = Allowed::default();
+            assert_eq!(plan, w.plan());
+        }
+    }
 }
 
 #[test]

@@ -90,6 +90,7 @@ impl Reconciler {
             .users(&release_key.namespace)
             .into_iter()
             .any(|user| user != *key);
+        let allowed = self.member.allowed.borrow().clone();
         let view = View {
             cluster: &self.member.name,
             source_namespace: self.member.source_namespace.as_deref(),
@@ -105,6 +106,7 @@ impl Reconciler {
             workspace_shared: others || self.index.has_releases(&release_key.namespace),
             facts: facts.map(Arc::as_ref),
             unready: unready.as_deref(),
+            allowed: &allowed,
             memory: &slot.memory,
         };
         let plan = plan::plan(&view);

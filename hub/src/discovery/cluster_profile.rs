@@ -403,7 +403,10 @@ impl Members {
                     let before = Some(&good);
                     let credential = good.credential.clone();
                     let built = access.put_to_use(&plan, credential, good.life, before);
-                    held.rebuilt(built);
+                    if let Err(problem) = &built {
+                        tracing::warn!(origin = %held.profile.origin, provider = plan.command.provider, problem, "the credential could not be put to use; it is tried again");
+                    }
+                    held.rebuilt(built, now, rand::random());
                 }
                 due = held.due(now);
             }

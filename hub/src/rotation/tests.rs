@@ -120,6 +120,63 @@ fn who_is_out_already_or_has_no_agent_is_not_waited_for() {
     );
 }
 
+#[test]
+fn who_has_enrolled_and_never_come_is_waited_for_whatever_else_the_member_is_known_by() {
+    use Why::{NotHeard, NotRenewed};
+    let at = |seconds: i64| Time(now() + jiff::SignedDuration::from_secs(seconds));
+    let roots = |issuer: String| AgentRoots {
+        trusted: vec![old(), new()],
+        issuer: Some(issuer),
+    };
+    let both = |why| [Some(why); 2];
+    for (enrolled, seen, roots, expected) in [
+        // With a kubeconfig only.
+        (None, None, None, [None; 2]),
+        (Some(90), None, None, both(NotHeard)),
+        // What another agent has said before it is not its word.
+        (Some(90), Some(60), Some(roots(new())), both(NotHeard)),
+        (Some(90), Some(-5), Some(roots(new())), both(NotHeard)),
+        // It has come, and has renewed since.
+        (
+            Some(90),
+            Some(90),
+            Some(roots(old())),
+            [None, Some(NotRenewed)],
+        ),
+        (Some(60), Some(90), Some(roots(new())), [None; 2]),
+        // It would not be let in any more.
+        (Some(-5), None, None, [None; 2]),
+        (Some(-5), Some(-9), Some(roots(old())), [None; 2]),
+    ] {
+        let mut member = EdgeCluster::new("a", EdgeClusterSpec::default());
+        member.spec.source_ref = Some(SourceRef {
+            kind: "Secret".to_owned(),
+            namespace: Some("krypton".to_owned()),
+            name: Some("a".to_owned()),
+        });
+        member.status = Some(EdgeClusterStatus {
+            certificate_expiry: seen.map(at),
+            enrolled_until: enrolled.map(at),
+            roots,
+            ..EdgeClusterStatus::default()
+        });
+        let found = [Phase::Announced, Phase::Switched].map(|phase| why(phase, &member));
+        assert_eq!(found, expected, "{enrolled:?} {seen:?}");
+        // Or a person names it.
+        let named = LockOut {
+            root: new(),
+            announced: ["a".to_owned()].into(),
+            switched: BTreeSet::new(),
+        };
+        let wishes = Wishes {
+            requested: false,
+            lock_out: named,
+        };
+        let step = step(Phase::Announced, &[member], &wishes, true);
+        assert!(matches!(step, Step::Switch(_)), "{step:?}");
+    }
+}
+
 fn step(phase: Phase, members: &[EdgeCluster], wishes: &Wishes, settled: bool) -> Step {
     next(stage(phase), wishes, members, settled, now())
 }
@@ -233,7 +290,7 @@ fn what_is_said_of_a_member_that_is_waited_for_has_a_remedy() {
 proptest! {
     #[test]
     fn nobody_is_locked_out_that_was_not_named(
-        kinds in proptest::collection::vec(0_u8..5, 0..8),
+        kinds in proptest::collection::vec(0_u8..6, 0..8),
         named in proptest::collection::btree_set(0_usize..8, 0..8),
         switched: bool,
     ) {
@@ -244,7 +301,13 @@ proptest! {
                 1 => member(&name, Some((&[], &old()))),
                 2 => ignorant(&name),
                 3 => ready(&name),
-                _ => renewed(&name),
+                4 => renewed(&name),
+                _ => {
+                    let mut member = renewed(&name);
+                    let until = Time(now() + Duration::from_secs(90));
+                    member.status.as_mut().unwrap().enrolled_until = Some(until);
+                    member
+                }
             }
         }).collect();
         let names: BTreeSet<String> = named.iter().map(|index| format!("edge-{index}")).collect();

@@ -87,6 +87,9 @@ pub(super) struct Held {
     attempts: u32,
     last_run: Option<Boot>,
     not_before: Boot,
+    /// Rebuilds that have failed, and when the next is tried: a run is not put off by them.
+    rebuilds: u32,
+    rebuild_at: Boot,
     /// The cluster has refused the credential that is in use.
     doubted: bool,
     /// Runs for a doubt that gave the same again.
@@ -118,6 +121,8 @@ impl Held {
             attempts: 0,
             last_run: None,
             not_before: Boot::default(),
+            rebuilds: 0,
+            rebuild_at: Boot::default(),
             doubted: false,
             fruitless: 0,
             settling: Boot::default(),
@@ -134,8 +139,8 @@ impl Held {
         if !same {
             self.wanted = wanted.map(Arc::new);
             self.failure = None;
-            (self.attempts, self.fruitless) = (0, 0);
-            self.not_before = Boot::default();
+            (self.attempts, self.fruitless, self.rebuilds) = (0, 0, 0);
+            (self.not_before, self.rebuild_at) = (Boot::default(), Boot::default());
         }
     }
 
@@ -159,22 +164,28 @@ impl Held {
         if self.running {
             return Due::Nothing;
         }
-        let at = match &self.good {
+        let (rebuild, run) = match &self.good {
             Some(good) if good.plan.command == plan.command => {
-                if good.plan.cluster != plan.cluster && self.failure.is_none() {
-                    return Due::Rebuild;
-                }
-                match (self.doubted, good.life.refresh) {
-                    (true, _) => now,
-                    (false, Some(refresh)) => refresh,
-                    (false, None) => return Due::Nothing,
-                }
+                let rebuild = (good.plan.cluster != plan.cluster).then_some(self.rebuild_at);
+                let run = match self.doubted {
+                    true => Some(now),
+                    false => good.life.refresh,
+                };
+                (rebuild, run)
             }
-            _ => now,
+            _ => (None, Some(now)),
         };
+        if rebuild.is_some_and(|at| at <= now) {
+            return Due::Rebuild;
+        }
         let apart = self.last_run.map(|last| Boot(last.0 + APART));
-        let at = at.max(self.not_before).max(apart.unwrap_or_default());
-        if at <= now { Due::Run } else { Due::At(at) }
+        let rested = self.not_before.max(apart.unwrap_or_default());
+        let run = run.map(|at| at.max(rested));
+        if run.is_some_and(|at| at <= now) {
+            return Due::Run;
+        }
+        let next = rebuild.into_iter().chain(run).min();
+        next.map_or(Due::Nothing, Due::At)
     }
 
     pub(super) fn started(&mut self, now: Boot) {
@@ -202,10 +213,14 @@ impl Held {
     }
 
     /// What a rebuild has brought.
-    pub(super) fn rebuilt(&mut self, outcome: Result<Good, String>) {
+    pub(super) fn rebuilt(&mut self, outcome: Result<Good, String>, now: Boot, jitter: f64) {
         match outcome {
             Ok(good) => self.put(good),
-            Err(problem) => self.failure = Some(problem),
+            Err(problem) => {
+                self.rebuilds = self.rebuilds.saturating_add(1);
+                self.rebuild_at = Boot(now.0 + backoff(self.rebuilds, RETRY_MAX, jitter));
+                self.failure = Some(problem);
+            }
         }
     }
 
@@ -230,6 +245,7 @@ impl Held {
 
     fn put(&mut self, good: Good) {
         self.failure = None;
+        self.rebuilds = 0;
         let replaced = self.good.replace(good);
         let now_in_use = self.good.as_ref().map(|good| &good.access.digest);
         if let Some(replaced) = replaced
@@ -425,9 +441,42 @@ mod tests {
         let mut held = with(Life::default());
         held.want(Ok(plan("x", "b")));
         assert_eq!(held.due(at(100)), Due::Rebuild);
-        held.rebuilt(Ok(good(plan("x", "b"), "t", Life::default())));
+        held.rebuilt(Ok(good(plan("x", "b"), "t", Life::default())), at(100), 1.0);
         assert_eq!(held.due(at(1000)), Due::Nothing);
         assert_eq!(held.say(at(101)).0.unwrap().server, "b");
+    }
+
+    #[test]
+    fn a_rebuild_that_has_failed_is_tried_again_later_and_later_and_keeps_no_run_from_its_time() {
+        let mut held = with(until(1000, 500));
+        held.want(Ok(plan("x", "b")));
+        let fail = |held: &mut Held, second| {
+            assert_eq!(held.due(at(second)), Due::Rebuild, "{second}");
+            held.rebuilt(Err("no room left".to_owned()), at(second), 1.0);
+        };
+        fail(&mut held, 100);
+        assert_eq!(reasons(&mut held, 100), ("ok", "RemoteClusterStale"));
+        assert_eq!(held.due(at(100)), Due::At(at(105)));
+        fail(&mut held, 105);
+        assert_eq!(held.due(at(105)), Due::At(at(115)));
+        for second in [115, 135, 175, 235, 295, 355, 415, 475] {
+            fail(&mut held, second);
+        }
+        // The credential is renewed in its time, and used with the cluster that is wanted.
+        assert_eq!(held.due(at(475)), Due::At(at(500)));
+        assert_eq!(held.due(at(500)), Due::Run);
+        failed(&mut held, 500);
+        assert_eq!(held.due(at(500)), Due::At(at(510)));
+        fail(&mut held, 535);
+        assert_eq!(held.due(at(535)), Due::Run);
+        // A person has changed something: that is tried at once, and anew.
+        held.want(Ok(plan("x", "c")));
+        fail(&mut held, 536);
+        assert_eq!(held.rebuild_at, at(541));
+        let built = good(plan("x", "c"), "t", until(1000, 900));
+        held.rebuilt(Ok(built), at(541), 1.0);
+        assert_eq!(reasons(&mut held, 541), ("ok", ""));
+        assert_eq!(held.due(at(600)), Due::At(at(900)));
     }
 
     #[test]

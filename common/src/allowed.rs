@@ -1,0 +1,66 @@
+//! Who may aim where: the namespaces on home whose objects a member takes (design §5).
+//!
+//! To aim is to name: a Tenant by its `clusterRef`, whatever else names a member by that. A Tenant that
+//! names none is for the cluster that it is on and aims at nobody, on home too.
+
+use std::collections::BTreeSet;
+
+use crate::conditions::{State, Truth, reason};
+
+/// What `spec.allowedNamespaces` of an EdgeCluster says: by default all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allowed(Option<BTreeSet<String>>);
+
+impl Allowed {
+    pub fn new(namespaces: Option<&[String]>) -> Self {
+        Self(namespaces.map(|listed| listed.iter().cloned().collect()))
+    }
+
+    /// Whether anybody is kept out.
+    pub fn is_limited(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What is said of `member` on an object of `namespace` that names it; `None` where that may.
+    pub fn refusal(&self, member: &str, namespace: &str) -> Option<State> {
+        let listed = self.0.as_ref()?;
+        (!listed.contains(namespace)).then(|| {
+            let message = format!(
+                "EdgeCluster {member} does not take what is in namespace {namespace}: add it to spec.allowedNamespaces there, or name another member"
+            );
+            State::new(Truth::False, reason::NAMESPACE_NOT_ALLOWED, message)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_may_aim_at_a_member_that_lists_it_or_none_at_all() {
+        let listed = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        for (allowed, namespace, refused) in [
+            (None, "team-a", false),
+            (None, "", false),
+            (Some(vec![]), "team-a", true),
+            (Some(listed(&["team-a", "team-b"])), "team-b", false),
+            (Some(listed(&["team-a", "team-b"])), "team-c", true),
+            // A name is no prefix and no pattern.
+            (Some(listed(&["team", "*"])), "team-a", true),
+        ] {
+            let allowed: Option<Vec<String>> = allowed;
+            let allowed = Allowed::new(allowed.as_deref());
+            let refusal = allowed.refusal("edge-1", namespace);
+            assert_eq!(refusal.is_some(), refused, "{allowed:?} {namespace:?}");
+            if let Some(state) = refusal {
+                assert!(allowed.is_limited());
+                assert_eq!(state.truth, Truth::False);
+                assert_eq!(state.reason, "NamespaceNotAllowed");
+                for word in ["EdgeCluster edge-1", namespace, "spec.allowedNamespaces"] {
+                    assert!(state.message.contains(word), "{}", state.message);
+                }
+            }
+        }
+    }
+}
