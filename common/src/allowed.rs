@@ -16,11 +16,6 @@ impl Allowed {
         Self(namespaces.map(|listed| listed.iter().cloned().collect()))
     }
 
-    /// Whether anybody is kept out.
-    pub fn is_limited(&self) -> bool {
-        self.0.is_some()
-    }
-
     /// What is said of `member` on an object of `namespace` that names it; `None` where that may.
     pub fn refusal(&self, member: &str, namespace: &str) -> Option<State> {
         let listed = self.0.as_ref()?;
@@ -54,7 +49,6 @@ mod tests {
             let refusal = allowed.refusal("edge-1", namespace);
             assert_eq!(refusal.is_some(), refused, "{allowed:?} {namespace:?}");
             if let Some(state) = refusal {
-                assert!(allowed.is_limited());
                 assert_eq!(state.truth, Truth::False);
                 assert_eq!(state.reason, "NamespaceNotAllowed");
                 for word in ["EdgeCluster edge-1", namespace, "spec.allowedNamespaces"] {

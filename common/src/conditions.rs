@@ -32,6 +32,8 @@ pub mod reason {
     pub const NO_ERROR: &str = "NoError";
     pub const NOT_READY: &str = "NotReady";
     pub const NOT_THIS_CLUSTER: &str = "NotThisCluster";
+    /// Nothing has the name by which a member is named.
+    pub const CLUSTER_NOT_FOUND: &str = "ClusterNotFound";
     pub const NAMESPACE_NOT_ALLOWED: &str = "NamespaceNotAllowed";
     pub const RELEASE_IN_USE: &str = "ReleaseInUse";
     pub const NAMESPACE_NOT_OWNED: &str = "NamespaceNotOwned";
@@ -60,6 +62,9 @@ pub mod reason {
         )
     }
 }
+
+/// Condition of an EdgeCluster, and of what names it: whether the cluster can be had (reference 2.1).
+pub const TARGET_RESOLVED: &str = "TargetClusterResolved";
 
 /// Longest message that we write, in bytes. The API's own limit is 32 KiB.
 pub const MESSAGE_MAX: usize = 1024;
@@ -236,7 +241,14 @@ pub fn set(
     changed
 }
 
-fn remove(conditions: &mut Vec<Condition>, type_: &str) -> bool {
+/// What the condition `type_` says.
+pub fn find(conditions: &[Condition], type_: &str) -> Option<State> {
+    let found = conditions.iter().find(|found| found.type_ == type_);
+    found.map(State::of)
+}
+
+/// Takes the condition `type_` away; says whether it was there.
+pub fn remove(conditions: &mut Vec<Condition>, type_: &str) -> bool {
     let before = conditions.len();
     conditions.retain(|condition| condition.type_ != type_);
     conditions.len() != before

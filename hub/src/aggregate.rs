@@ -67,13 +67,22 @@ struct MemberReports {
 #[derive(Debug, Default)]
 struct Board {
     members: BTreeMap<String, MemberReports>,
-    /// Members that do not take Tenants of all namespaces; `None` until the EdgeClusters are known.
-    limits: Option<Arc<Limits>>,
+    /// What Tenants may name; `None` until the EdgeClusters are known.
+    targets: Option<Arc<Targets>>,
     dirty: BTreeSet<TenantKey>,
     all_dirty: bool,
 }
 
-type Limits = BTreeMap<String, Allowed>;
+/// All members, by name.
+pub type Targets = BTreeMap<String, Target>;
+
+/// A member, as far as it concerns a Tenant that names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Target {
+    pub allowed: Allowed,
+    /// `TargetClusterResolved` of its EdgeCluster.
+    pub resolved: Option<State>,
+}
 
 /// Changes, with what each adds to the digest: made before any lock is taken.
 #[derive(Debug)]
@@ -151,19 +160,19 @@ impl Reports {
         }
     }
 
-    /// Which members do not take Tenants of all namespaces, by what all EdgeClusters say.
-    pub fn limit(&self, limits: BTreeMap<String, Allowed>) {
+    /// What Tenants may name, by what all EdgeClusters say.
+    pub fn aim(&self, targets: Targets) {
         let mut state = self.lock();
-        if state.limits.as_deref() != Some(&limits) {
-            state.limits = Some(Arc::new(limits));
+        if state.targets.as_deref() != Some(&targets) {
+            state.targets = Some(Arc::new(targets));
             state.all_dirty = true;
             drop(state);
             self.changed.notify_one();
         }
     }
 
-    fn limits(&self) -> Option<Arc<Limits>> {
-        self.lock().limits.clone()
+    fn targets(&self) -> Option<Arc<Targets>> {
+        self.lock().targets.clone()
     }
 
     /// A member begins anew: what it has said stands until it has said all again.
@@ -297,7 +306,7 @@ pub struct Rules {
 fn aggregated(
     tenant: &Tenant,
     said: &BTreeMap<String, Saying>,
-    limits: Option<&Limits>,
+    targets: Option<&Targets>,
     rules: &Rules,
     patient: bool,
     now: Timestamp,
@@ -313,8 +322,8 @@ fn aggregated(
     let departed: BTreeSet<String> = before.keys().cloned().collect();
     let mut clusters: BTreeMap<String, ClusterState> = BTreeMap::new();
     let mut charts = BTreeSet::new();
-    let refusal = refusal(tenant, limits);
-    if limits.is_some() {
+    let refusal = refusal(tenant, targets);
+    if targets.is_some() {
         // It was our word, not the member's.
         before.retain(|_, state| state.ready.reason != reason::NAMESPACE_NOT_ALLOWED);
     }
@@ -355,6 +364,18 @@ fn aggregated(
             (_, None, None) => None,
         };
         clusters.extend(state.map(|state| (name.clone(), state)));
+    }
+    if targets.is_some() || tenant.names_member().is_none() {
+        match resolved(tenant, refusal.as_ref(), targets) {
+            Some(state) => conditions::set(
+                &mut next.conditions,
+                conditions::TARGET_RESOLVED,
+                &state,
+                generation,
+                now,
+            ),
+            None => conditions::remove(&mut next.conditions, conditions::TARGET_RESOLVED),
+        };
     }
     if let Some((member, ready)) = refusal {
         let refused = ClusterState {
@@ -405,11 +426,31 @@ fn aggregated(
 }
 
 /// The member that the Tenant names, and what is said of it, where that does not take its namespace.
-fn refusal<'a>(tenant: &'a Tenant, limits: Option<&Limits>) -> Option<(&'a str, State)> {
+fn refusal<'a>(tenant: &'a Tenant, targets: Option<&Targets>) -> Option<(&'a str, State)> {
     let member = tenant.names_member()?;
     let namespace = tenant.metadata.namespace.as_deref().unwrap_or_default();
-    let state = limits?.get(member)?.refusal(member, namespace)?;
+    let state = targets?.get(member)?.allowed.refusal(member, namespace)?;
     Some((member, state))
+}
+
+/// Whether the member that the Tenant names can be had: what its EdgeCluster says, to whom it may concern.
+fn resolved(
+    tenant: &Tenant,
+    refusal: Option<&(&str, State)>,
+    targets: Option<&Targets>,
+) -> Option<State> {
+    let member = tenant.names_member()?;
+    if let Some((_, refused)) = refusal {
+        return Some(refused.clone());
+    }
+    let Some(target) = targets.and_then(|targets| targets.get(member)) else {
+        let message = format!(
+            "there is no EdgeCluster {member}: clusterRef names a member of the fleet, by the name that it has there"
+        );
+        return Some(State::new(Truth::False, reason::CLUSTER_NOT_FOUND, message));
+    };
+    let unknown = || State::new(Truth::Unknown, reason::UNSPECIFIED, "not looked at yet");
+    Some(target.resolved.clone().unwrap_or_else(unknown))
 }
 
 /// The last known state of a member that is silent: whether it is ready is no longer known.
@@ -483,8 +524,8 @@ pub async fn run(
             }
             dirty.remove(&key);
             let wall = clock::wall();
-            let (said, limits) = (reports.of(&key, now), reports.limits());
-            let status = aggregated(tenant, &said, limits.as_deref(), &rules, patient, wall);
+            let (said, targets) = (reports.of(&key, now), reports.targets());
+            let status = aggregated(tenant, &said, targets.as_deref(), &rules, patient, wall);
             if tenant.status.as_ref() == Some(&status) {
                 continue;
             }
@@ -775,11 +816,41 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_that_names_a_member_says_whether_that_can_be_had() {
+        let resolved = |acme: &Tenant, targets: Option<&Targets>| {
+            let now = Timestamp::UNIX_EPOCH;
+            let status = aggregated(acme, &full(&[]), targets, &rules(), false, now);
+            let state = conditions::find(&status.conditions, conditions::TARGET_RESOLVED);
+            (status, state.map(|state| (state.truth, state.reason)))
+        };
+        let stale = State::new(Truth::False, "RemoteClusterStale", "why");
+        let target = Target {
+            resolved: Some(stale),
+            ..Target::default()
+        };
+        let here: Targets = [("edge-1".to_owned(), target)].into();
+        let mut acme = naming("team-a", Some("edge-1"));
+        let (status, said) = resolved(&acme, Some(&here));
+        let is_stale = Some((Truth::False, "RemoteClusterStale".to_owned()));
+        assert_eq!(said, is_stale);
+        // While the EdgeClusters are not known, what was said stands.
+        acme.status = Some(status);
+        assert_eq!(resolved(&acme, None).1, is_stale);
+        let nowhere = Some((Truth::False, reason::CLUSTER_NOT_FOUND.to_owned()));
+        assert_eq!(resolved(&acme, Some(&Targets::new())).1, nowhere);
+        acme.spec.cluster_ref = None;
+        assert_eq!(resolved(&acme, Some(&here)).1, None, "it names nobody now");
+    }
+
+    #[test]
     fn what_a_member_says_goes_to_no_tenant_that_names_it_from_a_namespace_it_does_not_take() {
-        let limit = |members: &[&str]| -> Limits {
-            let allowed = Allowed::new(Some(&["team-a".to_owned()]));
+        let limit = |members: &[&str]| -> Targets {
+            let target = Target {
+                allowed: Allowed::new(Some(&["team-a".to_owned()])),
+                resolved: None,
+            };
             let members = members.iter().map(|name| (*name).to_owned());
-            members.map(|name| (name, allowed.clone())).collect()
+            members.map(|name| (name, target.clone())).collect()
         };
         let said = full(&[
             (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
@@ -807,11 +878,11 @@ mod tests {
             let case = format!("{namespace} {named:?} {limited:?}");
             let mut acme = naming(namespace, named);
             let now = Timestamp::UNIX_EPOCH;
-            let status = |acme: &Tenant, limits: Option<&Limits>| {
-                aggregated(acme, &said, limits, &rules(), false, now)
+            let status = |acme: &Tenant, targets: Option<&Targets>| {
+                aggregated(acme, &said, targets, &rules(), false, now)
             };
             // As it was without the limit, with it, and without again.
-            acme.status = Some(status(&acme, Some(&Limits::new())));
+            acme.status = Some(status(&acme, Some(&Targets::new())));
             let free = acme.status.clone();
             let limits = limit(limited);
             let limited = status(&acme, Some(&limits));
@@ -835,7 +906,7 @@ mod tests {
             }
             acme.status = Some(limited);
             assert_eq!(acme.status, Some(status(&acme, Some(&limits))), "{case}");
-            let again = status(&acme, Some(&Limits::new()));
+            let again = status(&acme, Some(&Targets::new()));
             let types = |status: &TenantStatus| -> BTreeMap<String, String> {
                 let conditions = status.conditions.iter().cloned();
                 conditions
@@ -850,7 +921,11 @@ mod tests {
     fn a_refusal_stays_over_a_restart_and_goes_with_the_limit_also_when_the_member_is_silent() {
         let mut acme = naming("team-b", Some("edge-1"));
         let allowed = Allowed::new(Some(&["team-a".to_owned()]));
-        let limits: Limits = [("edge-1".to_owned(), allowed)].into();
+        let target = Target {
+            allowed,
+            resolved: None,
+        };
+        let limits: Targets = [("edge-1".to_owned(), target)].into();
         let nothing = BTreeMap::new();
         let now = Timestamp::UNIX_EPOCH;
         let status =
@@ -861,7 +936,7 @@ mod tests {
         assert_eq!(Some(status(&acme, &nothing, None)), acme.status);
         let mut said = full(&[("edge-1", None)]);
         said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
-        let after = status(&acme, &said, Some(&Limits::new()));
+        let after = status(&acme, &said, Some(&Targets::new()));
         assert_eq!(ready(&after, "ClusterReady/edge-1"), None);
     }
 }

@@ -192,7 +192,7 @@ pub fn status(
     for (type_, state) in [
         ("Connected", &facts.connected),
         (
-            "TargetClusterResolved",
+            conditions::TARGET_RESOLVED,
             facts.source.as_ref().unwrap_or(&facts.resolved),
         ),
         ("Healthy", &facts.healthy),

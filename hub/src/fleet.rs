@@ -15,7 +15,7 @@ use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::allowed::Allowed;
-use krypton_common::conditions::{State, Truth};
+use krypton_common::conditions::{State, TARGET_RESOLVED, Truth, find};
 use krypton_common::desired::ChartState;
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::aggregate::Reports;
+use crate::aggregate::{Reports, Target, Targets};
 use crate::discovery::membership::{self, Before, Membership, Refusal};
 use crate::discovery::{Found, Origin, Source, Sources, Unresolved};
 use crate::expiry::{Reminders, Validity};
@@ -156,7 +156,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             );
             look |= membership.waiting;
             // Before anybody new is heard of it.
-            fleet.reports.limit(limits(&known));
+            fleet.reports.aim(targets(&known));
             let wanted = &wanted(&fleet, &membership);
             for name in std::mem::take(&mut known.anew) {
                 fleet.shared.voices.forget_agent(&name, now);
@@ -656,12 +656,17 @@ fn allowed(object: &EdgeCluster) -> Allowed {
     Allowed::new(object.spec.allowed_namespaces.as_deref())
 }
 
-/// The members that do not take all.
-fn limits(known: &EdgeClusters) -> BTreeMap<String, Allowed> {
+/// What Tenants on home may name.
+fn targets(known: &EdgeClusters) -> Targets {
     let objects = known.objects.iter();
     objects
-        .map(|(name, object)| (name.clone(), allowed(object)))
-        .filter(|(_, allowed)| allowed.is_limited())
+        .map(|(name, object)| {
+            let target = Target {
+                allowed: allowed(object),
+                resolved: find(conditions(object), TARGET_RESOLVED),
+            };
+            (name.clone(), target)
+        })
         .collect()
 }
 

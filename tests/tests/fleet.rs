@@ -10,7 +10,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
     eventually,
-    fleet::{Desk, Expected, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{Desk, Expected, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
     in_both_modes,
 };
 use kube::{
@@ -190,12 +190,17 @@ async fn a_member_is_named_from_where_it_allows(desk: &Desk, home: &Cluster) {
     desk.create("default", "mine", naming("edge-1"))
         .await
         .unwrap();
-    desk.shows("default", "mine", &[ALL_READY, mine])
+    // As its EdgeCluster says, which has it from a Secret or from the agent.
+    let named = members.get("edge-1").await.unwrap().status.unwrap();
+    let named = condition(&named.conditions, "TargetClusterResolved").unwrap();
+    let resolved = ("TargetClusterResolved", "True", named.reason.as_str());
+    desk.shows("default", "mine", &[ALL_READY, mine, resolved])
         .await
         .unwrap();
     allow("edge-1", json!(["team-a"])).await;
     let refused = [
         ("ClusterReady/edge-1", "False", "NamespaceNotAllowed"),
+        ("TargetClusterResolved", "False", "NamespaceNotAllowed"),
         ("Ready", "False", "ClustersNotReady"),
     ];
     desk.shows("default", "mine", &refused).await.unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_common::conditions::{TARGET_RESOLVED, find};
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
 use kube::Client;
@@ -90,17 +91,17 @@ impl EdgeClusters {
         // Larger than all the rest, and read by nobody here.
         object.metadata.managed_fields = None;
         let matters = |object: &EdgeCluster| {
-            let uid = object
-                .status
-                .as_ref()
-                .and_then(|status| status.cluster_uid.clone());
+            let status = object.status.as_ref();
+            let uid = status.and_then(|status| status.cluster_uid.clone());
+            // What names the member says the same.
+            let resolved = status.and_then(|status| find(&status.conditions, TARGET_RESOLVED));
             let meta = &object.metadata;
             (
                 object.spec.clone(),
                 meta.uid.clone(),
                 meta.annotations.clone(),
                 (meta.deletion_timestamp.is_some(), meta.finalizers.clone()),
-                uid,
+                (uid, resolved),
                 enrolled(object),
             )
         };
