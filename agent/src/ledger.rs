@@ -140,6 +140,7 @@ mod tests {
                 values: serde_json::Map::new(),
             },
             paused: false,
+            drift: krypton_common::drift::DriftPolicy::default(),
         }
     }
 

@@ -4,6 +4,7 @@ pub mod account;
 pub mod bundle;
 pub mod conditions;
 pub mod desired;
+pub mod drift;
 pub mod error_chain;
 pub mod fingerprint;
 pub mod kubeconfig;

@@ -15,6 +15,7 @@ use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::ChartState;
+use krypton_common::drift::DriftPolicy;
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
@@ -81,6 +82,8 @@ pub struct Fleet {
     pub home: Option<kube::Config>,
     pub sources: watch::Receiver<Sources>,
     pub given: watch::Receiver<Given>,
+    /// For all members.
+    pub drift: DriftPolicy,
     /// Whether this hub is the one that writes on home.
     pub lead: watch::Receiver<Hold>,
     pub shared: Arc<Shared>,
@@ -107,7 +110,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
     let mut gone: BTreeSet<String> = BTreeSet::new();
-    let mut dealer = Dealer::default();
+    let mut dealer = Dealer::new(fleet.drift);
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
     let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();

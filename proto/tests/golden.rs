@@ -195,6 +195,7 @@ fn desired_state() -> DesiredState {
         },
         chart: chart(),
         paused: false,
+        drift: krypton_common::drift::DriftPolicy::default(),
     }
 }
 

@@ -98,6 +98,7 @@ fn desired(generation: u64) -> DesiredState {
             values: serde_json::Map::new(),
         },
         paused: false,
+        drift: krypton_common::drift::DriftPolicy::default(),
     }
 }
 
