@@ -80,12 +80,14 @@ impl<'a> Release<'a> {
     async fn looked_at(&self) {
         for _ in 0..2 {
             self.delete("service").await;
-            self.becomes("service", "{.spec.ports[0].name}", "http").await;
+            self.becomes("service", "{.spec.ports[0].name}", "http")
+                .await;
         }
     }
 
     async fn is_there(&self, kind: &str) -> bool {
-        let found = self.kubectl(&["get", kind, &self.name, "--ignore-not-found"]);
+        let words = ["get", kind, &self.name, "--ignore-not-found"];
+        let found = self.kubectl(&words);
         !found.await.unwrap().is_empty()
     }
 }
@@ -165,23 +167,34 @@ async fn what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_t
     assert_eq!(found("configmap", "{.metadata.labels.theirs}").await, "yes");
 
     let paused = names::PAUSED_ANNOTATION;
-    desk.annotate("default", "acme", paused, "true").await.unwrap();
+    desk.annotate("default", "acme", paused, "true")
+        .await
+        .unwrap();
     beta.looked_at().await;
     acme.delete("configmap").await;
     beta.looked_at().await;
     assert!(!acme.is_there("configmap").await);
-    desk.annotate("default", "acme", paused, "false").await.unwrap();
+    desk.annotate("default", "acme", paused, "false")
+        .await
+        .unwrap();
     acme.becomes("configmap", "{.data.message}", "hello").await;
 
     for release in [&acme, &beta] {
-        let revisions = desk.revisions(release.namespace, &release.name).await.unwrap();
+        let revisions = desk
+            .revisions(release.namespace, &release.name)
+            .await
+            .unwrap();
         assert_eq!(revisions, [(1, "deployed".to_owned())]);
-        desk.shows("default", release.namespace, &[ALL_READY]).await.unwrap();
+        desk.shows("default", release.namespace, &[ALL_READY])
+            .await
+            .unwrap();
     }
     // What was put right is no hindrance to helm.
     values.write("message: second").unwrap();
     acme.becomes("configmap", "{.data.message}", "second").await;
-    desk.newest_is("acme", &acme.name, 2, "deployed").await.unwrap();
+    desk.newest_is("acme", &acme.name, 2, "deployed")
+        .await
+        .unwrap();
     assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
 }
 
@@ -203,9 +216,13 @@ async fn drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right(m
         .unwrap()
     };
     let before = looks(3).await;
-    let asked = requests_of(acme.cluster, "APPLY", "services").await.unwrap();
+    let asked = requests_of(acme.cluster, "APPLY", "services")
+        .await
+        .unwrap();
     looks(before + 4).await;
-    let after = requests_of(acme.cluster, "APPLY", "services").await.unwrap();
+    let after = requests_of(acme.cluster, "APPLY", "services")
+        .await
+        .unwrap();
     assert_eq!(asked, after);
 
     acme.change_image().await;
@@ -216,7 +233,9 @@ async fn drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right(m
     assert!(told.contains(field) && told.contains("kubectl"), "{told}");
     let ignore = names::DRIFT_IGNORE_ANNOTATION;
     let rule = "Deployment:/spec/template/spec/containers/*/image";
-    desk.annotate("default", "acme", ignore, rule).await.unwrap();
+    desk.annotate("default", "acme", ignore, rule)
+        .await
+        .unwrap();
     says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
 
     acme.delete("configmap").await;
@@ -232,9 +251,15 @@ async fn drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right(m
         "metadata": {"annotations": {ignore: "/data/message"}},
         "data": {"message": "mine", "version": "mine"},
     });
-    acme.kubectl(&["patch", "configmap", &acme.name, "--patch", &mine.to_string()])
-        .await
-        .unwrap();
+    acme.kubectl(&[
+        "patch",
+        "configmap",
+        &acme.name,
+        "--patch",
+        &mine.to_string(),
+    ])
+    .await
+    .unwrap();
     acme.becomes("configmap", "{.data.version}", "1.0.0").await;
     acme.looked_at().await;
     let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
@@ -244,7 +269,10 @@ async fn drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right(m
     desk.annotate("default", "acme", names::DRIFT_ANNOTATION, "Heal")
         .await
         .unwrap();
-    says(&desk, "acme", &ready, |said| said.contains("write off, warn or heal")).await;
+    says(&desk, "acme", &ready, |said| {
+        said.contains("write off, warn or heal")
+    })
+    .await;
     let revisions = desk.revisions("acme", &acme.name).await.unwrap();
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 }
@@ -260,7 +288,11 @@ async fn a_release_that_was_applied_by_the_client_is_put_right_too() {
         .unwrap();
     let (url, name) = (format!("--repo={}", repository.url()), pair.release("acme"));
     let install = ["install", &name, "small", &url, "--version=1.0.0"];
-    let how = ["--namespace=acme", "--create-namespace", "--server-side=false"];
+    let how = [
+        "--namespace=acme",
+        "--create-namespace",
+        "--server-side=false",
+    ];
     let how = how.into_iter().chain(["--set=replicaCount=0"]);
     pair.cluster()
         .helm(install.into_iter().chain(how))
