@@ -475,3 +475,6 @@ impl LookError {
         chain(self)
     }
 }
+
+#[cfg(test)]
+mod tests;
