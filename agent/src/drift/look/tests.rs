@@ -304,12 +304,12 @@ async fn what_cannot_be_compared_is_said_and_an_apiserver_that_is_not_well_ends_
 async fn somebody_else_who_writes_at_the_same_time_is_given_way_once_and_then_until_the_next_look()
 {
     let busy = |conflicts: usize| {
-        Server::start(Arc::new(move |seen: &Asked| match &seen.method {
+        Server::start(Arc::new(move |seen: &Asked| match seen.method {
             _ if seen.path == "/api/v1" => kinds(),
-            &Method::PATCH if seen.query.contains("dryRun") => (200, live("hello")),
+            Method::PATCH if seen.query.contains("dryRun") => (200, live("hello")),
             // A dry run goes before each write.
-            &Method::PATCH if seen.before < 2 * conflicts => (409, json!("changed")),
-            &Method::PATCH => (200, live("hello")),
+            Method::PATCH if seen.before < 2 * conflicts => (409, json!("changed")),
+            Method::PATCH => (200, live("hello")),
             _ => (200, live("edited")),
         }))
     };
