@@ -21,7 +21,7 @@ pub use local::{
     ConfigError, Found, InCluster, LocalError, LocalSource, from_kubeconfig, local,
     read_kubeconfig, service_account_namespace, without_content,
 };
-pub use service_account::ServiceAccount;
+pub use service_account::{ServiceAccount, acting_as};
 
 /// Longest wait for a connection to any apiserver.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -148,6 +148,7 @@ mod tests {
             },
             paused: false,
             retire: false,
+            drift: krypton_common::drift::DriftPolicy::default(),
         }
     }
 

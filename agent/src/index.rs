@@ -369,6 +369,11 @@ impl Index {
         claimants
     }
 
+    /// Whether any Tenant asks for this release.
+    pub fn claimed(&self, key: &ReleaseKey) -> bool {
+        self.claims.contains_key(key)
+    }
+
     /// The Tenants that use the namespace, whatever their release.
     pub fn users(&self, namespace: &str) -> BTreeSet<TenantKey> {
         let first = ReleaseKey {

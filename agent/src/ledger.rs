@@ -141,6 +141,7 @@ mod tests {
             },
             paused: false,
             retire: false,
+            drift: krypton_common::drift::DriftPolicy::default(),
         }
     }
 

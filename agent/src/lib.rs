@@ -5,7 +5,7 @@
 //!
 //! Modules depend one way: `process` → `enrolment`, `hub_chart`, `session` → `dial` → `trust`;
 //! `enrolment` → `identity`, `join`;
-//! `reconciler` → `plan`, `index`, `fence`, `ledger`, `rescue` → `release`, `chart`, `helm`, `workload`.
+//! `reconciler` → `plan`, `index`, `fence`, `ledger`, `rescue`, `drift` → `release`, `chart`, `helm`, `workload`.
 
 pub mod access;
 pub mod admin;
@@ -14,6 +14,7 @@ pub mod clock;
 pub mod cluster;
 pub mod crd;
 pub mod dial;
+pub mod drift;
 pub mod enrolment;
 pub mod events;
 #[cfg(test)]

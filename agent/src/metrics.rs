@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+use crate::drift::DriftMetrics;
 use crate::report::ReportBoard;
 use crate::session::Link;
 
@@ -50,8 +51,10 @@ pub fn registry(
     link: watch::Receiver<Link>,
     expiry: watch::Receiver<Timestamp>,
     board: Arc<ReportBoard>,
+    drift: &DriftMetrics,
 ) -> Registry {
     let mut registry = Registry::with_prefix("krypton_agent");
+    drift.register(&mut registry);
     registry.register_collector(Box::new(State {
         link,
         expiry,

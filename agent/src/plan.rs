@@ -1,6 +1,7 @@
 //! The decision: what is known of one Tenant in, the one next action and its conditions out. No I/O.
 
 mod deletion;
+mod drift;
 mod presence;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use krypton_common::names;
 use krypton_crds::tenant::Tenant;
 
 use crate::clock::Boot;
+use crate::drift::Wanted;
 use crate::index::{ReleaseKey, Revision, Workspace};
 use crate::release::Release;
 
@@ -95,6 +97,15 @@ pub struct Memory {
     pub locked: Option<(u32, Boot)>,
     /// Since when this process has known the Tenant.
     pub known_since: Option<Boot>,
+    /// What the last look for drift has shown.
+    pub drift: Option<Drifted>,
+}
+
+/// What is said of a revision's drift; nothing when there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drifted {
+    pub revision: u32,
+    pub words: Option<String>,
 }
 
 impl Memory {
@@ -168,6 +179,10 @@ pub struct Plan {
     pub wake: Option<Boot>,
     /// Whether the Tenant counts as one of this member's.
     pub ours: bool,
+    /// The release is as desired, and nothing is to be done but to wait for it, or to write about it.
+    pub settled: bool,
+    /// It may be looked at for drift, in this way.
+    pub drift: Option<Wanted>,
 }
 
 /// Decides. The same view gives the same plan.
@@ -208,7 +223,7 @@ pub fn plan(view: &View<'_>) -> Plan {
                 error: None,
             })
         },
-        _ => presence::plan(view),
+        _ => drift::over(view, presence::plan(view)),
     }
 }
 
@@ -352,6 +367,8 @@ impl Plan {
             applied_chart: None,
             wake: None,
             ours: true,
+            settled: false,
+            drift: None,
         }
     }
 

@@ -17,13 +17,14 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::access::{
-    ServiceAccount, client_named, kubeconfig_yaml, local, service_account_namespace,
+    ServiceAccount, acting_as, client_named, kubeconfig_yaml, local, service_account_namespace,
     write_kubeconfig,
 };
 use crate::admin::{self, Readiness};
 use crate::chart::ChartCache;
 use crate::cluster::{self, Cluster, ClusterError};
 use crate::dial::Dialer;
+use crate::drift::DriftMetrics;
 use crate::enrolment::{self, EnrolError};
 use crate::fence::LeaseWish;
 use crate::flags::Flags;
@@ -76,8 +77,13 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     .await?;
     let account = flags.helm_account(&namespace);
     let kubeconfig = helm_kubeconfig(scratch.path(), &found.config, account.as_ref())?;
-    let client =
-        client_named(found.config, USER_AGENT).context("making the cluster's client failed")?;
+    let made = acting_as(&found.config, account.as_ref())
+        .map_or(Ok(None), |config| {
+            client_named(config, USER_AGENT).map(Some)
+        })
+        .and_then(|helm| Ok((client_named(found.config, USER_AGENT)?, helm)));
+    let (client, helm_client) = made.context("making the cluster's client failed")?;
+    let drift = DriftMetrics::default();
 
     let (link_tx, link) = watch::channel(Link::default());
     let (expiry_tx, expiry) = watch::channel(Timestamp::UNIX_EPOCH);
@@ -88,7 +94,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         endpoints.spawn(admin::logged("health", serving));
     }
     if let Some(listener) = metrics_listener {
-        let registry = metrics::registry(link.clone(), expiry, Arc::clone(&board));
+        let registry = metrics::registry(link.clone(), expiry, Arc::clone(&board), &drift);
         let serving = admin::serve_metrics(listener, Arc::new(registry), stop.clone());
         endpoints.spawn(admin::logged("metrics", serving));
     }
@@ -155,6 +161,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let member = Member {
         name: enrolled.cluster.clone(),
         source_namespace: None,
+        helm_client: helm_client.unwrap_or_else(|| client.clone()),
         client,
         kubeconfig: kubeconfig.to_path_buf(),
         // One process, one name: a restarted agent must not take itself for the one before.
@@ -177,6 +184,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let tools = Tools {
         helm: Arc::new(helm),
         charts: Arc::new(charts),
+        drift,
     };
     drop(starting);
     tracing::info!(cluster = %enrolled.cluster, "joined; reconciling as soon as there is a desired state");

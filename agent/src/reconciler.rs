@@ -2,6 +2,7 @@
 //!
 //! Level-triggered: nothing is queued but the names of Tenants that are to be looked at, each once.
 
+mod drift;
 mod member;
 mod perform;
 mod tenants;
@@ -27,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chart::ChartCache;
 use crate::clock::{self, Boot};
+use crate::drift::DriftMetrics;
 use crate::events::Events;
 use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER};
 use crate::helm::{Helm, StopHandle};
@@ -37,6 +39,7 @@ use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
 use crate::status::Told;
 use crate::workload;
+use drift::Rounds;
 use perform::{Done, Performer};
 use turns::Turns;
 use watches::{Seen, Watch};
@@ -58,6 +61,8 @@ pub struct Member {
     /// The namespace of the Secret it comes from, which a `clusterRef` may name too.
     pub source_namespace: Option<String>,
     pub client: Client,
+    /// With the rights that helm has, for what is done to the objects of releases.
+    pub helm_client: Client,
     /// The same access, as a file for helm.
     pub kubeconfig: PathBuf,
     /// Our name in the Lease: one process, one name.
@@ -90,6 +95,7 @@ impl std::fmt::Debug for Member {
 pub struct Tools {
     pub helm: Arc<Helm>,
     pub charts: Arc<ChartCache>,
+    pub drift: DriftMetrics,
 }
 
 /// How long running helms may go on when the process is asked to stop.
@@ -162,6 +168,7 @@ pub async fn run(
         calls: Turns::new(CALLS),
         runs: Turns::new(runs),
         wakes: BTreeSet::new(),
+        rounds: Rounds::default(),
         permitted: false,
         problem: None,
         started: Boot::now(),
@@ -227,6 +234,7 @@ struct Reconciler {
     calls: Turns,
     runs: Turns,
     wakes: BTreeSet<(Boot, TenantKey)>,
+    rounds: Rounds,
     permitted: bool,
     problem: Option<String>,
     started: Boot,
@@ -241,6 +249,7 @@ impl Reconciler {
         loop {
             let now = Boot::now();
             self.see_to_member(now);
+            self.see_to_drift(now);
             self.see_to_tenants(now);
             self.report_member(now);
             if self.index.crd() == Some(CrdState::Present) && tenants.is_none() {
@@ -271,6 +280,9 @@ impl Reconciler {
                 Some(done) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => {
                     self.finish(done);
                 }
+                Some(done) = self.rounds.jobs.join_next(), if !self.rounds.jobs.is_empty() => {
+                    self.finish_drift(done);
+                }
                 Some(done) = self.recording.join_next(), if !self.recording.is_empty() => {
                     self.finish_recording(done);
                 }
@@ -295,6 +307,7 @@ impl Reconciler {
         handle.close();
         self.crd_jobs.abort_all();
         self.recording.abort_all();
+        self.rounds.end().await;
         let ended = async { while self.jobs.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, ended).await.is_err() {
             tracing::info!(member = %self.member.name, "asking the running helm processes to stop");
@@ -412,6 +425,7 @@ impl Reconciler {
             .into_iter()
             .chain(expiry)
             .chain(crd.filter(|at| *at > now))
+            .chain(self.rounds.wake())
             .min()
     }
 }

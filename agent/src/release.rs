@@ -1,5 +1,7 @@
 //! Helm's release Secrets: read natively, and marked failed when the helm that wrote one is gone.
 
+pub(crate) mod manifest;
+
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;

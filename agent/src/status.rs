@@ -4,6 +4,8 @@ use jiff::Timestamp;
 use krypton_common::conditions::{self, ClusterState, Phase, Truth, reason};
 use krypton_crds::tenant::{Tenant, TenantStatus};
 
+use crate::drift;
+
 /// An event that is worth telling (reference 1.5, event reasons).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
@@ -105,6 +107,8 @@ pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
     if from != to {
         tell(false, "PhaseSet", &to.to_string());
     }
+    let message = before.map(|state| state.ready.message.as_str());
+    told.extend(drift::found(message, &after.ready.message));
     told
 }
 

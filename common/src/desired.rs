@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::drift::DriftPolicy;
 use crate::fingerprint;
 
 /// Which chart, at which version, with which values. One per fleet.
@@ -88,15 +89,21 @@ pub struct DesiredState {
     /// The member leaves the fleet and its releases with it: each is uninstalled, whatever `chart` says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub retire: bool,
+    #[serde(default, skip_serializing_if = "DriftPolicy::is_default")]
+    pub drift: DriftPolicy,
 }
 
 impl DesiredState {
-    /// A digest of the content, without its version.
+    /// A digest of the content, without its version. What is as it was before there was such a field
+    /// is not part of it, so that agents of that time agree.
     pub fn digest(&self) -> String {
         let mut content = serde_json::json!({ "chart": self.chart, "paused": self.paused });
         // An agent that does not know the order finds another digest, and does nothing.
         if self.retire {
             content["retire"] = Value::Bool(true);
+        }
+        if !self.drift.is_default() {
+            content["drift"] = serde_json::json!(self.drift);
         }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }
@@ -105,6 +112,7 @@ impl DesiredState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drift::DriftMode;
 
     fn chart() -> ChartState {
         ChartState {
@@ -170,6 +178,40 @@ mod tests {
         changed.push(values);
         for other in changed {
             assert_ne!(base, other.fingerprint(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_drift_policy_is_in_the_digest_and_the_record_only_where_it_is_set_and_never_in_the_chart()
+    {
+        let plain = DesiredState {
+            version: Version::default(),
+            chart: chart(),
+            paused: false,
+            retire: false,
+            drift: DriftPolicy::default(),
+        };
+        // As an agent has it that knows nothing of drift.
+        let before = serde_json::json!({ "chart": plain.chart, "paused": false });
+        let before = fingerprint::sha256_hex(before.to_string().as_bytes());
+        assert_eq!(plain.digest(), before);
+        let recorded = serde_json::to_value(&plain).unwrap();
+        assert!(recorded.get("drift").is_none(), "{recorded}");
+        let heals = DesiredState {
+            drift: DriftPolicy {
+                mode: DriftMode::Heal,
+                ..DriftPolicy::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(heals.digest(), plain.digest());
+        assert_eq!(heals.chart.fingerprint(), plain.chart.fingerprint());
+        for state in [plain, heals] {
+            let recorded = serde_json::to_value(&state).unwrap();
+            assert_eq!(
+                serde_json::from_value::<DesiredState>(recorded).unwrap(),
+                state
+            );
         }
     }
 

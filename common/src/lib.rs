@@ -5,6 +5,7 @@ pub mod allowed;
 pub mod bundle;
 pub mod conditions;
 pub mod desired;
+pub mod drift;
 pub mod error_chain;
 pub mod fingerprint;
 pub mod kubeconfig;

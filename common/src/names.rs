@@ -14,6 +14,11 @@ pub const UNINSTALL_FINALIZER: &str = "mesh.openkcm.io/uninstall";
 pub const DELETING_ANNOTATION: &str = "mesh.openkcm.io/deleting";
 /// Annotation, `"true"` stops all writes for a Tenant or an EdgeCluster.
 pub const PAUSED_ANNOTATION: &str = "mesh.openkcm.io/paused";
+/// Annotation on a Tenant, a `DriftMode` for its release in the place of the fleet's; on an object of a
+/// release, `off` leaves it alone.
+pub const DRIFT_ANNOTATION: &str = "mesh.openkcm.io/drift";
+/// Annotation on a Tenant or on an object of its release: JSON pointers to what may differ.
+pub const DRIFT_IGNORE_ANNOTATION: &str = "mesh.openkcm.io/drift-ignore";
 /// Annotation, `"true"` lets a finalizer go and leaves the release where it is.
 pub const ORPHAN_ANNOTATION: &str = "mesh.openkcm.io/orphan";
 /// Label on what the hub has placed on a member, with the value [`MANAGED_BY_HUB`].

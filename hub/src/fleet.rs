@@ -17,6 +17,7 @@ use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{State, TARGET_RESOLVED, Truth, find};
 use krypton_common::desired::ChartState;
+use krypton_common::drift::DriftPolicy;
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
@@ -87,6 +88,8 @@ pub struct Fleet {
     pub home: Option<kube::Config>,
     pub sources: watch::Receiver<Sources>,
     pub given: watch::Receiver<Given>,
+    /// For all members.
+    pub drift: DriftPolicy,
     /// Whether this hub is the one that writes on home.
     pub lead: watch::Receiver<Hold>,
     pub shared: Arc<Shared>,
@@ -113,7 +116,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
     let mut gone: BTreeSet<String> = BTreeSet::new();
-    let mut dealer = Dealer::default();
+    let mut dealer = Dealer::new(fleet.drift);
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
     let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();

@@ -9,6 +9,7 @@ use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::chart::ChartCache;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::drift::DriftMetrics;
 use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish};
 use krypton_agent::helm::{Helm, HelmConfig};
 use krypton_agent::patience::{Settling, patiently};
@@ -116,6 +117,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let found = Arc::new(Found::default());
     let facts = Arc::new(FactsBoard::default());
     let session_metrics = Arc::new(SessionMetrics::default());
+    let drift = DriftMetrics::default();
     let mut tasks = tokio::task::JoinSet::new();
     if let Some(listener) = health_listener {
         tasks.spawn(admin::logged(
@@ -124,7 +126,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         ));
     }
     if let Some(listener) = metrics_listener {
-        let registry = Arc::new(metrics::registry(Arc::clone(&facts), &session_metrics));
+        let registry = Arc::new(metrics::registry(
+            Arc::clone(&facts),
+            &session_metrics,
+            &drift,
+        ));
         tasks.spawn(admin::logged(
             "metrics",
             admin::serve_metrics(listener, registry, stop.clone()),
@@ -185,6 +191,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tools: Tools {
             helm: Arc::new(helm),
             charts: Arc::clone(&charts),
+            drift: drift.clone(),
         },
         voices: Arc::clone(&voices),
         facts,
@@ -269,6 +276,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             home: settings.self_cluster.then(|| chosen.config.clone()),
             sources,
             given: given_rx,
+            drift: settings.drift,
             lead,
             shared,
             members,

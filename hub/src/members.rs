@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use krypton_agent::clock::Boot;
 use krypton_common::desired::{ChartState, DesiredState, Version};
+use krypton_common::drift::DriftPolicy;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -267,6 +268,8 @@ fn refuse(member: &Member, why: &str) {
 /// the one it had (design §3, rule 3).
 #[derive(Debug, Default)]
 pub struct Dealer {
+    /// The same for all.
+    drift: DriftPolicy,
     generation: u64,
     /// The latest for members of each order.
     latest: [Option<Slot>; 4],
@@ -280,6 +283,13 @@ pub struct Order {
 }
 
 impl Dealer {
+    pub fn new(drift: DriftPolicy) -> Self {
+        Self {
+            drift,
+            ..Self::default()
+        }
+    }
+
     /// The slot's next content; `None` when it is as it should be.
     pub fn next(
         &mut self,
@@ -292,6 +302,7 @@ impl Dealer {
         let as_wanted = |slot: &Slot| {
             slot.desired.version.epoch == epoch
                 && (slot.desired.paused, slot.desired.retire) == (order.paused, order.retire)
+                && slot.desired.drift == self.drift
                 && slot.desired.chart == **chart
         };
         if before.is_some_and(as_wanted) {
@@ -315,6 +326,7 @@ impl Dealer {
             chart: (**chart).clone(),
             paused: order.paused,
             retire: order.retire,
+            drift: self.drift,
         };
         let slot = Slot {
             message: Arc::new((&desired).into()),

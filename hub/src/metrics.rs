@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jiff::Timestamp;
+use krypton_agent::drift::DriftMetrics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
@@ -176,8 +177,13 @@ impl Default for SessionMetrics {
 }
 
 /// All metrics, under the prefix `krypton_hub`.
-pub fn registry(facts: Arc<FactsBoard>, sessions: &SessionMetrics) -> Registry {
+pub fn registry(
+    facts: Arc<FactsBoard>,
+    sessions: &SessionMetrics,
+    drift: &DriftMetrics,
+) -> Registry {
     let mut registry = Registry::with_prefix("krypton_hub");
+    drift.register(&mut registry);
     registry.register_collector(Box::new(Members(facts)));
     registry.register(
         "sessions",
@@ -252,7 +258,11 @@ mod tests {
         sessions.certificate("ca", end(4000));
         sessions.enrolment(Outcome::Refused);
         let mut text = String::new();
-        encode(&mut text, &registry(facts, &sessions)).unwrap();
+        encode(
+            &mut text,
+            &registry(facts, &sessions, &DriftMetrics::default()),
+        )
+        .unwrap();
         for line in [
             "krypton_hub_agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"} 1000",
             "krypton_hub_access_expiry_timestamp_seconds{member=\"edge-2\"} 2000",

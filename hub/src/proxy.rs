@@ -423,6 +423,7 @@ async fn reconcile(
             .as_ref()
             .and_then(|origin| origin.namespace.clone()),
         client: reached.client.clone(),
+        helm_client: reached.helm_client.clone(),
         kubeconfig: reached.kubeconfig().to_owned(),
         // Two members that lead to one cluster must not take each other for themselves.
         holder: format!("{}/{name}", shared.holder),

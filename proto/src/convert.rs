@@ -2,6 +2,7 @@
 
 use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::desired::{ChartState, DesiredState, Version};
+use krypton_common::drift::DriftPolicy;
 use krypton_common::member::MemberReport;
 use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
 use krypton_common::root_digest::{ROOTS_MAX, RootDigest};
@@ -74,6 +75,7 @@ impl From<&DesiredState> for v1::Desired {
             chart,
             paused,
             retire,
+            drift,
         } = desired;
         let ChartState {
             repo,
@@ -94,6 +96,10 @@ impl From<&DesiredState> for v1::Desired {
             paused: *paused,
             retire: *retire,
             digest: desired.digest(),
+            drift: (!drift.is_default()).then(|| v1::Drift {
+                mode: drift.mode.to_string(),
+                interval_seconds: drift.interval_seconds,
+            }),
         }
     }
 }
@@ -108,7 +114,9 @@ impl TryFrom<v1::Desired> for DesiredState {
             paused,
             retire,
             digest,
+            drift,
         } = desired;
+        let drift = drift.map(DriftPolicy::try_from).transpose()?;
         let chart = chart.ok_or(WireError::Missing("the chart"))?;
         let read = Self {
             version: version
@@ -123,6 +131,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             },
             paused,
             retire,
+            drift: drift.unwrap_or_default(),
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
         if read.digest() == digest {
@@ -130,6 +139,18 @@ impl TryFrom<v1::Desired> for DesiredState {
         } else {
             Err(WireError::Digest)
         }
+    }
+}
+
+impl TryFrom<v1::Drift> for DriftPolicy {
+    type Error = WireError;
+
+    fn try_from(drift: v1::Drift) -> Result<Self, WireError> {
+        let mode = drift.mode.parse();
+        Ok(Self {
+            mode: mode.map_err(|_| WireError::Name("the mode of drift"))?,
+            interval_seconds: drift.interval_seconds,
+        })
     }
 }
 
@@ -283,6 +304,7 @@ fn text(mut text: String, max: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use krypton_common::drift::DriftMode;
     use proptest::prelude::*;
 
     use super::*;
@@ -304,6 +326,10 @@ mod tests {
             },
             paused: true,
             retire: false,
+            drift: DriftPolicy {
+                mode: DriftMode::Heal,
+                interval_seconds: 60,
+            },
         }
     }
 
@@ -370,6 +396,20 @@ mod tests {
         assert!(matches!(
             DesiredState::try_from(sent),
             Err(WireError::Digest)
+        ));
+        let mut sent = v1::Desired::from(&desired());
+        sent.drift = None;
+        assert!(matches!(
+            DesiredState::try_from(sent),
+            Err(WireError::Digest)
+        ));
+        let mut sent = v1::Desired::from(&desired());
+        if let Some(drift) = &mut sent.drift {
+            drift.mode = "mend".to_owned();
+        }
+        assert!(matches!(
+            DesiredState::try_from(sent),
+            Err(WireError::Name(_))
         ));
         let mut sent = v1::Desired::from(&desired());
         sent.chart = None;

@@ -196,6 +196,7 @@ fn desired_state() -> DesiredState {
         chart: chart(),
         paused: false,
         retire: false,
+        drift: krypton_common::drift::DriftPolicy::default(),
     }
 }
 

@@ -33,6 +33,8 @@ use tempfile::TempDir;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
+/// Drift is looked for often.
+const HEALS: [&str; 1] = ["--set=extraArgs={--drift=heal,--drift-interval=2s}"];
 const SCHEMA_VERSION: &str = "mesh.openkcm.io/schema-version";
 
 /// Krypton's own account and helm's.
@@ -123,6 +125,29 @@ async fn repaired(edge: &Cluster, desk: &Desk, tenant: &str) {
         .await
         .unwrap();
     desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+}
+
+/// Deletes an object of the Tenant's release, and waits until the agent has made it again, as helm.
+async fn healed(edge: &Cluster, tenant: &str) {
+    let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
+    let delete = ["delete", "configmap", &release, "-n", &namespace];
+    edge.kubectl(delete).await.unwrap();
+    let [agent, helm] = <[String; 2]>::try_from(accounts(OwnChart::Agent)).unwrap();
+    eventually("the object to be made again", PATIENCE, async || {
+        let as_helm = edge.audited().await?.into_iter().any(|request| {
+            // Helm itself has written it before.
+            let own = request.user_agent.starts_with("krypton-agent/");
+            let by_agent = own && request.user.username == agent;
+            let helm = request
+                .impersonated_user
+                .is_some_and(|user| user.username == helm);
+            by_agent && helm && request.verb == "patch" && request.object.name == release
+        });
+        let get = ["get", "configmap", &release, "-n", &namespace];
+        Ok((as_helm && edge.kubectl(get).await.is_ok()).then_some(()))
+    })
+    .await
+    .unwrap();
 }
 
 /// Deletes the CRD under its Tenants, and waits until it and this one are back.
@@ -236,7 +261,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
     let (of_hub, of_agent) = (accounts(OwnChart::Hub), accounts(OwnChart::Agent));
 
     OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.0.0", &[]))
+        .install(&home, hub_values(&repository, "1.0.0", &HEALS))
         .await
         .unwrap();
     let mut hub = HubPod::start(&home, None).await.unwrap();
@@ -263,7 +288,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
     hub.hub.stop().await.unwrap();
     let stale = stale_token(&home).await;
     OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.1.0", &[]))
+        .install(&home, hub_values(&repository, "1.1.0", &HEALS))
         .await
         .unwrap();
     hub = HubPod::start(&home, Some(&hub)).await.unwrap();
@@ -318,6 +343,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
         .unwrap();
 
     repaired(&edge, &at_edge, "beta").await;
+    healed(&edge, "beta").await;
     rescued(&edge, &at_edge, "beta").await;
     rescued(&home, &desk, "acme").await;
 

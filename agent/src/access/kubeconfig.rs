@@ -12,6 +12,7 @@ use kube::config::{
 use tempfile::TempPath;
 
 use super::ServiceAccount;
+use super::service_account::impersonate;
 
 const NAME: &str = "self";
 const PEM_LINE: usize = 64;
@@ -34,16 +35,14 @@ pub enum RenderError {
 /// Certificates and keys are inline. A token file stays a path, as its content is replaced every
 /// few minutes. TLS is verified unless `config` itself does not.
 ///
-/// Whoever reads it acts as `account`, if one is given, with the groups that the apiserver knows it
-/// has (<https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/>).
+/// Whoever reads it acts as `account`, if one is given.
 pub fn kubeconfig_yaml(
     config: &Config,
     account: Option<&ServiceAccount>,
 ) -> Result<String, RenderError> {
     let mut user = with_inline_files(config.auth_info.clone())?;
     if let Some(account) = account {
-        user.impersonate = Some(account.to_string());
-        user.impersonate_groups = None;
+        impersonate(&mut user, account);
     }
     let cluster = Cluster {
         server: Some(config.cluster_url.to_string()),

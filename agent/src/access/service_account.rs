@@ -3,6 +3,8 @@
 use std::fmt;
 
 use krypton_common::names::{is_dns_label, is_dns_subdomain};
+use kube::Config;
+use kube::config::AuthInfo;
 
 /// A service account of the cluster that is acted on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,20 @@ impl ServiceAccount {
             name: name.to_owned(),
         })
     }
+}
+
+/// The same cluster as `account`, with our credential; `None` without an account.
+pub fn acting_as(config: &Config, account: Option<&ServiceAccount>) -> Option<Config> {
+    let mut config = config.clone();
+    impersonate(&mut config.auth_info, account?);
+    Some(config)
+}
+
+/// With the groups that the apiserver knows it has
+/// (<https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/>).
+pub(super) fn impersonate(user: &mut AuthInfo, account: &ServiceAccount) {
+    user.impersonate = Some(account.to_string());
+    user.impersonate_groups = None;
 }
 
 /// As a user name of Kubernetes.

@@ -331,6 +331,7 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     Plan {
         wake,
         applied_chart: (!quiet).then(|| view.desired.chart.applied_name()),
+        settled: true,
         ..Plan::new(action, settled)
     }
 }

@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{Truth, reason};
 use krypton_common::desired::{ChartState, DesiredState, Version};
+use krypton_common::drift::DriftMode;
 use krypton_common::names;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use proptest::prelude::*;
@@ -70,6 +71,7 @@ fn world() -> World {
             },
             paused: false,
             retire: false,
+            drift: krypton_common::drift::DriftPolicy::default(),
         },
         now: Boot(Duration::from_secs(10_000)),
         policy: Policy {
@@ -709,4 +711,87 @@ proptest! {
         // The same world gives the same plan.
         prop_assert_eq!(plan, w.plan());
     }
+}
+
+fn drifting(mode: DriftMode) -> World {
+    let mut w = world().deployed();
+    w.desired.drift.mode = mode;
+    w
+}
+
+#[test]
+fn only_a_release_that_is_settled_and_may_be_written_to_is_looked_at_for_drift() {
+    let wanted = |w: &World| w.plan().drift.map(|wanted| wanted.mode);
+    assert_eq!(wanted(&drifting(DriftMode::Off)), None);
+    for mode in [DriftMode::Warn, DriftMode::Heal] {
+        assert_eq!(wanted(&drifting(mode)), Some(mode));
+        let mut w = drifting(mode);
+        w.unready = Some("0 of 1 available".to_owned());
+        w.memory.said = Some(failed_to_stay_ready());
+        assert_eq!(
+            wanted(&w),
+            Some(mode),
+            "what is not ready may be so by drift"
+        );
+        let mut w = drifting(mode);
+        w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+        assert_eq!(wanted(&w), None);
+        let mut w = drifting(mode);
+        w.desired.paused = true;
+        assert_eq!(wanted(&w), None);
+        let mut w = drifting(mode);
+        w.desired.chart.version = "2.0.0".to_owned();
+        assert_eq!(wanted(&w), None, "an upgrade comes first");
+        let mut w = drifting(mode);
+        w.unready = Some("0 of 1 available".to_owned());
+        assert_eq!(wanted(&w), None, "it is being rolled out");
+        let mut w = drifting(mode);
+        w.revisions = vec![w.ours(1, Status::PendingUpgrade)];
+        assert_eq!(wanted(&w), None);
+    }
+    let mut w = drifting(DriftMode::Off);
+    let annotations = w.tenant.metadata.annotations.get_or_insert_default();
+    annotations.insert(names::DRIFT_ANNOTATION.to_owned(), "heal".to_owned());
+    assert_eq!(wanted(&w), Some(DriftMode::Heal));
+}
+
+fn failed_to_stay_ready() -> ClusterState {
+    ClusterState {
+        ready: state(Truth::False, reason::NOT_READY, "0 of 1 available"),
+        progress: None,
+        error: None,
+    }
+}
+
+#[test]
+fn drift_is_said_as_long_as_it_was_seen_in_this_revision_and_a_restart_forgets_nothing() {
+    let said = |w: &World| w.plan().state.ready.message;
+    let mut w = drifting(DriftMode::Warn);
+    let plain = said(&w);
+    let drifted = |revision: u32, words: Option<&str>| Drifted {
+        revision,
+        words: words.map(str::to_owned),
+    };
+    w.memory.drift = Some(drifted(1, Some("x is deleted")));
+    let plan = w.plan();
+    assert_eq!(plan.state.ready.truth, Truth::True);
+    assert_eq!(
+        plan.state.ready.message,
+        format!("{plain}; drift: x is deleted")
+    );
+    // What was said is what is said again.
+    w.memory.said = Some(plan.state.clone());
+    assert_eq!(w.plan().state, plan.state);
+    w.memory.drift = None;
+    assert_eq!(w.plan().state, plan.state, "another process has seen it");
+    w.memory.drift = Some(drifted(2, None));
+    assert_eq!(w.plan().state, plan.state, "of another revision");
+    w.memory.drift = Some(drifted(1, None));
+    assert_eq!(said(&w), plain);
+    w.memory.drift = Some(drifted(1, Some("x is deleted")));
+    w.desired.drift.mode = DriftMode::Off;
+    assert_eq!(said(&w), plain);
+    let annotations = w.tenant.metadata.annotations.get_or_insert_default();
+    annotations.insert(names::DRIFT_ANNOTATION.to_owned(), "Heal".to_owned());
+    assert!(said(&w).contains("off, warn or heal"), "{}", said(&w));
 }

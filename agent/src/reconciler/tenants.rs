@@ -40,6 +40,7 @@ impl Reconciler {
     fn look_at(&mut self, key: &TenantKey, now: Boot) {
         let (call, run) = (self.calls.leave(key), self.runs.leave(key));
         let Some(tenant) = self.index.tenants.get(key).cloned() else {
+            self.rounds.forget(key);
             if self.slots.get(key).is_none_or(|slot| !slot.busy) {
                 self.slots.remove(key);
                 self.board.tenant(key, None);
@@ -132,7 +133,13 @@ impl Reconciler {
             };
             self.board.tenant(key, Some(report));
         }
+        let newest = revisions.last().map(|newest| (*newest).clone());
+        let revision = newest.as_ref().map(|newest| newest.revision);
+        if self.drift_first(key, &plan, revision, now) {
+            return;
+        }
         if plan.action == Action::Nothing && !self.news(key, &tenant, &plan) {
+            self.begin_drift(key, &tenant, plan, (&release_key, revision), now);
             return;
         }
         let (turns, place) = match waits_for_helm(&plan.action) {
@@ -144,7 +151,7 @@ impl Reconciler {
         };
         let job = Job {
             key: key.clone(),
-            newest: revisions.last().map(|newest| (*newest).clone()),
+            newest,
             tenant,
             plan,
             told,

@@ -99,6 +99,7 @@ fn desired(generation: u64) -> DesiredState {
         },
         paused: false,
         retire: false,
+        drift: krypton_common::drift::DriftPolicy::default(),
     }
 }
 

@@ -46,6 +46,8 @@ enum ReachError {
 /// A member that can be talked to. All of it is freed when it is dropped.
 pub(super) struct Reached {
     pub(super) client: Client,
+    /// With the rights that helm has there.
+    pub(super) helm_client: Client,
     kubeconfig: TempPath,
     /// What the client was made from; `None`: home itself.
     pub(super) origin: Option<Origin>,
@@ -96,13 +98,21 @@ pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reache
     };
     let reached = made.and_then(|(config, yaml)| {
         let refused = Arc::new(Notify::new());
+        // Helm has an account of its own on home only.
+        let account = shared.helm_account.as_ref().filter(|_| origin.is_none());
+        let as_helm = access::acting_as(&config, account);
         let client = home::client_watched(config, Arc::clone(&refused));
         let client = client.map_err(ReachError::Client)?;
+        let helm_client = match as_helm {
+            Some(config) => home::client(config).map_err(ReachError::Client)?,
+            None => client.clone(),
+        };
         let kubeconfig = access::write_kubeconfig(&shared.scratch, &yaml)
             .map_err(|error| ReachError::Write(shared.scratch.clone(), error))?;
         let doubting = tokio::spawn(doubt(Arc::clone(shared), origin.clone(), refused));
         Ok(Reached {
             client,
+            helm_client,
             kubeconfig,
             origin,
             first_hop,

@@ -128,6 +128,12 @@ pub struct Flags {
     /// YAML file with values for the chart; an edit reaches every member without a restart.
     #[arg(long, value_name = "FILE", help_heading = "Chart")]
     pub chart_values_file: Option<String>,
+    /// What is done where a release is no longer as its chart has it: off, warn (told on the Tenant) or heal (put right). A Tenant may have another by annotation mesh.openkcm.io/drift.
+    #[arg(long, value_name = "MODE", help_heading = "Chart")]
+    pub drift: Option<String>,
+    /// How long after a look at a release for drift the next one comes, give or take a fifth.
+    #[arg(long, value_name = "DURATION", help_heading = "Chart")]
+    pub drift_interval: Option<String>,
 
     /// The helm program, version 4.2.4 or newer: a path, or a name looked up in PATH.
     #[arg(long, value_name = "PROGRAM", help_heading = "Helm")]

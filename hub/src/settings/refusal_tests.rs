@@ -127,6 +127,13 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "flag --helm-timeout",
             "a duration from 1s to 24h",
         ),
+        (&["--drift=on"], &[], "flag --drift", "off, warn or heal"),
+        (
+            &["--drift-interval=0s"],
+            &[],
+            "flag --drift-interval",
+            "a duration from 1s to 24h",
+        ),
         (
             &["--retry-max=25h"],
             &[],

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use krypton_common::bundle::split_address;
+use krypton_common::drift::DriftPolicy;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
 use krypton_common::telemetry::LogFormat;
@@ -52,6 +53,7 @@ pub(super) fn resolve(
         chart: inputs.chart(flags)?,
         chart_values_file: inputs.path("chart-values-file", &flags.chart_values_file),
         allow_chart_skip: inputs.allow_chart_skip(),
+        drift: inputs.drift(flags)?,
         helm,
         retry_max: inputs.duration("retry-max", &flags.retry_max)?,
         check_interval: inputs.check_interval(),
@@ -403,6 +405,17 @@ impl Inputs<'_> {
             name: name.text,
             version: self.text("chart-version", &flags.chart_version).text,
             install_crds: self.boolean("chart-install-crds", &flags.chart_install_crds)?,
+        })
+    }
+
+    fn drift(&mut self, flags: &Flags) -> Result<DriftPolicy, SettingsError> {
+        let given = self.text("drift", &flags.drift);
+        let mode = given.text.parse();
+        let interval = self.duration("drift-interval", &flags.drift_interval)?;
+        Ok(DriftPolicy {
+            mode: mode.map_err(|_| given.invalid("a mode", "write off, warn or heal"))?,
+            // At most a day.
+            interval_seconds: u32::try_from(interval.as_secs()).unwrap_or(u32::MAX),
         })
     }
 

@@ -235,6 +235,8 @@ pub const ROWS: &[Row] = &[
         "G1/G2: as here. HEAD: no such flag, and no CRDs.",
     ),
     flag("chart-values-file", &[], "", NEW),
+    flag("drift", &["KRYPTON_DRIFT"], "off", NEW),
+    flag("drift-interval", &["KRYPTON_DRIFT_INTERVAL"], "10m", NEW),
     flag("helm", &[], "helm", "new; the original had Helm built in"),
     flag(
         "helm-service-account",

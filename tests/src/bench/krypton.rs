@@ -78,7 +78,7 @@ pub(crate) struct Rest {
     pub(crate) neighbours: f64,
 }
 
-struct Setup {
+pub(crate) struct Setup {
     hub: Hub,
     /// None where the hub does the work.
     agent: Option<Agent>,
@@ -98,13 +98,18 @@ pub(crate) async fn measure(
         Mode::Proxy | Mode::SelfCluster => "hub",
     };
     say(&format!("{size} Tenants: starting home, edge, {by}"));
-    let mut setup = Setup::start(mode, repository).await?;
+    let mut setup = Setup::start(mode, repository, &[]).await?;
     let outcome = setup.measure(size, idle).await;
     outcome.map_err(|error| with_log(error, setup.actor()))
 }
 
 impl Setup {
-    async fn start(mode: Mode, repository: &ChartRepository) -> Result<Self> {
+    /// The hub gets `more` flags.
+    pub(crate) async fn start(
+        mode: Mode,
+        repository: &ChartRepository,
+        more: &[String],
+    ) -> Result<Self> {
         let (home, edge) = tokio::try_join!(
             Cluster::start("home", Parts::ControlPlane),
             Cluster::start(EDGE, Parts::WithPods),
@@ -125,7 +130,7 @@ impl Setup {
             "--self-cluster=false".to_owned(),
             format!("--max-concurrent-helm={AT_ONCE}"),
         ];
-        let mut hub = Hub::start(&HubOptions::new(&at_home).args(flags))?;
+        let mut hub = Hub::start(&HubOptions::new(&at_home).args(flags).args(more))?;
         let desk = Desk::at(&home);
         let agent = if mode == Mode::Agent {
             hub.ready(PATIENCE).await?;
@@ -157,7 +162,7 @@ impl Setup {
     }
 
     /// Who does the work on the edge.
-    fn actor(&self) -> &Daemon {
+    pub(crate) fn actor(&self) -> &Daemon {
         match &self.agent {
             Some(agent) => agent,
             None => &self.hub,
@@ -205,7 +210,7 @@ impl Setup {
     }
 
     /// Creates Tenants at once and waits until each is Ready and helm has ended.
-    async fn install(&self, numbers: Range<u32>) -> Result<Work> {
+    pub(crate) async fn install(&self, numbers: Range<u32>) -> Result<Work> {
         let count = numbers.end - numbers.start;
         let client = self.edge.client();
         let tenants: Api<Tenant> = Api::namespaced(client.clone(), NAMESPACE);
@@ -238,7 +243,7 @@ impl Setup {
         })
     }
 
-    async fn rest(&self, idle: Duration) -> Result<Rest> {
+    pub(crate) async fn rest(&self, idle: Duration) -> Result<Rest> {
         let (edge, home) = self.traffic().await?;
         let neighbours = Neighbours::watch(self.known()?)?;
         tokio::time::sleep(idle).await;
@@ -269,7 +274,7 @@ impl Setup {
 }
 
 /// A daemon's folder goes with it, and so its log.
-fn with_log(error: anyhow::Error, daemon: &Daemon) -> anyhow::Error {
+pub(crate) fn with_log(error: anyhow::Error, daemon: &Daemon) -> anyhow::Error {
     anyhow!("{error:#}\nits log ends:\n{}", log_end(daemon.log_path()))
 }
 

@@ -8,6 +8,8 @@
 mod arrivals;
 #[path = "../bench/cut.rs"]
 mod cut;
+#[path = "../bench/drift.rs"]
+mod drift;
 #[path = "../bench/fan_out.rs"]
 mod fan_out;
 #[path = "../bench/fan_out_report.rs"]
@@ -62,6 +64,8 @@ struct Args {
 enum Only {
     /// Many Tenants at once on one edge, and beside it plain helm
     Edge(EdgeOptions),
+    /// What it costs an agent to look for drift
+    Drift(drift::Options),
     /// Many simulated agents on one hub
     FanOut(fan_out::Options),
     /// Agents beside some that flood the hub
@@ -102,11 +106,13 @@ async fn measure_all(args: Args) -> Result<()> {
     println!("{}", machine::describe().await?);
     match args.only {
         Some(Only::Edge(options)) => measure_edge(&options).await,
+        Some(Only::Drift(options)) => measure_drift(&options).await,
         Some(Only::FanOut(options)) => measure_fan_out(&options).await,
         Some(Only::Flood(options)) => measure_flood(&options).await,
         Some(Only::Cut(options)) => measure_cut(&options).await,
         None => {
             measure_edge(&by_default()?).await?;
+            measure_drift(&by_default()?).await?;
             measure_fan_out(&by_default()?).await?;
             measure_flood(&by_default()?).await?;
             measure_cut(&by_default()?).await
@@ -132,6 +138,16 @@ async fn measure_edge(options: &EdgeOptions) -> Result<()> {
             measured.with_context(|| format!("{size} Tenants: not done in {limit:?}"))??;
         println!("{}", report::render(&measured));
     }
+    Ok(())
+}
+
+async fn measure_drift(options: &drift::Options) -> Result<()> {
+    let repository = ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await?;
+    let limit = OVERHEAD + Duration::from_secs(2 * options.seconds) + 2 * patience(options.tenants);
+    let measuring = Box::pin(drift::measure(options, &repository));
+    let measured = tokio::time::timeout(limit, measuring).await;
+    let measured = measured.with_context(|| format!("drift: not done in {limit:?}"))??;
+    println!("{}", drift::render(&measured));
     Ok(())
 }
 

@@ -1,0 +1,48 @@
+//! JSON pointers (RFC 6901), with `*` for any one step.
+
+/// One step of a pointer, with its escapes undone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Any,
+    Of(String),
+}
+
+/// The steps of a pointer; `None` when it is none. The pointer to the whole is empty.
+pub(super) fn steps(pointer: &str) -> Option<Vec<Step>> {
+    if pointer.is_empty() {
+        return Some(Vec::new());
+    }
+    let read = |step: &str| match step {
+        "*" => Step::Any,
+        step => Step::Of(step.replace("~1", "/").replace("~0", "~")),
+    };
+    Some(pointer.strip_prefix('/')?.split('/').map(read).collect())
+}
+
+/// One step as it is written.
+pub(super) fn escaped(step: &str) -> String {
+    step.replace('~', "~0").replace('/', "~1")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_step_is_read_as_it_was_written(step in "[^*]{0,12}") {
+            let read = steps(&format!("/{}", escaped(&step)));
+            prop_assert_eq!(read, Some(vec![Step::Of(step)]));
+        }
+    }
+
+    #[test]
+    fn what_does_not_begin_at_the_root_is_none() {
+        assert_eq!(steps("spec/replicas"), None);
+        assert_eq!(steps(""), Some(Vec::new()));
+        let any = steps("/webhooks/*/x").unwrap();
+        assert_eq!(any[1], Step::Any);
+    }
+}

@@ -1,0 +1,397 @@
+//! Looks for drift: one release of the member at a time, none while anything else is done for its Tenant.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_common::error_chain::chain;
+use krypton_common::tenant::TenantKey;
+use krypton_crds::tenant::Tenant;
+use kube::api::Api;
+use serde_json::Value;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::Reconciler;
+use super::perform::Performer;
+use crate::clock::Boot;
+use crate::drift::look::{LookError, Notes, Task, look as drift_of};
+use crate::drift::{Seen, Wanted, described, told};
+use crate::index::{ReleaseKey, Revision};
+use crate::plan::{Action, Drifted, Plan};
+use crate::release::{Status, manifest, secret_name};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// When each release is looked at. After a start the first looks are spread over a whole interval.
+#[derive(Debug, Default)]
+struct Schedule {
+    due: BTreeSet<(Boot, TenantKey)>,
+    times: BTreeMap<TenantKey, Boot>,
+    /// Whose turn it is.
+    next: Option<TenantKey>,
+}
+
+impl Schedule {
+    /// It is to be looked at within an interval, if it is not so already.
+    fn enter(&mut self, key: &TenantKey, interval: Duration, now: Boot, chance: f64) {
+        let soon = |at: &Boot| *at <= Boot(now.0 + interval.mul_f64(1.2));
+        if self.next.as_ref() != Some(key) && !self.times.get(key).is_some_and(soon) {
+            self.at(key, Boot(now.0 + interval.mul_f64(chance)));
+        }
+    }
+
+    /// A look begins: the next one comes after an interval, give or take a fifth.
+    fn begun(&mut self, key: &TenantKey, interval: Duration, now: Boot, chance: f64) {
+        self.next.take_if(|next| next == key);
+        self.at(key, Boot(now.0 + interval.mul_f64(0.8 + 0.4 * chance)));
+    }
+
+    fn at(&mut self, key: &TenantKey, at: Boot) {
+        self.leave(key);
+        self.times.insert(key.clone(), at);
+        self.due.insert((at, key.clone()));
+    }
+
+    fn leave(&mut self, key: &TenantKey) {
+        self.next.take_if(|next| next == key);
+        if let Some(at) = self.times.remove(key) {
+            self.due.remove(&(at, key.clone()));
+        }
+    }
+
+    /// Whose turn it is now.
+    fn turn(&mut self, now: Boot) -> Option<&TenantKey> {
+        if self.next.is_none()
+            && let Some((at, key)) = self.due.first().cloned()
+            && at <= now
+        {
+            self.leave(&key);
+            self.next = Some(key);
+        }
+        self.next.as_ref()
+    }
+
+    fn wake(&self) -> Option<Boot> {
+        let first = self.due.first().map(|(at, _)| *at);
+        first.filter(|_| self.next.is_none())
+    }
+}
+
+/// The one look that goes on.
+#[derive(Debug)]
+struct Running {
+    key: TenantKey,
+    revision: u32,
+    cancel: CancellationToken,
+}
+
+/// The member's looks.
+#[derive(Default)]
+pub(super) struct Rounds {
+    schedule: Schedule,
+    running: Option<Running>,
+    /// With the look while one goes on.
+    notes: Option<Box<Notes>>,
+    pub(super) jobs: JoinSet<Box<Looked>>,
+}
+
+/// What one look is for.
+pub(super) struct Look {
+    key: TenantKey,
+    tenant: Arc<Tenant>,
+    release: ReleaseKey,
+    revision: u32,
+    wanted: Wanted,
+    cancel: CancellationToken,
+    notes: Box<Notes>,
+}
+
+/// What came of it.
+pub(super) struct Looked {
+    key: TenantKey,
+    notes: Box<Notes>,
+    drifted: Option<Drifted>,
+}
+
+impl Rounds {
+    /// When a release is due; a look that goes on says itself when it has ended.
+    pub(super) fn wake(&self) -> Option<Boot> {
+        self.schedule.wake().filter(|_| self.running.is_none())
+    }
+
+    pub(super) fn forget(&mut self, key: &TenantKey) {
+        self.schedule.leave(key);
+        self.call_off(key);
+    }
+
+    fn call_off(&self, key: &TenantKey) -> bool {
+        let running = self.running.as_ref().filter(|running| running.key == *key);
+        running.inspect(|running| running.cancel.cancel()).is_some()
+    }
+
+    /// Calls off the look that goes on, and waits for its last request.
+    pub(super) async fn end(&mut self) {
+        if let Some(running) = &self.running {
+            running.cancel.cancel();
+        }
+        while self.jobs.join_next().await.is_some() {}
+    }
+}
+
+impl Reconciler {
+    /// Whoever is due is looked at next.
+    pub(super) fn see_to_drift(&mut self, now: Boot) {
+        if self.rounds.running.is_none()
+            && let Some(key) = self.rounds.schedule.turn(now)
+        {
+            self.dirty.insert(key.clone());
+        }
+    }
+
+    /// Enters the Tenant for looks, or takes it out. Whether a look at it has to end first, since there is
+    /// something else to do.
+    pub(super) fn drift_first(
+        &mut self,
+        key: &TenantKey,
+        plan: &Plan,
+        revision: Option<u32>,
+        now: Boot,
+    ) -> bool {
+        let idle = plan.action == Action::Nothing;
+        let rounds = &mut self.rounds;
+        match &plan.drift {
+            Some(wanted) => rounds
+                .schedule
+                .enter(key, interval(wanted), now, rand::random()),
+            None => rounds.schedule.leave(key),
+        }
+        let same = rounds
+            .running
+            .as_ref()
+            .is_none_or(|running| running.key != *key || Some(running.revision) == revision);
+        if idle && plan.drift.is_some() && same {
+            return false;
+        }
+        rounds.call_off(key) && !idle
+    }
+
+    /// Begins a look where it is the Tenant's turn.
+    pub(super) fn begin_drift(
+        &mut self,
+        key: &TenantKey,
+        tenant: &Arc<Tenant>,
+        plan: Plan,
+        (release, revision): (&ReleaseKey, Option<u32>),
+        now: Boot,
+    ) {
+        let rounds = &mut self.rounds;
+        let (Some(wanted), Some(revision)) = (plan.drift, revision) else {
+            return;
+        };
+        if rounds.running.is_some() || rounds.schedule.next.as_ref() != Some(key) {
+            return;
+        }
+        rounds
+            .schedule
+            .begun(key, interval(&wanted), now, rand::random());
+        let cancel = CancellationToken::new();
+        let mut notes = rounds.notes.take().unwrap_or_default();
+        notes.keep(|release| self.index.claimed(release));
+        rounds.running = Some(Running {
+            key: key.clone(),
+            revision,
+            cancel: cancel.clone(),
+        });
+        let look = Box::new(Look {
+            key: key.clone(),
+            tenant: Arc::clone(tenant),
+            release: release.clone(),
+            revision,
+            wanted,
+            cancel,
+            notes,
+        });
+        rounds.jobs.spawn(Arc::clone(&self.performer).look(look));
+    }
+
+    pub(super) fn finish_drift(&mut self, done: Result<Box<Looked>, JoinError>) {
+        let running = self.rounds.running.take();
+        match done {
+            Ok(looked) => {
+                self.rounds.notes = Some(looked.notes);
+                if let Some(slot) = self.slots.get_mut(&looked.key)
+                    && looked.drifted.is_some()
+                {
+                    slot.memory.drift = looked.drifted;
+                }
+                self.dirty.insert(looked.key);
+            }
+            Err(error) => {
+                tracing::error!(%error, member = %self.member.name, "a look for drift ended badly");
+                self.dirty.extend(running.map(|running| running.key));
+            }
+        }
+    }
+}
+
+fn interval(wanted: &Wanted) -> Duration {
+    Duration::from_secs(wanted.interval_seconds.into())
+}
+
+impl Performer {
+    async fn look(self: Arc<Self>, mut look: Box<Look>) -> Box<Looked> {
+        let seen = self.look_at(&mut look).await;
+        let drifted = match seen {
+            Ok(Some(seen)) => {
+                for told in told(&seen) {
+                    self.events.tell(&look.tenant, told);
+                }
+                Some(Drifted {
+                    revision: seen.revision,
+                    words: described(&seen),
+                })
+            }
+            // It is another release by now.
+            Ok(None) => None,
+            Err(problem) => {
+                tracing::info!(member = %self.member.name, tenant = %look.key, %problem,
+                    "a look for drift came to nothing; the next one comes in its time");
+                None
+            }
+        };
+        Box::new(Looked {
+            key: look.key,
+            notes: look.notes,
+            drifted,
+        })
+    }
+
+    async fn look_at(&self, look: &mut Look) -> Result<Option<Seen>, String> {
+        let Some((manifest, unread)) = self.manifest(look).await? else {
+            return Ok(None);
+        };
+        if unread > 0 {
+            tracing::warn!(member = %self.member.name, tenant = %look.key, unread,
+                "documents of the release's manifest cannot be read and are not looked at");
+        }
+        let task = Task {
+            client: &self.member.helm_client,
+            release: &look.release,
+            revision: look.revision,
+            wanted: &look.wanted,
+            metrics: &self.tools.drift,
+            cancel: &look.cancel,
+            may_write: &|| self.may_write(),
+        };
+        let looking = Box::pin(drift_of(&task, &mut look.notes, &manifest));
+        match looking.await {
+            Ok(seen) => Ok(Some(seen)),
+            Err(LookError::CalledOff) => Ok(None),
+            Err(error) => Err(error.text()),
+        }
+    }
+
+    /// The manifest of the revision, if that is still what is deployed.
+    async fn manifest(&self, look: &Look) -> Result<Option<(Vec<Value>, usize)>, String> {
+        let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &look.release.namespace);
+        let name = secret_name(&look.release.name, look.revision);
+        self.tools.drift.requests.inc();
+        let secret = tokio::time::timeout(DEADLINE, api.get_opt(&name)).await;
+        let secret = match secret {
+            Ok(Ok(Some(secret))) => secret,
+            Ok(Ok(None)) => return Ok(None),
+            Ok(Err(error)) => return Err(format!("reading Secret {name}: {}", chain(&error))),
+            Err(_) => {
+                let seconds = DEADLINE.as_secs();
+                return Err(format!(
+                    "reading Secret {name}: no answer within {seconds} s"
+                ));
+            }
+        };
+        let deployed = Revision::of(&secret.metadata)
+            .is_some_and(|(_, revision)| revision.status == Status::Deployed);
+        if !deployed {
+            return Ok(None);
+        }
+        // A megabyte of YAML takes tens of milliseconds, which nobody else is to wait for.
+        let read = tokio::task::spawn_blocking(move || manifest::objects(&secret));
+        let read = read.await.map_err(|error| chain(&error))?;
+        read.map(Some).map_err(|error| chain(&error))
+    }
+
+    fn may_write(&self) -> bool {
+        self.stop.is_open() && self.hold.borrow().may_start(Boot::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(600);
+
+    fn key(number: u32) -> TenantKey {
+        TenantKey {
+            namespace: "default".to_owned(),
+            name: format!("t{number:03}"),
+        }
+    }
+
+    fn at(seconds: u64) -> Boot {
+        Boot(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn the_first_looks_are_spread_over_an_interval_and_each_has_its_turn_in_every_one() {
+        let mut schedule = Schedule::default();
+        for number in 0..100 {
+            let chance = f64::from(number) / 100.0;
+            schedule.enter(&key(number), INTERVAL, at(0), chance);
+        }
+        let mut looks: BTreeMap<TenantKey, u32> = BTreeMap::new();
+        let mut most = 0;
+        for second in 0..=6000 {
+            let mut now = 0;
+            while let Some(next) = schedule.turn(at(second)).cloned() {
+                *looks.entry(next.clone()).or_default() += 1;
+                schedule.begun(&next, INTERVAL, at(second), 0.5);
+                now += 1;
+            }
+            most = most.max(now);
+        }
+        assert!(most <= 1, "{most}");
+        assert!(
+            looks.values().all(|looks| (9..=11).contains(looks)),
+            "{looks:?}"
+        );
+    }
+
+    #[test]
+    fn to_be_entered_again_changes_nothing_but_where_the_interval_is_shorter_now() {
+        let mut schedule = Schedule::default();
+        schedule.enter(&key(1), INTERVAL, at(0), 0.9);
+        schedule.enter(&key(1), INTERVAL, at(0), 0.1);
+        assert_eq!(schedule.wake(), Some(at(540)));
+        schedule.enter(&key(1), INTERVAL / 100, at(0), 0.5);
+        assert_eq!(schedule.wake(), Some(at(3)));
+    }
+
+    #[test]
+    fn who_leaves_has_no_turn_and_blocks_nobody() {
+        let mut schedule = Schedule::default();
+        for number in 1..=2 {
+            schedule.enter(&key(number), INTERVAL, at(0), 0.0);
+        }
+        assert_eq!(schedule.turn(at(0)), Some(&key(1)));
+        schedule.enter(&key(1), INTERVAL, at(0), 0.5);
+        assert_eq!(schedule.turn(at(0)), Some(&key(1)), "it keeps its turn");
+        assert_eq!(schedule.wake(), None);
+        schedule.leave(&key(1));
+        assert_eq!(schedule.turn(at(0)), Some(&key(2)));
+        schedule.leave(&key(2));
+        assert_eq!(schedule.turn(at(0)), None);
+        assert_eq!(schedule.wake(), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! The objects of a release: what its manifest declares, hooks left out.
+
+use k8s_openapi::api::core::v1::Secret;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{ReleaseError, documents, full_name, payload};
+
+#[derive(Deserialize)]
+struct Stored {
+    #[serde(default)]
+    manifest: String,
+}
+
+/// Reads the manifest of a release Secret, and takes its lists apart. The second is how many documents do
+/// not parse.
+///
+/// # Errors
+/// As [`super::decode`], but for the name.
+pub(crate) fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseError> {
+    let stored: Stored =
+        serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
+            secret: full_name(secret),
+            source,
+        })?;
+    let (mut objects, mut unread) = (Vec::new(), 0);
+    for document in documents(&stored.manifest) {
+        // As helm's parser has it: of two equal keys the last, and numbers with a 0 before them in octal.
+        let options = serde_saphyr::options! {
+            duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
+            legacy_octal_numbers: true,
+            with_snippet: false,
+        };
+        match serde_saphyr::from_str_with_options::<Value>(&document, options) {
+            Ok(object) => collect(object, &mut objects),
+            // Nothing but comments.
+            Err(_) if blank(&document) => {}
+            Err(_) => unread += 1,
+        }
+    }
+    Ok((objects, unread))
+}
+
+fn collect(mut object: Value, found: &mut Vec<Value>) {
+    let is_list = object
+        .get("kind")
+        .and_then(Value::as_str)
+        .is_some_and(|kind| kind.ends_with("List"));
+    if is_list && let Some(Value::Array(items)) = object.get_mut("items") {
+        found.append(items);
+    } else if object.is_object() {
+        found.push(object);
+    }
+}
+
+fn blank(document: &str) -> bool {
+    document
+        .lines()
+        .map(str::trim)
+        .all(|line| line.is_empty() || line.starts_with('#'))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+    use serde_json::json;
+
+    use super::*;
+    use crate::release::{DATA_KEY, pack};
+
+    fn secret(manifest: &str) -> Secret {
+        let json = json!({"name": "a", "version": 1, "manifest": manifest}).to_string();
+        let data = ByteString(pack(json.as_bytes()).unwrap());
+        Secret {
+            data: Some([(DATA_KEY.to_owned(), data)].into()),
+            ..Secret::default()
+        }
+    }
+
+    #[test]
+    fn the_objects_of_a_manifest_are_read_as_helm_reads_them() {
+        let manifest = "---\n# Source: a\n---\nkind: A\nx: 0644\ny: yes\nx: 0600\n--- # two\n\
+                        kind: ConfigMapList\nitems: [{kind: B}, {kind: C}]\n---\nkind: D\n";
+        let (objects, unread) = objects(&secret(manifest)).unwrap();
+        let expected = json!([{"kind": "A", "x": 384, "y": true}, {"kind": "B"}, {"kind": "C"}, {"kind": "D"}]);
+        assert_eq!((Value::from(objects), unread), (expected, 0));
+    }
+
+    #[test]
+    fn a_document_that_does_not_parse_is_counted_and_the_others_are_read() {
+        let (objects, unread) = objects(&secret("{\n---\nkind: A\n---\n\n")).unwrap();
+        assert_eq!((objects.len(), unread), (1, 1));
+    }
+
+    #[test]
+    fn a_secret_that_is_no_release_is_an_error() {
+        assert!(matches!(
+            objects(&Secret::default()),
+            Err(ReleaseError::Missing { .. })
+        ));
+    }
+}
