@@ -2,6 +2,7 @@
 
 mod deletion;
 mod presence;
+pub mod repair;
 #[cfg(test)]
 mod tests;
 
@@ -144,6 +145,10 @@ pub enum Action {
         was: String,
     },
     Helm(Run),
+    /// Repeats an installation that left its traces, hooks included.
+    InstallAgain,
+    /// Remove what a failed revision has made and the deployed one does not have.
+    Sweep(u32),
     Uninstall,
     /// Put the original's fingerprint annotation on the Tenant.
     Annotate,

@@ -235,7 +235,7 @@ fn every_state_of_the_newest_revision_has_its_action() {
         (Status::PendingInstall, unlock("pending-install")),
         (Status::PendingUpgrade, unlock("pending-upgrade")),
         (Status::PendingRollback, unlock("pending-rollback")),
-        (Status::Uninstalling, Action::Uninstall),
+        (Status::Uninstalling, Action::Nothing),
         (Status::Unknown, Action::Nothing),
     ];
     for (status, action) in cases {
@@ -263,6 +263,32 @@ fn a_lock_of_somebody_else_is_respected_for_a_grace() {
         w.plan().action,
         Action::Unlock { revision: 2, .. }
     ));
+}
+
+#[test]
+fn a_release_that_was_being_uninstalled_is_made_whole_for_a_tenant_that_is_to_be_there() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Uninstalling)];
+    // Somebody may be at it: helm's uninstall does not sign.
+    w.memory.locked = Some((1, w.now));
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.progress.unwrap().reason, reason::LOCKED);
+    w.now = Boot(w.now.0 + Duration::from_secs(600));
+    let was = "uninstalling".to_owned();
+    assert_eq!(w.plan().action, Action::Unlock { revision: 1, was });
+    assert_eq!(w.deleted().plan().action, Action::Uninstall);
+}
+
+#[test]
+fn an_installation_that_failed_is_repeated_and_an_upgrade_that_failed_is_upgraded() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Failed)];
+    w.revisions[0].run = Some("install-1".to_owned());
+    assert_eq!(w.plan().action, Action::InstallAgain);
+    w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::Failed)];
+    w.revisions[1].run = Some("upgrade-2".to_owned());
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
 }
 
 #[test]
@@ -421,6 +447,21 @@ fn a_changed_spec_or_chart_does_not_wait_for_the_back_off() {
     let mut w = world_deployed_then_upgrading_fails();
     w.desired.chart.version = "1.19.2".to_owned();
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_helm_that_cannot_begin_leaves_what_runs_ready() {
+    let mut w = world().deployed().failed(reason::HELM_UNAVAILABLE, 60);
+    w.revisions[0].fingerprint = Some("older".to_owned());
+    w.memory.said = Some(ClusterState {
+        ready: State::new(Truth::True, reason::INSTALLED, "release installed"),
+        progress: None,
+        error: None,
+    });
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
+    assert_eq!(plan.state.error.unwrap().reason, reason::HELM_UNAVAILABLE);
 }
 
 #[test]
@@ -590,8 +631,7 @@ proptest! {
         let plan = w.plan();
         let newest = w.revisions.last().map(|revision| revision.status);
         match plan.action {
-            Action::Uninstall => prop_assert_eq!(newest, Some(Status::Uninstalling)),
-            Action::DeleteWorkspace | Action::RemoveFinalizer { .. } => {
+            Action::Uninstall | Action::DeleteWorkspace | Action::RemoveFinalizer { .. } => {
                 prop_assert!(false, "removed without a deletion: {:?}", plan.action);
             }
             _ => {}

@@ -1,8 +1,10 @@
 //! One Tenant at a time: a look, a plan, a job; and what came of it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
+use krypton_common::conditions::reason as why;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_crds::tenant::Tenant;
 use kube::runtime::watcher::Event;
@@ -15,6 +17,9 @@ use crate::fence::Hold;
 use crate::index::CrdState;
 use crate::plan::{self, Action, Applied, Failure, Permit, View};
 use crate::workload;
+
+/// The longest pause after helm could not be begun.
+const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
 impl Reconciler {
     pub(super) fn see_to_tenants(&mut self, now: Boot) {
@@ -65,7 +70,7 @@ impl Reconciler {
         let revisions = self.index.release(&release_key);
         slot.memory.locked = revisions
             .last()
-            .filter(|revision| revision.status.is_pending())
+            .filter(|revision| revision.status.is_locked())
             .map(|revision| match slot.memory.locked {
                 Some((number, since)) if number == revision.revision => (number, since),
                 _ => (revision.revision, now),
@@ -143,6 +148,7 @@ impl Reconciler {
         let job = Job {
             key: key.clone(),
             newest: revisions.last().map(|newest| (*newest).clone()),
+            revisions: revisions.iter().copied().cloned().collect(),
             tenant,
             plan,
             told,
@@ -268,7 +274,11 @@ impl Reconciler {
                         && failure.fingerprint == done.fingerprint;
                     if same { failure.attempts } else { 0 }
                 }) + 1;
-                let cap = self.member.retry_max;
+                let cap = match reason {
+                    // It costs a look at our own disk, and may be over at any time.
+                    why::HELM_UNAVAILABLE => self.member.retry_max.min(LOCAL_RETRY_MAX),
+                    _ => self.member.retry_max,
+                };
                 let pause = if permanent {
                     cap
                 } else {
