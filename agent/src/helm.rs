@@ -191,6 +191,8 @@ pub enum HelmError {
         signal: i32,
         complaint: String,
     },
+    #[error("the cluster takes no writes for now: {complaint}")]
+    Suspended { complaint: String },
     #[error("helm {verb} of release {release} failed{}", clause(.complaint))]
     Failed {
         verb: &'static str,
@@ -198,6 +200,11 @@ pub enum HelmError {
         complaint: String,
         permanent: bool,
     },
+}
+
+/// Whether an answer says that the cluster takes no writes for now, as its owner wishes it.
+pub fn is_suspended(answer: &str) -> bool {
+    complaint::is_suspended(answer)
 }
 
 /// What a program of Kubernetes' kind wrote to standard error last, cut short for people and without what
@@ -522,7 +529,11 @@ impl Helm {
                     text,
                     permanent,
                     not_found,
+                    suspended,
                 } = complaint(&stderr);
+                if suspended {
+                    return Err(HelmError::Suspended { complaint: text });
+                }
                 if not_found && verb == "uninstall" {
                     return Err(HelmError::ReleaseNotFound { release });
                 }

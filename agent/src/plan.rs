@@ -130,6 +130,8 @@ pub struct Failure {
     /// What was attempted: anything else is tried at once.
     pub fingerprint: String,
     pub generation: i64,
+    /// The value of the annotation by which a person asks for a try.
+    pub requested: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -325,6 +327,8 @@ impl View<'_> {
     fn failure(&self) -> Option<&Failure> {
         self.memory.failure.as_ref().filter(|failure| {
             failure.generation == self.generation()
+                && failure.requested.as_deref()
+                    == self.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
                 && failure.fingerprint == self.desired.chart.fingerprint()
         })
     }

@@ -40,6 +40,8 @@ pub mod reason {
     pub const CLUSTER_UNREACHABLE: &str = "ClusterUnreachable";
     pub const UNINSTALL_FAILED: &str = "UninstallFailed";
     pub const LOCKED: &str = "Locked";
+    /// The cluster takes no writes for now, as its owner wishes it. No failure.
+    pub const SUSPENDED: &str = "Suspended";
     /// Helm could not be begun: not there, of another version, no room for its files.
     pub const HELM_UNAVAILABLE: &str = "HelmUnavailable";
     /// Written in the place of a reason that the apiserver would refuse.

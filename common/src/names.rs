@@ -12,6 +12,8 @@ pub const DEPLOYMENT_FINALIZER: &str = "mesh.openkcm.io/kryptondeployment-finali
 pub const DELETING_ANNOTATION: &str = "mesh.openkcm.io/deleting";
 /// Annotation, `"true"` stops all writes for a Tenant or an EdgeCluster.
 pub const PAUSED_ANNOTATION: &str = "mesh.openkcm.io/paused";
+/// Annotation on a Tenant, with any new value: try now what has failed, whatever pause was to come.
+pub const RECONCILE_REQUESTED_ANNOTATION: &str = "mesh.openkcm.io/reconcile-requested-at";
 /// Annotation, `"true"` lets a finalizer go and leaves the release where it is.
 pub const ORPHAN_ANNOTATION: &str = "mesh.openkcm.io/orphan";
 /// Label on what the hub has placed on a member, with the value [`MANAGED_BY_HUB`].

@@ -181,14 +181,14 @@ async fn a_helm_that_is_killed_anywhere_leaves_one_deployed_release_after_the_ne
     gate::pass(&desk, "acme", "pre-install", Some(&hook))
         .await
         .unwrap();
-    scene.kill_at("acme", "post-install").await.unwrap();
+    let hook = scene.kill_at("acme", "post-install").await.unwrap();
     let made = objects(&desk, "acme").await.unwrap();
     let serving = Serving::watch(&desk, "acme");
     // The hooks of an installation again, and not those of an upgrade.
     gate::pass(&desk, "acme", "pre-install", None)
         .await
         .unwrap();
-    gate::pass(&desk, "acme", "post-install", None)
+    gate::pass(&desk, "acme", "post-install", Some(&hook))
         .await
         .unwrap();
     desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
@@ -204,7 +204,7 @@ async fn a_helm_that_is_killed_anywhere_leaves_one_deployed_release_after_the_ne
     gate::pass(&desk, "acme", "pre-upgrade", Some(&hook))
         .await
         .unwrap();
-    scene.kill_at("acme", "post-upgrade").await.unwrap();
+    let hook = scene.kill_at("acme", "post-upgrade").await.unwrap();
     let left = objects(&desk, "acme").await.unwrap();
     assert!(left.contains_key("ConfigMap/left-over"), "{left:?}");
     let third = json!({"gates": gate::EVENTS, "message": "third"});
@@ -212,7 +212,7 @@ async fn a_helm_that_is_killed_anywhere_leaves_one_deployed_release_after_the_ne
     gate::pass(&desk, "acme", "pre-upgrade", None)
         .await
         .unwrap();
-    gate::pass(&desk, "acme", "post-upgrade", None)
+    gate::pass(&desk, "acme", "post-upgrade", Some(&hook))
         .await
         .unwrap();
     desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
@@ -231,9 +231,9 @@ async fn a_helm_that_is_killed_anywhere_leaves_one_deployed_release_after_the_ne
     gate::pass(&desk, "acme", "pre-delete", Some(&hook))
         .await
         .unwrap();
-    scene.kill_at("acme", "post-delete").await.unwrap();
+    let hook = scene.kill_at("acme", "post-delete").await.unwrap();
     gate::pass(&desk, "acme", "pre-delete", None).await.unwrap();
-    gate::pass(&desk, "acme", "post-delete", None)
+    gate::pass(&desk, "acme", "post-delete", Some(&hook))
         .await
         .unwrap();
     desk.gone("default", "acme").await.unwrap();
@@ -301,10 +301,12 @@ async fn what_a_persons_dead_helm_left_is_put_right_after_a_grace_and_nothing_is
             .unwrap();
     }
 
-    for (name, release) in names.iter().zip(&release) {
-        let locked = format!("ClusterProgress/{}", scene.pair.name());
+    let locked = format!("ClusterProgress/{}", scene.pair.name());
+    for name in names {
         let said = (locked.as_str(), "True", "Locked");
         desk.shows("default", name, &[said]).await.unwrap();
+    }
+    for (name, release) in names.iter().zip(&release) {
         // The grace is nearly as long as what is otherwise waited for.
         for _ in 0..2 {
             let done = desk.told("default", name, "ReleaseUnlocked").await;

@@ -27,6 +27,12 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
     }
     if view.ownership() == Ownership::Mine {
         return match view.failure() {
+            Some(failure) if view.now < failure.retry_at && failure.reason == reason::SUSPENDED => {
+                Plan {
+                    wake: Some(failure.retry_at),
+                    ..Plan::wait(deleting(&format!("deletion waits: {}", failure.message)))
+                }
+            }
             Some(failure) if view.now < failure.retry_at => Plan {
                 wake: Some(failure.retry_at),
                 ..Plan::wait(ClusterState {

@@ -235,6 +235,13 @@ fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
 /// The conditions after a failed attempt. A chart that could not be fetched leaves what runs as it is, and
 /// so does a helm that could not begin.
 fn after_failure(view: &View<'_>, why: &'static str, message: &str) -> ClusterState {
+    if why == reason::SUSPENDED {
+        return ClusterState {
+            ready: state(Truth::Unknown, why, message),
+            progress: Some(state(Truth::False, why, message)),
+            error: Some(no_error()),
+        };
+    }
     let running = view
         .revisions
         .iter()

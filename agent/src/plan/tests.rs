@@ -170,6 +170,7 @@ impl World {
             retry_at: Boot(self.now.0 + Duration::from_secs(retry_in)),
             fingerprint: self.desired.chart.fingerprint(),
             generation: 1,
+            requested: None,
         });
         self
     }
@@ -447,6 +448,43 @@ fn a_changed_spec_or_chart_does_not_wait_for_the_back_off() {
     let mut w = world_deployed_then_upgrading_fails();
     w.desired.chart.version = "1.19.2".to_owned();
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_person_can_ask_for_a_try_before_its_time_and_does_so_once() {
+    let mut w = world_deployed_then_upgrading_fails();
+    assert_eq!(w.plan().action, Action::Nothing);
+    let asked = (
+        names::RECONCILE_REQUESTED_ANNOTATION.to_owned(),
+        "today".to_owned(),
+    );
+    w.tenant
+        .metadata
+        .annotations
+        .as_mut()
+        .unwrap()
+        .extend([asked]);
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.memory.failure.as_mut().unwrap().requested = Some("today".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing);
+}
+
+#[test]
+fn a_cluster_that_is_suspended_has_not_failed() {
+    let mut w = world().deployed().failed(reason::SUSPENDED, 60);
+    w.revisions[0].fingerprint = Some("older".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(60))));
+    assert_eq!(ready(&plan), (Truth::Unknown, reason::SUSPENDED));
+    let error = plan.state.error.unwrap();
+    assert_eq!(
+        (error.truth, error.reason.as_str()),
+        (Truth::False, reason::NO_ERROR)
+    );
+    let plan = w.deleted().plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.error.unwrap().truth, Truth::False);
 }
 
 #[test]

@@ -27,7 +27,7 @@ use crate::chart::{ChartFault, ChartRef};
 use crate::clock::{self, Boot};
 use crate::events::Events;
 use crate::fence::Hold;
-use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade};
+use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade, is_suspended};
 use crate::index::{
     CREATOR_LABEL, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL,
     RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
@@ -71,6 +71,8 @@ pub(super) struct Done {
     pub of: ReleaseKey,
     pub generation: i64,
     pub fingerprint: String,
+    /// The value of the annotation by which a person asks for a try.
+    pub requested: Option<String>,
     /// What was said of the Tenant on the way.
     pub said: Option<ClusterState>,
     /// The same, when it was with the Lease: written, and its events told.
@@ -127,6 +129,11 @@ impl Performer {
             of: job.release.clone(),
             generation: job.tenant.metadata.generation.unwrap_or_default(),
             fingerprint: job.desired.chart.fingerprint(),
+            requested: job
+                .tenant
+                .annotations()
+                .get(names::RECONCILE_REQUESTED_ANNOTATION)
+                .cloned(),
             said: None,
             told: None,
             tenant: None,
@@ -555,6 +562,7 @@ impl Performer {
             }
             Err(HelmError::Stopped) => return Err(Fault::Stale),
             Err(error) if error.is_local() => return Err(unavailable(&error)),
+            Err(HelmError::Suspended { complaint }) => return Err(suspended(complaint)),
             Err(error) => error,
         };
         let permanent = error.is_permanent();
@@ -608,6 +616,7 @@ impl Performer {
             }
             Err(HelmError::Stopped) => Err(Fault::Stale),
             Err(error) if error.is_local() => Err(unavailable(&error)),
+            Err(HelmError::Suspended { complaint }) => Err(suspended(complaint)),
             Ok(()) => Err(Fault::Shown {
                 reason: reason::UNINSTALL_FAILED,
                 message: format!(
@@ -714,6 +723,14 @@ fn unavailable(error: &HelmError) -> Fault {
     }
 }
 
+fn suspended(message: String) -> Fault {
+    Fault::Shown {
+        reason: reason::SUSPENDED,
+        message,
+        permanent: false,
+    }
+}
+
 /// The call is put aside, as it is large and each Tenant that waits for helm would carry room for it.
 fn in_time<T>(
     what: &str,
@@ -725,6 +742,9 @@ fn in_time<T>(
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
                 Err(Fault::Stale)
+            }
+            Ok(Err(kube::Error::Api(status))) if is_suspended(&status.message) => {
+                Err(suspended(status.message.clone()))
             }
             Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error)))),
             Err(_) => Err(Fault::Passing(format!(

@@ -18,7 +18,7 @@ use crate::index::CrdState;
 use crate::plan::{self, Action, Applied, Failure, Permit, View};
 use crate::workload;
 
-/// The longest pause after helm could not be begun.
+/// The longest pause after what is not the release's fault.
 const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
 impl Reconciler {
@@ -271,12 +271,15 @@ impl Reconciler {
             }) => {
                 let attempts = slot.memory.failure.as_ref().map_or(0, |failure| {
                     let same = failure.generation == done.generation
+                        && failure.requested == done.requested
                         && failure.fingerprint == done.fingerprint;
                     if same { failure.attempts } else { 0 }
                 }) + 1;
                 let cap = match reason {
-                    // It costs a look at our own disk, and may be over at any time.
-                    why::HELM_UNAVAILABLE => self.member.retry_max.min(LOCAL_RETRY_MAX),
+                    // It costs little, and may be over at any time.
+                    why::HELM_UNAVAILABLE | why::SUSPENDED => {
+                        self.member.retry_max.min(LOCAL_RETRY_MAX)
+                    }
                     _ => self.member.retry_max,
                 };
                 let pause = if permanent {
@@ -286,6 +289,10 @@ impl Reconciler {
                 };
                 tracing::warn!(member = %self.member.name, tenant = %done.key, reason, %message,
                     attempts, retry_in_seconds = pause.as_secs(), "failed");
+                if reason == why::SUSPENDED {
+                    // To say so may be a write, too.
+                    slot.not_before = Some(Boot(now.0 + pause));
+                }
                 slot.memory.failure = Some(Failure {
                     reason,
                     message,
@@ -293,6 +300,7 @@ impl Reconciler {
                     retry_at: Boot(now.0 + pause),
                     fingerprint: done.fingerprint,
                     generation: done.generation,
+                    requested: done.requested,
                 });
             }
         }
