@@ -247,6 +247,25 @@ fn every_state_of_the_newest_revision_has_its_action() {
 }
 
 #[test]
+fn a_tenant_that_is_to_go_follows_the_table_too() {
+    for status in Status::ALL {
+        let mut w = world().deleted();
+        w.revisions = vec![w.ours(1, status)];
+        let found = repair::found(&w.revisions.iter().collect::<Vec<_>>());
+        assert_eq!(repair::row(found).deleted, repair::Remedy::Uninstall);
+        assert_eq!(w.plan().action, Action::Uninstall, "{status}");
+    }
+    let mut w = world().deleted();
+    assert_eq!(
+        repair::row(repair::Found::Absent).deleted,
+        repair::Remedy::LetGo
+    );
+    assert_eq!(w.plan().action, Action::DeleteWorkspace);
+    w.workspace = None;
+    assert_eq!(w.plan().action, Action::RemoveFinalizer { orphaned: false });
+}
+
+#[test]
 fn a_lock_of_somebody_else_is_respected_for_a_grace() {
     let mut w = world();
     w.revisions = vec![

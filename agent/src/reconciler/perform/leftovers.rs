@@ -94,7 +94,7 @@ impl Performer {
         Ok(())
     }
 
-    async fn remove_left_over(
+    pub(super) async fn remove_left_over(
         &self,
         client: &Client,
         job: &Job,

@@ -154,7 +154,17 @@ impl Performer {
             })
             .collect();
         failed.sort_by_key(|(revision, _)| std::cmp::Reverse(*revision));
-        for (_, meta) in failed.into_iter().skip(FAILED_ATTEMPTS) {
+        let Some((newest, _)) = failed.first() else {
+            return Ok(());
+        };
+        let kept = self.revision_secret(&job.release, *newest).await?;
+        for (revision, meta) in failed.iter().skip(FAILED_ATTEMPTS) {
+            let former = self.revision_secret(&job.release, *revision).await?;
+            // With the revision goes what is known of what it made.
+            if let (Some(former), Some(kept)) = (&former, &kept) {
+                let client = self.as_helm().await?;
+                self.remove_left_over(&client, job, former, kept).await?;
+            }
             self.remove(&job.release, meta).await?;
         }
         Ok(())
