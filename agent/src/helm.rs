@@ -114,6 +114,22 @@ pub struct Uninstall {
     pub cache_key: String,
 }
 
+/// `helm rollback`.
+#[derive(Clone, Debug)]
+pub struct Rollback {
+    pub kubeconfig: PathBuf,
+    pub release: String,
+    pub namespace: String,
+    /// The revision that is to run again.
+    pub to: u32,
+    /// For each phase of helm; whole seconds.
+    pub timeout: Duration,
+    /// As for [`Upgrade`]: as the newest revision was applied.
+    pub server_side: bool,
+    /// Whose discovery cache is used: the member's name.
+    pub cache_key: String,
+}
+
 /// `helm get metadata`.
 #[derive(Clone, Debug)]
 pub struct Look {
@@ -146,7 +162,7 @@ pub enum HelmError {
     NoSupervisor,
     #[error(
         "the folder {} for helm's files cannot be used; is the disk full or read-only? \
-         Make room there, or name another folder with --cache-dir",
+         Make room there, or name another folder (--helm-cache-dir of the hub, --cache-dir of the agent)",
         .path.display()
     )]
     Scratch {
@@ -435,6 +451,28 @@ impl Helm {
             &[],
             uninstall.timeout,
         )
+    }
+
+    /// Puts a revision back, hooks included. `Ok` says that helm ended well; the release Secret is the truth.
+    ///
+    /// # Errors
+    /// See [`HelmError`].
+    pub async fn rollback(
+        &self,
+        slot: Slot,
+        rollback: &Rollback,
+        stop: &StopSignal,
+    ) -> Result<(), HelmError> {
+        self.check().await?;
+        let run = self.scratch.run(&rollback.cache_key)?;
+        let arguments = command::rollback(rollback);
+        let (release, timeout) = (&rollback.release, rollback.timeout);
+        // As uninstall, it would die halfway of SIGTERM.
+        let ending = self
+            .run(release, &run, arguments, timeout, false, stop)
+            .await;
+        drop(slot);
+        self.judge("rollback", release, ending?, &[], timeout)
     }
 
     /// Whether helm can decode a revision whose Secret is there.

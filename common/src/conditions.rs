@@ -40,6 +40,8 @@ pub mod reason {
     pub const CLUSTER_UNREACHABLE: &str = "ClusterUnreachable";
     pub const UNINSTALL_FAILED: &str = "UninstallFailed";
     pub const LOCKED: &str = "Locked";
+    /// An upgrade failed for good, and the last good revision could not be put back.
+    pub const ROLLBACK_FAILED: &str = "RollbackFailed";
     /// The cluster takes no writes for now, as its owner wishes it. No failure.
     pub const SUSPENDED: &str = "Suspended";
     /// Helm could not be begun: not there, of another version, no room for its files.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::scratch::{Run, Scratch};
-use super::{HelmError, Look, Uninstall, Upgrade};
+use super::{HelmError, Look, Rollback, Uninstall, Upgrade};
 
 /// Revisions kept of a release.
 const HISTORY: &str = "3";
@@ -82,11 +82,7 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
     line.add(["--disable-openapi-validation"]);
     line.common(&upgrade.namespace, &upgrade.kubeconfig, upgrade.timeout);
     line.flag("--values", values.as_os_str());
-    if upgrade.server_side {
-        line.add(["--server-side=true", "--force-conflicts"]);
-    } else {
-        line.add(["--server-side=false"]);
-    }
+    line.applied(upgrade.server_side);
     if !upgrade.labels.is_empty() {
         line.flag("--labels", OsStr::new(&labels(upgrade)?));
     }
@@ -106,6 +102,16 @@ pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
         uninstall.timeout,
     );
     line.add(["--", &uninstall.release]);
+    line.0
+}
+
+pub(super) fn rollback(rollback: &Rollback) -> Vec<OsString> {
+    let mut line = Line::default();
+    line.add(["rollback", "--wait=hookOnly", "--history-max", HISTORY]);
+    let (namespace, kubeconfig) = (&rollback.namespace, &rollback.kubeconfig);
+    line.common(namespace, kubeconfig, rollback.timeout);
+    line.applied(rollback.server_side);
+    line.add(["--", &rollback.release, &rollback.to.to_string()]);
     line.0
 }
 
@@ -146,6 +152,14 @@ impl Line {
 
     fn flag(&mut self, name: &str, value: &OsStr) {
         self.0.extend([name.into(), value.into()]);
+    }
+
+    fn applied(&mut self, server_side: bool) {
+        if server_side {
+            self.add(["--server-side=true", "--force-conflicts"]);
+        } else {
+            self.add(["--server-side=false"]);
+        }
     }
 
     fn common(&mut self, namespace: &str, kubeconfig: &Path, timeout: Duration) {
@@ -238,6 +252,24 @@ mod tests {
             line,
             "uninstall --wait=hookOnly --namespace acme --kubeconfig /k/config --timeout 1s \
              --qps 50 --burst-limit 300 -- r"
+        );
+    }
+
+    #[test]
+    fn the_rollback_line_names_the_revision_last() {
+        let line = words(rollback(&Rollback {
+            kubeconfig: "/k/config".into(),
+            release: "r".to_owned(),
+            namespace: "acme".to_owned(),
+            to: 7,
+            timeout: Duration::from_secs(20),
+            server_side: true,
+            cache_key: "edge-1".to_owned(),
+        }));
+        assert_eq!(
+            line,
+            "rollback --wait=hookOnly --history-max 3 --namespace acme --kubeconfig /k/config \
+             --timeout 20s --qps 50 --burst-limit 300 --server-side=true --force-conflicts -- r 7"
         );
     }
 

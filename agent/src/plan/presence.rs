@@ -6,7 +6,7 @@ use krypton_common::conditions::{ClusterState, State, Truth, reason};
 use krypton_common::names;
 
 use super::repair::{self, Remedy, inherited};
-use super::{Action, Ownership, Permit, Plan, Run, View, state};
+use super::{Action, Failure, Ownership, Permit, Plan, Remediation, Run, View, state};
 use crate::index::Revision;
 use crate::release::Status;
 
@@ -223,13 +223,60 @@ fn locked(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
 
 /// Something is to be done: now, or when the back-off after the last failure is over.
 fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
+    // A lock is no attempt: nothing goes on before it is broken.
+    let unlocks = matches!(action, Action::Unlock { .. });
     match view.failure() {
+        Some(failure) if !unlocks && is_given_up(view, failure) => given_up(view, failure),
         Some(failure) if view.now < failure.retry_at => Plan {
             wake: Some(failure.retry_at),
             ..Plan::wait(after_failure(view, failure.reason, &failure.message))
         },
         _ => Plan::new(action, announced(view, Some(Currency::Outdated), run)),
     }
+}
+
+/// Whether only a change can bring another attempt: of the chart, the values, the Tenant, or a person's wish.
+fn is_given_up(view: &View<'_>, failure: &Failure) -> bool {
+    let over = view
+        .policy
+        .retries
+        .is_some_and(|most| failure.attempts > most);
+    let rolls_back = view.policy.remediation == Remediation::Rollback;
+    match failure.reason {
+        reason::ROLLBACK_FAILED => true,
+        reason::INSTALL_FAILED => over,
+        reason::UPGRADE_FAILED => over || (rolls_back && failure.permanent),
+        _ => false,
+    }
+}
+
+fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
+    let state = after_failure(view, failure.reason, &failure.message);
+    let failed = view
+        .newest()
+        .filter(|newest| newest.status == Status::Failed);
+    let good = view
+        .revisions
+        .iter()
+        .rev()
+        .find(|revision| revision.status == Status::Deployed);
+    if let (Remediation::Rollback, Some(_), Some(good)) = (view.policy.remediation, failed, good) {
+        return if failure.reason == reason::ROLLBACK_FAILED && view.now < failure.retry_at {
+            Plan {
+                wake: Some(failure.retry_at),
+                ..Plan::wait(state)
+            }
+        } else {
+            Plan::new(Action::Rollback(good.revision), state)
+        };
+    }
+    let message = format!(
+        "{}; given up after {} attempts, until chart, values or Tenant change or annotation {} is set",
+        failure.message,
+        failure.attempts,
+        names::RECONCILE_REQUESTED_ANNOTATION
+    );
+    Plan::wait(after_failure(view, failure.reason, &message))
 }
 
 /// The conditions after a failed attempt. A chart that could not be fetched leaves what runs as it is, and
@@ -299,6 +346,7 @@ fn is_helm_or_chart(why: &str) -> bool {
     [
         reason::INSTALL_FAILED,
         reason::UPGRADE_FAILED,
+        reason::ROLLBACK_FAILED,
         reason::CHART_NOT_LOADED,
         reason::VERSION_NOT_FOUND,
         reason::VERSION_INVALID,

@@ -71,6 +71,8 @@ fn world() -> World {
         policy: Policy {
             helm_timeout: Duration::from_secs(180),
             foreign_lock_grace: Duration::from_secs(600),
+            retries: None,
+            remediation: Remediation::Keep,
             protected_namespaces: vec!["krypton".to_owned()],
         },
     }
@@ -167,6 +169,7 @@ impl World {
             reason,
             message: "it broke".to_owned(),
             attempts: 1,
+            permanent: false,
             retry_at: Boot(self.now.0 + Duration::from_secs(retry_in)),
             fingerprint: self.desired.chart.fingerprint(),
             generation: 1,
@@ -486,6 +489,65 @@ fn a_person_can_ask_for_a_try_before_its_time_and_does_so_once() {
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
     w.memory.failure.as_mut().unwrap().requested = Some("today".to_owned());
     assert_eq!(w.plan().action, Action::Nothing);
+}
+
+#[test]
+fn what_is_given_up_is_not_tried_again_until_something_changes() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.now = Boot(w.now.0 + Duration::from_secs(10_000));
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.policy.retries = Some(1);
+    assert_eq!(
+        w.plan().action,
+        Action::Helm(Run::Upgrade),
+        "one retry is left"
+    );
+    w.memory.failure.as_mut().unwrap().attempts = 2;
+    let plan = w.plan();
+    assert_eq!((plan.action, plan.wake), (Action::Nothing, None));
+    assert!(
+        plan.state
+            .ready
+            .message
+            .contains("given up after 2 attempts")
+    );
+    w.desired.chart.version = "1.21.0".to_owned();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn an_upgrade_that_is_given_up_is_rolled_back_once_and_to_what_was_deployed() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.policy.remediation = Remediation::Rollback;
+    assert_eq!(w.plan().action, Action::Nothing, "it may yet succeed");
+    w.memory.failure.as_mut().unwrap().permanent = true;
+    assert_eq!(w.plan().action, Action::Rollback(1));
+    // Helm that was killed has left a lock first.
+    w.revisions[1].status = Status::PendingUpgrade;
+    w.now = Boot(w.now.0 + Duration::from_secs(10_000));
+    assert!(matches!(
+        w.plan().action,
+        Action::Unlock { revision: 2, .. }
+    ));
+    w.revisions[1].status = Status::Failed;
+    let mut not_back = w.memory.failure.clone().unwrap();
+    not_back.reason = reason::ROLLBACK_FAILED;
+    not_back.retry_at = Boot(w.now.0 + Duration::from_secs(5));
+    w.memory.failure = Some(not_back);
+    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.plan().wake, Some(Boot(w.now.0 + Duration::from_secs(5))));
+    w.now = Boot(w.now.0 + Duration::from_secs(5));
+    assert_eq!(w.plan().action, Action::Rollback(1));
+    // It is back: helm has copied the labels of the revision it went to.
+    let mut back = w.revisions[0].clone();
+    (back.revision, back.status) = (3, Status::Deployed);
+    w.revisions[0].status = Status::Superseded;
+    w.revisions.push(back);
+    w.memory.failure.as_mut().unwrap().reason = reason::UPGRADE_FAILED;
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.revisions.remove(0);
+    w.revisions.remove(1);
+    assert_eq!(w.plan().action, Action::Nothing, "nothing to go back to");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One action, carried out: every write states its precondition, every call has a deadline.
 
 mod leftovers;
+mod rollback;
 mod unreadable;
 
 use std::sync::Arc;
@@ -43,7 +44,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 pub(super) fn waits_for_helm(action: &Action) -> bool {
     matches!(
         action,
-        Action::Helm(_) | Action::InstallAgain | Action::Uninstall
+        Action::Helm(_) | Action::InstallAgain | Action::Rollback(_) | Action::Uninstall
     )
 }
 
@@ -153,6 +154,7 @@ impl Performer {
             Action::Helm(run) => self.helm(&job, *run, false, &mut done).await,
             Action::InstallAgain => self.helm(&job, Run::Install, true, &mut done).await,
             Action::Sweep(revision) => self.sweep(&job, *revision, &mut done).await,
+            Action::Rollback(to) => self.roll_back(&job, *to, &mut done).await,
             Action::Uninstall => self.uninstall(&job, &mut done).await,
             Action::Annotate => self.annotate(&job, &mut done).await,
             Action::DeleteWorkspace => self.delete_workspace(&job, &mut done).await,

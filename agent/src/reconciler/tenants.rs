@@ -297,6 +297,7 @@ impl Reconciler {
                     reason,
                     message,
                     attempts,
+                    permanent,
                     retry_at: Boot(now.0 + pause),
                     fingerprint: done.fingerprint,
                     generation: done.generation,
