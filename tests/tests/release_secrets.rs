@@ -1,10 +1,5 @@
 //! Release Secrets that somebody deletes or damages: what runs stays, and the release is whole again.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
-)]
-
 use anyhow::{Context, Result, bail};
 use k8s_openapi::{
     ByteString,

@@ -1,10 +1,5 @@
 //! An upgrade that cannot succeed is given up, and the last good revision put back where that is wished.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
-)]
-
 use anyhow::Context;
 use k8s_openapi::api::core::v1::ConfigMap;
 use krypton_common::names;

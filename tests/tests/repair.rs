@@ -1,10 +1,5 @@
 //! Helm killed at every point where it can be held: what is found then is repaired by the next pass.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
-)]
-
 use std::{
     collections::BTreeMap,
     path::PathBuf,
