@@ -15,6 +15,7 @@ use crate::admin::BindAddress;
 use crate::fence::SYSTEM_NAMESPACE;
 use crate::go_values::parse_duration;
 use crate::join::Places;
+use crate::plan::Remediation;
 
 /// Keeps one Helm chart at one version installed for every Tenant of the cluster it runs beside, as its
 /// hub says.
@@ -93,6 +94,19 @@ pub struct Flags {
     /// Longest pause between two tries of a failed install or upgrade.
     #[arg(long, value_name = "DURATION", env = "KRYPTON_RETRY_MAX", default_value = "15m", value_parser = duration, help_heading = "Helm")]
     pub retry_max: Duration,
+    /// How often a failed install or upgrade is tried again before it is given up; without end when not given.
+    #[arg(long, value_name = "N", env = "KRYPTON_RETRIES", help_heading = "Helm")]
+    pub retries: Option<u32>,
+    /// What is done about an upgrade that is given up: keep, or rollback to the last good revision, which
+    /// is also done at once where no other attempt can succeed.
+    #[arg(
+        long,
+        value_name = "WHAT",
+        env = "KRYPTON_REMEDIATION",
+        default_value = "keep",
+        help_heading = "Helm"
+    )]
+    pub remediation: Remediation,
     /// Folder for fetched charts and helm's own files [default: krypton-agent in $TMPDIR, else in /tmp].
     #[arg(
         long,

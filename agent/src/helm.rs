@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use semver::Version;
@@ -28,6 +29,10 @@ use complaint::Complaint;
 use process::{Ending, Job};
 use scratch::Scratch;
 
+/// `helm get` asks for one Secret.
+const LOOK: Duration = Duration::from_secs(10);
+/// What helm says of a Secret that is there and holds no release.
+const UNDECODABLE: &str = "failed to decode data";
 /// Older ones have holes, or miss flags that are used here.
 const OLDEST: Version = Version::new(4, 2, 4);
 
@@ -65,7 +70,7 @@ impl Default for Patience {
     }
 }
 
-/// `helm upgrade --install`.
+/// `helm upgrade --install`, or `helm install --replace`.
 #[derive(Clone)]
 pub struct Upgrade {
     pub kubeconfig: PathBuf,
@@ -81,6 +86,8 @@ pub struct Upgrade {
     /// Server-side apply, with conflicts forced; else as Helm 3 did.
     pub server_side: bool,
     pub description: String,
+    /// Repeats an installation that failed: its hooks run again, and what it has made is taken over.
+    pub again: bool,
     /// Whose discovery cache is used: the member's name.
     pub cache_key: String,
 }
@@ -107,6 +114,33 @@ pub struct Uninstall {
     pub cache_key: String,
 }
 
+/// `helm rollback`.
+#[derive(Clone, Debug)]
+pub struct Rollback {
+    pub kubeconfig: PathBuf,
+    pub release: String,
+    pub namespace: String,
+    /// The revision that is to run again.
+    pub to: u32,
+    /// For each phase of helm; whole seconds.
+    pub timeout: Duration,
+    /// As for [`Upgrade`]: as the newest revision was applied.
+    pub server_side: bool,
+    /// Whose discovery cache is used: the member's name.
+    pub cache_key: String,
+}
+
+/// `helm get metadata`.
+#[derive(Clone, Debug)]
+pub struct Look {
+    pub kubeconfig: PathBuf,
+    pub release: String,
+    pub namespace: String,
+    pub revision: u32,
+    /// Whose discovery cache is used: the member's name.
+    pub cache_key: String,
+}
+
 /// Why helm did not do what it was asked to.
 #[derive(Debug, Error)]
 pub enum HelmError {
@@ -126,7 +160,11 @@ pub enum HelmError {
     Version { binary: PathBuf, found: String },
     #[error("no supervisor was named to run helm under")]
     NoSupervisor,
-    #[error("the folder {} for helm's files cannot be used; is the disk full or read-only?", .path.display())]
+    #[error(
+        "the folder {} for helm's files cannot be used; is the disk full or read-only? \
+         Make room there, or name another folder (--helm-cache-dir of the hub, --cache-dir of the agent)",
+        .path.display()
+    )]
     Scratch {
         path: PathBuf,
         #[source]
@@ -158,13 +196,19 @@ pub enum HelmError {
     Stopped,
     #[error("release {release} was not found")]
     ReleaseNotFound { release: String },
-    #[error("helm {verb} of release {release} was killed by signal {signal}; out of memory?{}", clause(.complaint))]
+    #[error(
+        "helm {verb} of release {release} was killed by signal {signal}, not by us; if memory ran out, \
+         give Krypton more or run fewer at once (--max-concurrent-helm){}",
+        clause(.complaint)
+    )]
     Killed {
         verb: &'static str,
         release: String,
         signal: i32,
         complaint: String,
     },
+    #[error("the cluster takes no writes for now: {complaint}")]
+    Suspended { complaint: String },
     #[error("helm {verb} of release {release} failed{}", clause(.complaint))]
     Failed {
         verb: &'static str,
@@ -172,6 +216,11 @@ pub enum HelmError {
         complaint: String,
         permanent: bool,
     },
+}
+
+/// Whether an answer says that the cluster takes no writes for now, as its owner wishes it.
+pub fn is_suspended(answer: &str) -> bool {
+    complaint::is_suspended(answer)
 }
 
 /// What a program of Kubernetes' kind wrote to standard error last, cut short for people and without what
@@ -198,12 +247,37 @@ impl HelmError {
             _ => false,
         }
     }
+
+    /// Whether it is this machine's fault, and helm has not begun: nothing has changed on the cluster.
+    pub fn is_local(&self) -> bool {
+        matches!(
+            self,
+            Self::Missing { .. }
+                | Self::Version { .. }
+                | Self::NoSupervisor
+                | Self::Scratch { .. }
+                | Self::Spawn { .. }
+                | Self::Start { .. }
+        )
+    }
 }
 
 /// The right to run one helm, held until it is dropped.
 #[derive(Debug)]
 pub struct Slot {
     _permit: OwnedSemaphorePermit,
+}
+
+/// By which a file is known to be the same: device, number, size, and when it was last changed in any way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp(u64, u64, u64, i64, i64);
+
+impl Stamp {
+    fn of(file: &Path) -> std::io::Result<Self> {
+        let about = std::fs::metadata(file)?;
+        let (seconds, nanos) = (about.ctime(), about.ctime_nsec());
+        Ok(Self(about.dev(), about.ino(), about.size(), seconds, nanos))
+    }
 }
 
 /// Runs helm, at most so many times at once.
@@ -214,6 +288,8 @@ pub struct Helm {
     scratch: Scratch,
     slots: Arc<Semaphore>,
     patience: Patience,
+    /// The executable whose version is known to fit.
+    known: Mutex<Option<Stamp>>,
 }
 
 impl Helm {
@@ -228,37 +304,68 @@ impl Helm {
         }
         let host = command::Host::read();
         let scratch = Scratch::prepare(&config.scratch)?;
-        let environment = command::environment(&host, &scratch, None);
-        let binary = config.binary.clone();
-        let said = process::version(&binary, environment)
-            .await
-            .map_err(|source| HelmError::Missing {
-                binary: binary.clone(),
-                source,
-            })?;
-        let version = said
-            .strip_prefix('v')
-            .and_then(|text| Version::parse(text).ok());
-        if !version.is_some_and(|found| found.major == OLDEST.major && found >= OLDEST) {
-            return Err(HelmError::Version {
-                binary,
-                found: said,
-            });
-        }
         config.max_concurrent = config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS);
         let slots = Arc::new(Semaphore::new(config.max_concurrent));
-        Ok(Self {
+        let helm = Self {
             config,
             host,
             scratch,
             slots,
             patience: Patience::default(),
-        })
+            known: Mutex::new(None),
+        };
+        helm.check().await?;
+        Ok(helm)
+    }
+
+    /// That helm is there and its version fits. Asked anew only when the file is another than before.
+    async fn check(&self) -> Result<(), HelmError> {
+        let binary = &self.config.binary;
+        let missing = |source| HelmError::Missing {
+            binary: binary.clone(),
+            source,
+        };
+        let stamp = Stamp::of(&self.host.found(binary)).map_err(missing)?;
+        let known = |stamps: &Mutex<Option<Stamp>>| {
+            *stamps.lock().unwrap_or_else(PoisonError::into_inner) == Some(stamp)
+        };
+        if known(&self.known) {
+            return Ok(());
+        }
+        let environment = command::environment(&self.host, &self.scratch, None);
+        let said = process::version(binary, environment)
+            .await
+            .map_err(missing)?;
+        let version = said
+            .strip_prefix('v')
+            .and_then(|text| Version::parse(text).ok());
+        if !version.is_some_and(|found| found.major == OLDEST.major && found >= OLDEST) {
+            return Err(HelmError::Version {
+                binary: binary.clone(),
+                found: said,
+            });
+        }
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(stamp);
+        Ok(())
     }
 
     /// How many may run at once, at least 1.
     pub fn max_concurrent(&self) -> usize {
         self.config.max_concurrent
+    }
+
+    /// That a run could begin now: helm is there, and its files find room.
+    ///
+    /// # Errors
+    /// Such that [`HelmError::is_local`].
+    pub async fn ready(
+        &self,
+        cache_key: &str,
+        values: &Map<String, Value>,
+    ) -> Result<(), HelmError> {
+        self.check().await?;
+        self.scratch.run(cache_key)?.write_values(values)?;
+        Ok(())
     }
 
     /// Replaces the times of [`Patience::default`].
@@ -287,6 +394,7 @@ impl Helm {
         upgrade: &Upgrade,
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
+        self.check().await?;
         let run = self.scratch.run(&upgrade.cache_key)?;
         let values = run.write_values(&upgrade.values)?;
         let arguments = command::upgrade(upgrade, &values)?;
@@ -303,7 +411,7 @@ impl Helm {
             .await;
         drop(slot);
         self.judge(
-            "upgrade",
+            if upgrade.again { "install" } else { "upgrade" },
             &upgrade.release,
             ending?,
             &secrets,
@@ -321,6 +429,7 @@ impl Helm {
         uninstall: &Uninstall,
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
+        self.check().await?;
         let run = self.scratch.run(&uninstall.cache_key)?;
         let arguments = command::uninstall(uninstall);
         // Helm's uninstall has no answer to SIGTERM but to die halfway, so it is left to end.
@@ -342,6 +451,54 @@ impl Helm {
             &[],
             uninstall.timeout,
         )
+    }
+
+    /// Puts a revision back, hooks included. `Ok` says that helm ended well; the release Secret is the truth.
+    ///
+    /// # Errors
+    /// See [`HelmError`].
+    pub async fn rollback(
+        &self,
+        slot: Slot,
+        rollback: &Rollback,
+        stop: &StopSignal,
+    ) -> Result<(), HelmError> {
+        self.check().await?;
+        let run = self.scratch.run(&rollback.cache_key)?;
+        let arguments = command::rollback(rollback);
+        let (release, timeout) = (&rollback.release, rollback.timeout);
+        // As uninstall, it would die halfway of SIGTERM.
+        let ending = self
+            .run(release, &run, arguments, timeout, false, stop)
+            .await;
+        drop(slot);
+        self.judge("rollback", release, ending?, &[], timeout)
+    }
+
+    /// Whether helm can decode a revision whose Secret is there.
+    ///
+    /// # Errors
+    /// When it has not been able to look.
+    pub async fn can_decode(
+        &self,
+        slot: Slot,
+        look: &Look,
+        stop: &StopSignal,
+    ) -> Result<bool, HelmError> {
+        self.check().await?;
+        let run = self.scratch.run(&look.cache_key)?;
+        let arguments = command::look(look);
+        let ending = self
+            .run(&look.release, &run, arguments, LOOK, true, stop)
+            .await;
+        drop(slot);
+        match self.judge("get metadata", &look.release, ending?, &[], LOOK) {
+            Ok(()) => Ok(true),
+            Err(HelmError::Failed { complaint, .. }) if complaint.contains(UNDECODABLE) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn run(
@@ -410,7 +567,11 @@ impl Helm {
                     text,
                     permanent,
                     not_found,
+                    suspended,
                 } = complaint(&stderr);
+                if suspended {
+                    return Err(HelmError::Suspended { complaint: text });
+                }
                 if not_found && verb == "uninstall" {
                     return Err(HelmError::ReleaseNotFound { release });
                 }

@@ -23,6 +23,10 @@ pub const OWNER_NAMESPACE_LABEL: &str = "mesh.openkcm.io/tenant-namespace";
 /// Label on a release Secret: the one helm run that wrote it. A revision that inherits it from the
 /// one before was written by somebody else.
 pub const RUN_LABEL: &str = "mesh.openkcm.io/run";
+/// What the value of [`RUN_LABEL`] begins with, when the run began where nothing was deployed.
+pub const INSTALL_RUN: &str = "install-";
+/// And when something was.
+pub const UPGRADE_RUN: &str = "upgrade-";
 /// Label on a namespace that Krypton made: the UID of the Tenant it was made for.
 pub const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
 

@@ -3,9 +3,11 @@
 mod deletion;
 mod drift;
 mod presence;
+pub mod repair;
 #[cfg(test)]
 mod tests;
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use krypton_common::allowed::Allowed;
@@ -24,6 +26,28 @@ pub const ADOPT_ANNOTATION: &str = "mesh.openkcm.io/adopt";
 /// Annotation on a Tenant that was put back after its CRD was deleted: its UID before.
 pub const PREVIOUS_UID_ANNOTATION: &str = "mesh.openkcm.io/previous-uid";
 
+/// What is done about an upgrade that is given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Remediation {
+    /// The failed revision stays; what it has not changed runs on.
+    #[default]
+    Keep,
+    /// The last revision that was deployed is put back.
+    Rollback,
+}
+
+impl FromStr for Remediation {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "keep" => Ok(Self::Keep),
+            "rollback" => Ok(Self::Rollback),
+            other => Err(format!("{other:?} is neither \"keep\" nor \"rollback\"")),
+        }
+    }
+}
+
 /// What stays the same for all Tenants of a member.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -31,6 +55,9 @@ pub struct Policy {
     pub helm_timeout: Duration,
     /// How long a lock that somebody else left is respected.
     pub foreign_lock_grace: Duration,
+    /// How often a failed install or upgrade is tried again before it is given up; without end if `None`.
+    pub retries: Option<u32>,
+    pub remediation: Remediation,
     /// Namespaces that are never a workspace, beside `kube-*` and `krypton-system`.
     pub protected_namespaces: Vec<String>,
 }
@@ -42,8 +69,17 @@ impl Policy {
         Self {
             helm_timeout,
             foreign_lock_grace: helm_timeout * 3 + Duration::from_secs(60),
+            retries: None,
+            remediation: Remediation::default(),
             protected_namespaces: own.filter(|namespace| namespace != "default").collect(),
         }
+    }
+
+    /// Gives up after so many retries, and does this then.
+    #[must_use]
+    pub fn remediated(mut self, retries: Option<u32>, remediation: Remediation) -> Self {
+        (self.retries, self.remediation) = (retries, remediation);
+        self
     }
 }
 
@@ -139,10 +175,14 @@ pub struct Failure {
     pub reason: &'static str,
     pub message: String,
     pub attempts: u32,
+    /// The same attempt would fail the same way.
+    pub permanent: bool,
     pub retry_at: Boot,
     /// What was attempted: anything else is tried at once.
     pub fingerprint: String,
     pub generation: i64,
+    /// The value of the annotation by which a person asks for a try.
+    pub requested: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,6 +198,12 @@ pub enum Action {
         was: String,
     },
     Helm(Run),
+    /// Repeats an installation that left its traces, hooks included.
+    InstallAgain,
+    /// Remove what a failed revision has made and the deployed one does not have.
+    Sweep(u32),
+    /// Put a revision back whose upgrade is given up.
+    Rollback(u32),
     Uninstall,
     /// Put the original's fingerprint annotation on the Tenant.
     Annotate,
@@ -352,6 +398,8 @@ impl View<'_> {
     fn failure(&self) -> Option<&Failure> {
         self.memory.failure.as_ref().filter(|failure| {
             failure.generation == self.generation()
+                && failure.requested.as_deref()
+                    == self.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
                 && failure.fingerprint == self.desired.chart.fingerprint()
                 // What has kept a release from being installed keeps it from nothing else.
                 && (!self.desired.retire || failure.reason == reason::UNINSTALL_FAILED)

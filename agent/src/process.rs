@@ -179,7 +179,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
             [namespace]
                 .into_iter()
                 .chain(account.map(|account| account.namespace().to_owned())),
-        ),
+        )
+        .remediated(flags.retries, flags.remediation),
     };
     let tools = Tools {
         helm: Arc::new(helm),

@@ -21,6 +21,10 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+mod objects;
+
+pub use objects::{Declared, left_over, objects};
+
 /// The type of helm's release Secrets.
 pub const SECRET_TYPE: &str = "helm.sh/release.v1";
 /// The key of the payload.
@@ -59,7 +63,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Unknown,
         Self::Deployed,
         Self::Uninstalled,
@@ -92,6 +96,11 @@ impl Status {
             self,
             Self::PendingInstall | Self::PendingUpgrade | Self::PendingRollback
         )
+    }
+
+    /// Whether a helm may be at work.
+    pub fn is_locked(self) -> bool {
+        self.is_pending() || self == Self::Uninstalling
     }
 }
 
@@ -251,11 +260,7 @@ struct StoredMetadata {
 /// Secret's name says.
 pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
     let of = full_name(secret);
-    let stored: Stored =
-        serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
-            secret: of.clone(),
-            source,
-        })?;
+    let stored = stored(secret)?;
     if secret.metadata.name.as_deref() != Some(&secret_name(&stored.name, stored.version)) {
         let (release, revision) = (stored.name, stored.version);
         return Err(ReleaseError::Mismatch {
@@ -288,6 +293,13 @@ pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
         server_side: stored.apply_method.as_deref() == Some("ssa"),
         description: info.description.unwrap_or_default(),
         config: stored.config.unwrap_or_default(),
+    })
+}
+
+fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
+    serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
+        secret: full_name(secret),
+        source,
     })
 }
 

@@ -80,6 +80,8 @@ pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
             reason::CHART_NOT_LOADED => "ChartNotLoaded",
             reason::VERSION_NOT_FOUND => "ChartVersionNotFound",
             reason::VERSION_INVALID => "ChartVersionInvalid",
+            reason::ROLLBACK_FAILED => "HelmRollbackFailed",
+            reason::HELM_UNAVAILABLE => "HelmUnavailable",
             reason::RELEASE_IN_USE => "ReleaseInUse",
             reason::NAMESPACE_NOT_OWNED => "NamespaceNotOwned",
             reason::WORKSPACE_INVALID => "WorkspaceInvalid",

@@ -12,7 +12,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use krypton_agent::clock::Boot;
-use krypton_agent::helm::{Helm, HelmConfig, HelmError, Patience, StopHandle, StopSignal, Upgrade};
+use krypton_agent::helm::{
+    Helm, HelmConfig, HelmError, Look, Patience, StopHandle, StopSignal, Upgrade,
+};
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
 
@@ -499,8 +501,8 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
         .uninstall(helm.slot().await, &stage.uninstall(), &stop)
         .await
         .unwrap_err();
-    assert!(matches!(error, HelmError::Start { .. }), "{error}");
-    assert!(error.to_string().contains("No such file"), "{error}");
+    assert!(matches!(error, HelmError::Missing { .. }), "{error}");
+    assert!(error.is_local(), "{error}");
 
     let nowhere = HelmConfig {
         supervisor: vec!["/nowhere/krypton".into()],
@@ -556,4 +558,71 @@ async fn a_helm_of_another_version_is_refused_with_what_to_install() {
         error.to_string().contains("/nowhere/helm cannot be run"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn a_helm_that_is_replaced_or_lost_while_we_run_is_noticed_and_so_is_its_return() {
+    let (_handle, stop) = never();
+    let stage = Stage::set("exit 0").await;
+    let helm = stage.helm().await;
+    let run = async || {
+        let slot = helm.slot().await;
+        helm.uninstall(slot, &stage.uninstall(), &stop).await
+    };
+    run().await.unwrap();
+    let away = stage.path("away");
+    std::fs::rename(stage.path("helm"), &away).unwrap();
+    let error = run().await.unwrap_err();
+    assert!(matches!(error, HelmError::Missing { .. }), "{error}");
+    std::fs::write(stage.path("other"), "#!/bin/sh\necho v3.21.4\n").unwrap();
+    std::fs::set_permissions(
+        stage.path("other"),
+        std::fs::metadata(&away).unwrap().permissions(),
+    )
+    .unwrap();
+    std::fs::rename(stage.path("other"), stage.path("helm")).unwrap();
+    let error = run().await.unwrap_err();
+    assert!(matches!(error, HelmError::Version { .. }), "{error}");
+    std::fs::rename(&away, stage.path("helm")).unwrap();
+    run().await.unwrap();
+}
+
+#[tokio::test]
+async fn no_room_for_helms_files_is_told_before_helm_begins_and_folders_that_went_are_made_again() {
+    let stage = Stage::set("exit 0").await;
+    let helm = stage.helm().await;
+    let values = serde_json::Map::new();
+    let runs = stage.path("scratch").join("runs");
+    std::fs::remove_dir_all(stage.path("scratch")).unwrap();
+    helm.ready("edge-1", &values).await.unwrap();
+    std::fs::remove_dir_all(&runs).unwrap();
+    std::fs::write(&runs, "in the way").unwrap();
+    let error = helm.ready("edge-1", &values).await.unwrap_err();
+    assert!(error.is_local(), "{error}");
+    assert!(error.to_string().contains("--cache-dir"), "{error}");
+    std::fs::remove_file(&runs).unwrap();
+    helm.ready("edge-1", &values).await.unwrap();
+    assert_eq!(entries(&runs), 0);
+}
+
+#[tokio::test]
+async fn a_secret_that_helm_cannot_decode_is_told_from_a_cluster_that_does_not_answer() {
+    let (_handle, stop) = never();
+    let look = |stage: &Stage| Look {
+        kubeconfig: stage.path("kubeconfig"),
+        release: "acme".to_owned(),
+        namespace: "acme".to_owned(),
+        revision: 3,
+        cache_key: "edge-1".to_owned(),
+    };
+    let damaged =
+        "echo 'Error: get: failed to decode data \"sh.helm.release.v1.acme.v3\": EOF' >&2; exit 1";
+    let away = "echo 'Error: Kubernetes cluster unreachable' >&2; exit 1";
+    for (script, expected) in [("exit 0", Some(true)), (damaged, Some(false)), (away, None)] {
+        let stage = Stage::set(script).await;
+        let helm = stage.helm().await;
+        let slot = helm.slot().await;
+        let found = helm.can_decode(slot, &look(&stage), &stop).await;
+        assert_eq!(found.ok(), expected, "{script}");
+    }
 }

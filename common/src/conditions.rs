@@ -45,6 +45,12 @@ pub mod reason {
     pub const LOCKED: &str = "Locked";
     /// The member leaves the fleet, and this release is gone.
     pub const UNINSTALLED: &str = "Uninstalled";
+    /// An upgrade failed for good, and the last good revision could not be put back.
+    pub const ROLLBACK_FAILED: &str = "RollbackFailed";
+    /// The cluster takes no writes for now, as its owner wishes it. No failure.
+    pub const SUSPENDED: &str = "Suspended";
+    /// Helm could not be begun: not there, of another version, no room for its files.
+    pub const HELM_UNAVAILABLE: &str = "HelmUnavailable";
     /// Written in the place of a reason that the apiserver would refuse.
     pub const UNSPECIFIED: &str = "Unspecified";
 

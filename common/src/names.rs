@@ -19,6 +19,8 @@ pub const PAUSED_ANNOTATION: &str = "mesh.openkcm.io/paused";
 pub const DRIFT_ANNOTATION: &str = "mesh.openkcm.io/drift";
 /// Annotation on a Tenant or on an object of its release: JSON pointers to what may differ.
 pub const DRIFT_IGNORE_ANNOTATION: &str = "mesh.openkcm.io/drift-ignore";
+/// Annotation on a Tenant, with any new value: try now what has failed, whatever pause was to come.
+pub const RECONCILE_REQUESTED_ANNOTATION: &str = "mesh.openkcm.io/reconcile-requested-at";
 /// Annotation, `"true"` lets a finalizer go and leaves the release where it is.
 pub const ORPHAN_ANNOTATION: &str = "mesh.openkcm.io/orphan";
 /// Label on what the hub has placed on a member, with the value [`MANAGED_BY_HUB`].

@@ -206,7 +206,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             [settings.namespace.clone()]
                 .into_iter()
                 .chain(account.map(|account| account.namespace().to_owned())),
-        ),
+        )
+        .remediated(settings.helm.retries, settings.helm.remediation),
         retry_max: settings.retry_max,
         allow_chart_skip: settings.allow_chart_skip,
         watch_namespaces: settings.watch_namespaces.clone(),

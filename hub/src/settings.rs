@@ -11,6 +11,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use krypton_agent::plan::Remediation;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
@@ -142,6 +143,9 @@ pub struct HelmSettings {
     pub timeout: Duration,
     /// 1 to 64.
     pub max_concurrent: usize,
+    /// How often what failed is tried again; without end if `None`.
+    pub retries: Option<u32>,
+    pub remediation: Remediation,
     pub cache_dir: PathBuf,
 }
 

@@ -16,6 +16,7 @@ use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -482,8 +483,43 @@ pub fn helm_processes(folder: &Path) -> Vec<String> {
         .filter_map(|entry| {
             let line = fs::read(entry.ok()?.path().join("cmdline")).ok()?;
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            let helm = line.contains("upgrade --install") || line.contains("uninstall --wait");
-            (helm && line.contains(&folder)).then_some(line)
+            (is_helm_run(&line) && line.contains(&folder)).then_some(line)
         })
         .collect()
+}
+
+fn is_helm_run(line: &str) -> bool {
+    ["upgrade --install", "install --replace", "uninstall --wait"]
+        .iter()
+        .any(|verb| line.contains(verb))
+}
+
+/// SIGKILLs the running helm processes whose arguments name something in `folder`, and not those who
+/// run them. How many there were.
+///
+/// # Errors
+/// When one cannot be killed.
+pub fn kill_helm(folder: &Path) -> Result<usize> {
+    let folder = folder.display().to_string();
+    let mut killed = 0;
+    for entry in fs::read_dir("/proc").context("reading /proc")?.flatten() {
+        let Ok(line) = fs::read(entry.path().join("cmdline")) else {
+            continue;
+        };
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        let number = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
+        let supervisor = line.contains(" helm-run ");
+        if is_helm_run(&line)
+            && line.contains(&folder)
+            && !supervisor
+            && let Some(pid) = number.and_then(Pid::from_raw)
+        {
+            kill_process(pid, Signal::KILL).with_context(|| format!("killing {line}"))?;
+            killed += 1;
+        }
+    }
+    Ok(killed)
 }

@@ -1,4 +1,4 @@
-//! A chart that helm waits in the middle of, until somebody lets its hook end.
+//! Charts that helm waits in the middle of, until somebody lets their hooks end.
 
 use std::fs;
 
@@ -16,6 +16,18 @@ use crate::{
     fleet::{Desk, PATIENCE},
     wait::eventually,
 };
+
+/// All points at which helm waits.
+pub const EVENTS: [&str; 8] = [
+    "pre-install",
+    "post-install",
+    "pre-upgrade",
+    "post-upgrade",
+    "pre-rollback",
+    "post-rollback",
+    "pre-delete",
+    "post-delete",
+];
 
 /// The chart `gate`, version 1.0.0. Its hook is a pod that nobody runs.
 #[derive(Debug)]
@@ -57,6 +69,44 @@ impl Gate {
         Ok(Self { folder })
     }
 
+    /// The chart `gates`, version 1.0.0: a pod that nobody runs for each of [`EVENTS`] that is in the
+    /// values' list `gates`, a ConfigMap, and a Deployment with one pod. The ConfigMap has the value
+    /// `message`, and another one is named after the value `extra`, if there is one.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn everywhere() -> Result<Self> {
+        let folder = TempDir::with_prefix("krypton-gates-").context("making a folder")?;
+        let hooks = "{{- range .Values.gates }}\n---\napiVersion: v1\nkind: Pod\nmetadata:\n  \
+             name: {{ $.Release.Name }}-{{ . }}\n  namespace: {{ $.Release.Namespace }}\n  \
+             annotations: {helm.sh/hook: '{{ . }}', \
+             helm.sh/hook-delete-policy: 'before-hook-creation,hook-succeeded'}\n\
+             spec: {restartPolicy: Never, schedulerName: nobody, \
+             containers: [{name: main, image: krypton.test/gate}]}\n{{- end }}\n";
+        let main = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}'}\n\
+             data: {message: '{{ .Values.message }}'}\n\
+             {{- with .Values.extra }}\n---\napiVersion: v1\nkind: ConfigMap\n\
+             metadata: {name: '{{ . }}'}\n{{- end }}\n---\n\
+             apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: '{{ .Release.Name }}'}\n\
+             spec:\n  selector: {matchLabels: {app: '{{ .Release.Name }}'}}\n  template:\n    \
+             metadata: {labels: {app: '{{ .Release.Name }}'}}\n    \
+             spec: {containers: [{name: main, image: krypton.test/serves}]}\n";
+        let files = [
+            (
+                "Chart.yaml",
+                "{apiVersion: v2, name: gates, version: 1.0.0}",
+            ),
+            ("values.yaml", "{gates: [], message: first}"),
+            ("templates/gates.yaml", hooks),
+            ("templates/main.yaml", main),
+        ];
+        fs::create_dir(folder.path().join("templates")).context("making a folder")?;
+        for (name, content) in files {
+            fs::write(folder.path().join(name), content).context("writing a chart")?;
+        }
+        Ok(Self { folder })
+    }
+
     pub fn chart(&self) -> ChartSource {
         ChartSource::folder(self.folder.path())
     }
@@ -74,6 +124,39 @@ pub async fn hook(desk: &Desk, namespace: &str, known: Option<&Pod>) -> Result<P
         Ok(found.into_iter().find(|pod| pod.uid() != known))
     })
     .await
+}
+
+/// Waits until helm waits at this one of [`EVENTS`], in another run than that of `known`.
+///
+/// # Errors
+/// When it does not in time.
+pub async fn at(desk: &Desk, namespace: &str, event: &str, known: Option<&Pod>) -> Result<Pod> {
+    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
+    let known = known.and_then(ResourceExt::uid);
+    let what = format!("helm to wait at {event} in {namespace}");
+    eventually(&what, PATIENCE, async || {
+        let found = pods.list(&ListParams::default()).await?.items;
+        let names: Vec<String> = found.iter().map(ResourceExt::name_any).collect();
+        let pod = found.into_iter().find(|pod| {
+            pod.name_any().ends_with(event)
+                && pod.uid() != known
+                && pod.metadata.deletion_timestamp.is_none()
+        });
+        if pod.is_none() {
+            anyhow::bail!("there are {names:?}");
+        }
+        Ok(pod)
+    })
+    .await
+}
+
+/// Waits for helm at `event` and lets it go on.
+///
+/// # Errors
+/// When it does not come there in time.
+pub async fn pass(desk: &Desk, namespace: &str, event: &str, known: Option<&Pod>) -> Result<()> {
+    let hook = at(desk, namespace, event, known).await?;
+    open(desk, namespace, &hook).await
 }
 
 /// Lets the hook end well.

@@ -1,11 +1,11 @@
 //! The command lines and the environment that helm gets (reference helm.md §8).
 
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::scratch::{Run, Scratch};
-use super::{HelmError, Uninstall, Upgrade};
+use super::{HelmError, Look, Rollback, Uninstall, Upgrade};
 
 /// Revisions kept of a release.
 const HISTORY: &str = "3";
@@ -28,6 +28,18 @@ impl Host {
             .iter()
             .filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
         Self(pairs.collect())
+    }
+
+    /// Where a program is: itself, or the first of that name in PATH.
+    pub(super) fn found(&self, program: &Path) -> PathBuf {
+        let bare = program.components().count() == 1 && !program.is_absolute();
+        let path = self.0.iter().find(|(name, _)| name == "PATH");
+        let folders = path.filter(|_| bare).into_iter();
+        folders
+            .flat_map(|(_, path)| std::env::split_paths(path))
+            .map(|folder| folder.join(program))
+            .find(|file| file.is_file())
+            .unwrap_or_else(|| program.to_owned())
     }
 }
 
@@ -59,21 +71,18 @@ pub(super) fn environment(
 
 pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>, HelmError> {
     let mut line = Line::default();
-    line.add([
-        "upgrade",
-        "--install",
-        "--reset-values",
-        "--wait=hookOnly",
-        "--hide-notes",
-    ]);
-    line.add(["--disable-openapi-validation", "--history-max", HISTORY]);
+    if upgrade.again {
+        // Which takes a failed release for a name that is free, and what carries it for its own.
+        line.add(["install", "--replace"]);
+    } else {
+        line.add(["upgrade", "--install", "--reset-values"]);
+        line.add(["--history-max", HISTORY]);
+    }
+    line.add(["--wait=hookOnly", "--hide-notes"]);
+    line.add(["--disable-openapi-validation"]);
     line.common(&upgrade.namespace, &upgrade.kubeconfig, upgrade.timeout);
     line.flag("--values", values.as_os_str());
-    if upgrade.server_side {
-        line.add(["--server-side=true", "--force-conflicts"]);
-    } else {
-        line.add(["--server-side=false"]);
-    }
+    line.applied(upgrade.server_side);
     if !upgrade.labels.is_empty() {
         line.flag("--labels", OsStr::new(&labels(upgrade)?));
     }
@@ -93,6 +102,26 @@ pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
         uninstall.timeout,
     );
     line.add(["--", &uninstall.release]);
+    line.0
+}
+
+pub(super) fn rollback(rollback: &Rollback) -> Vec<OsString> {
+    let mut line = Line::default();
+    line.add(["rollback", "--wait=hookOnly", "--history-max", HISTORY]);
+    let (namespace, kubeconfig) = (&rollback.namespace, &rollback.kubeconfig);
+    line.common(namespace, kubeconfig, rollback.timeout);
+    line.applied(rollback.server_side);
+    line.add(["--", &rollback.release, &rollback.to.to_string()]);
+    line.0
+}
+
+pub(super) fn look(look: &Look) -> Vec<OsString> {
+    let mut line = Line::default();
+    line.add(["get", "metadata"]);
+    line.flag("--revision", OsStr::new(&look.revision.to_string()));
+    line.flag("--namespace", OsStr::new(&look.namespace));
+    line.flag("--kubeconfig", look.kubeconfig.as_os_str());
+    line.add(["--", &look.release]);
     line.0
 }
 
@@ -123,6 +152,14 @@ impl Line {
 
     fn flag(&mut self, name: &str, value: &OsStr) {
         self.0.extend([name.into(), value.into()]);
+    }
+
+    fn applied(&mut self, server_side: bool) {
+        if server_side {
+            self.add(["--server-side=true", "--force-conflicts"]);
+        } else {
+            self.add(["--server-side=false"]);
+        }
     }
 
     fn common(&mut self, namespace: &str, kubeconfig: &Path, timeout: Duration) {
@@ -156,6 +193,7 @@ mod tests {
             timeout: Duration::from_millis(180_001),
             server_side,
             description: "--dry-run, as text".to_owned(),
+            again: false,
             cache_key: "edge-1".to_owned(),
         }
     }
@@ -173,12 +211,23 @@ mod tests {
         let line = words(upgrade(&an_upgrade(true), Path::new("/r/values.json")).unwrap());
         assert_eq!(
             line,
-            "upgrade --install --reset-values --wait=hookOnly --hide-notes \
-             --disable-openapi-validation --history-max 3 --namespace acme --kubeconfig /k/config \
+            "upgrade --install --reset-values --history-max 3 --wait=hookOnly --hide-notes \
+             --disable-openapi-validation --namespace acme --kubeconfig /k/config \
              --timeout 181s --qps 50 --burst-limit 300 --values /r/values.json --server-side=true \
              --force-conflicts --labels a=1,b=2 --description --dry-run, as text -- \
              tenant-acme-edge-1 /c/abc.tgz"
         );
+    }
+
+    #[test]
+    fn an_installation_is_repeated_by_the_same_words_as_far_as_they_are_known_there() {
+        let mut again = an_upgrade(true);
+        again.again = true;
+        let line = words(upgrade(&again, Path::new("/r/values.json")).unwrap());
+        let upgraded = words(upgrade(&an_upgrade(true), Path::new("/r/values.json")).unwrap());
+        let begin = "upgrade --install --reset-values --history-max 3 ";
+        let rest = upgraded.strip_prefix(begin).unwrap();
+        assert_eq!(line, format!("install --replace {rest}"));
     }
 
     #[test]
@@ -203,6 +252,24 @@ mod tests {
             line,
             "uninstall --wait=hookOnly --namespace acme --kubeconfig /k/config --timeout 1s \
              --qps 50 --burst-limit 300 -- r"
+        );
+    }
+
+    #[test]
+    fn the_rollback_line_names_the_revision_last() {
+        let line = words(rollback(&Rollback {
+            kubeconfig: "/k/config".into(),
+            release: "r".to_owned(),
+            namespace: "acme".to_owned(),
+            to: 7,
+            timeout: Duration::from_secs(20),
+            server_side: true,
+            cache_key: "edge-1".to_owned(),
+        }));
+        assert_eq!(
+            line,
+            "rollback --wait=hookOnly --history-max 3 --namespace acme --kubeconfig /k/config \
+             --timeout 20s --qps 50 --burst-limit 300 --server-side=true --force-conflicts -- r 7"
         );
     }
 

@@ -34,6 +34,16 @@ const PASSING: [&str; 3] = [
     "because it is being deleted",
 ];
 const NOT_FOUND: &str = "release: not found";
+/// How a control plane of Kamaji refuses all writes while it is put away or moved.
+const SUSPENDED: [&str; 2] = [
+    "has limited write permissions, current changes are blocked",
+    "is in freezing mode due to a maintenance mode",
+];
+
+/// Whether a cluster takes no writes for now, as its owner wishes it.
+pub(super) fn is_suspended(text: &str) -> bool {
+    SUSPENDED.iter().any(|words| text.contains(words))
+}
 
 /// A reading of helm's standard error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +51,7 @@ pub(super) struct Complaint {
     pub text: String,
     pub permanent: bool,
     pub not_found: bool,
+    pub suspended: bool,
 }
 
 impl Complaint {
@@ -59,8 +70,9 @@ impl Complaint {
         };
         Self {
             text,
-            permanent: says(&PERMANENT) && !says(&PASSING),
+            permanent: says(&PERMANENT) && !says(&PASSING) && !says(&SUSPENDED),
             not_found: says(&[NOT_FOUND]),
+            suspended: says(&SUSPENDED),
         }
     }
 }
@@ -332,6 +344,19 @@ mod tests {
         for said in passing {
             assert!(!complaint(said).permanent, "{said}");
         }
+    }
+
+    #[test]
+    fn a_control_plane_that_is_put_away_has_refused_nothing_for_good() {
+        for said in [
+            "Error: UPGRADE FAILED: create: failed to create: admission webhook \"catchall.write-permissions.kamaji.clastix.io\" denied the request: secrets \"a\" is forbidden: the current Control Plane has limited write permissions, current changes are blocked",
+            "Error: admission webhook \"catchall.migrate.kamaji.clastix.io\" denied the request: the current Control Plane is in freezing mode due to a maintenance mode, all the changes are blocked",
+        ] {
+            let complaint = complaint(said);
+            assert!(complaint.suspended && !complaint.permanent, "{said}");
+            assert!(is_suspended(said));
+        }
+        assert!(!complaint("Error: the disk is full").suspended);
     }
 
     #[test]

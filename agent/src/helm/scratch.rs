@@ -39,18 +39,21 @@ impl Scratch {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        let folders = [
-            scratch.runs(),
-            scratch.home(),
-            scratch.helm("cache"),
-            scratch.helm("config"),
-            scratch.helm("data"),
-            scratch.helm("plugins"),
-        ];
-        for folder in folders {
-            private(&folder).map_err(failed)?;
-        }
+        scratch.make().map_err(failed)?;
         Ok(scratch)
+    }
+
+    /// All folders; those that are there stay as they are.
+    fn make(&self) -> io::Result<()> {
+        let folders = [
+            self.runs(),
+            self.home(),
+            self.helm("cache"),
+            self.helm("config"),
+            self.helm("data"),
+            self.helm("plugins"),
+        ];
+        folders.iter().try_for_each(|folder| private(folder))
     }
 
     pub(super) fn home(&self) -> PathBuf {
@@ -75,7 +78,8 @@ impl Scratch {
             } else {
                 fingerprint::sha256_hex(cache_key.as_bytes())
             });
-        let made = private(&cache).and_then(|()| {
+        // Whoever tidies up temporary folders may have taken them.
+        let made = self.make().and_then(|()| private(&cache)).and_then(|()| {
             let own = Permissions::from_mode(0o700);
             tempfile::Builder::new()
                 .permissions(own)

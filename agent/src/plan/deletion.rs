@@ -44,6 +44,12 @@ fn removal(view: &View<'_>) -> Plan {
     }
     if view.ownership() == Ownership::Mine {
         return match view.failure() {
+            Some(failure) if view.now < failure.retry_at && failure.reason == reason::SUSPENDED => {
+                Plan {
+                    wake: Some(failure.retry_at),
+                    ..Plan::wait(deleting(&format!("deletion waits: {}", failure.message)))
+                }
+            }
             Some(failure) if view.now < failure.retry_at => Plan {
                 wake: Some(failure.retry_at),
                 ..Plan::wait(ClusterState {

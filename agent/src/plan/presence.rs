@@ -5,7 +5,8 @@ use std::time::Duration;
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
 use krypton_common::names;
 
-use super::{Action, Ownership, Permit, Plan, Run, View, state};
+use super::repair::{self, Remedy, inherited};
+use super::{Action, Failure, Ownership, Permit, Plan, Remediation, Run, View, state};
 use crate::index::Revision;
 use crate::release::Status;
 
@@ -118,8 +119,8 @@ fn next(view: &View<'_>) -> Plan {
     let Some(newest) = newest else {
         return attempt(view, Action::Helm(run), run);
     };
-    match newest.status {
-        Status::Deployed => match current {
+    match repair::row(repair::found(view.revisions)).present {
+        Remedy::Compare => match current {
             Some(Currency::Current) => settled(view, newest),
             Some(Currency::Unread) => Plan::new(
                 Action::ReadRelease(newest.revision),
@@ -127,13 +128,12 @@ fn next(view: &View<'_>) -> Plan {
             ),
             _ => attempt(view, Action::Helm(run), run),
         },
-        Status::Failed | Status::Uninstalled => attempt(view, Action::Helm(run), run),
-        Status::Superseded => attempt(view, unlock(newest), run),
-        Status::PendingInstall | Status::PendingUpgrade | Status::PendingRollback => {
-            pending(view, newest, run)
-        }
-        Status::Uninstalling => attempt(view, Action::Uninstall, run),
-        Status::Unknown => {
+        Remedy::Apply => attempt(view, Action::Helm(run), run),
+        Remedy::InstallAgain => attempt(view, Action::InstallAgain, Run::Install),
+        Remedy::Unlock => attempt(view, unlock(newest), run),
+        Remedy::BreakLock => locked(view, newest, run),
+        // Of these none is for a Tenant that is to be there, or comes up before it is tried.
+        Remedy::Uninstall | Remedy::LetGo | Remedy::SetAside | Remedy::Ask => {
             let message = format!(
                 "revision {} of release {} is in a state that helm does not name; look at it with helm history",
                 newest.revision, view.release_key.name
@@ -155,7 +155,7 @@ enum Currency {
 /// annotation counts when chart name and version agree (design §2, adoption).
 fn currency(view: &View<'_>, newest: &Revision, fingerprint: &str) -> Currency {
     if let Some(label) = &newest.fingerprint {
-        let same = label == fingerprint && !inherited(view, newest);
+        let same = label == fingerprint && !inherited(view.revisions, newest);
         return if same {
             Currency::Current
         } else {
@@ -185,16 +185,6 @@ fn currency(view: &View<'_>, newest: &Revision, fingerprint: &str) -> Currency {
     }
 }
 
-/// Helm copies labels from one revision to the next: one that carries the mark of an earlier run was
-/// written by hand.
-fn inherited(view: &View<'_>, revision: &Revision) -> bool {
-    revision.run.is_some()
-        && view
-            .revisions
-            .iter()
-            .any(|other| other.revision < revision.revision && other.run == revision.run)
-}
-
 fn unlock(newest: &Revision) -> Action {
     Action::Unlock {
         revision: newest.revision,
@@ -203,9 +193,10 @@ fn unlock(newest: &Revision) -> Action {
 }
 
 /// A lock: our own dead run's is broken at once, since the permit says that no other of ours lives;
-/// anybody else's only after a grace.
-fn pending(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
-    if newest.run.is_some() && !inherited(view, newest) {
+/// anybody else's only after a grace. Who uninstalls does not sign.
+fn locked(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
+    let ours = newest.run.is_some() && !inherited(view.revisions, newest);
+    if ours && newest.status.is_pending() {
         return attempt(view, unlock(newest), run);
     }
     let since = match view.memory.locked {
@@ -232,7 +223,10 @@ fn pending(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
 
 /// Something is to be done: now, or when the back-off after the last failure is over.
 fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
+    // A lock is no attempt: nothing goes on before it is broken.
+    let unlocks = matches!(action, Action::Unlock { .. });
     match view.failure() {
+        Some(failure) if !unlocks && is_given_up(view, failure) => given_up(view, failure),
         Some(failure) if view.now < failure.retry_at => Plan {
             wake: Some(failure.retry_at),
             ..Plan::wait(after_failure(view, failure.reason, &failure.message))
@@ -241,8 +235,60 @@ fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
     }
 }
 
-/// The conditions after a failed attempt. A chart that could not be fetched leaves what runs as it is.
+/// Whether only a change can bring another attempt: of the chart, the values, the Tenant, or a person's wish.
+fn is_given_up(view: &View<'_>, failure: &Failure) -> bool {
+    let over = view
+        .policy
+        .retries
+        .is_some_and(|most| failure.attempts > most);
+    let rolls_back = view.policy.remediation == Remediation::Rollback;
+    match failure.reason {
+        reason::ROLLBACK_FAILED => true,
+        reason::INSTALL_FAILED => over,
+        reason::UPGRADE_FAILED => over || (rolls_back && failure.permanent),
+        _ => false,
+    }
+}
+
+fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
+    let state = after_failure(view, failure.reason, &failure.message);
+    let failed = view
+        .newest()
+        .filter(|newest| newest.status == Status::Failed);
+    let good = view
+        .revisions
+        .iter()
+        .rev()
+        .find(|revision| revision.status == Status::Deployed);
+    if let (Remediation::Rollback, Some(_), Some(good)) = (view.policy.remediation, failed, good) {
+        return if failure.reason == reason::ROLLBACK_FAILED && view.now < failure.retry_at {
+            Plan {
+                wake: Some(failure.retry_at),
+                ..Plan::wait(state)
+            }
+        } else {
+            Plan::new(Action::Rollback(good.revision), state)
+        };
+    }
+    let message = format!(
+        "{}; given up after {} attempts, until chart, values or Tenant change or annotation {} is set",
+        failure.message,
+        failure.attempts,
+        names::RECONCILE_REQUESTED_ANNOTATION
+    );
+    Plan::wait(after_failure(view, failure.reason, &message))
+}
+
+/// The conditions after a failed attempt. A chart that could not be fetched leaves what runs as it is, and
+/// so does a helm that could not begin.
 fn after_failure(view: &View<'_>, why: &'static str, message: &str) -> ClusterState {
+    if why == reason::SUSPENDED {
+        return ClusterState {
+            ready: state(Truth::Unknown, why, message),
+            progress: Some(state(Truth::False, why, message)),
+            error: Some(no_error()),
+        };
+    }
     let running = view
         .revisions
         .iter()
@@ -252,14 +298,15 @@ fn after_failure(view: &View<'_>, why: &'static str, message: &str) -> ClusterSt
         Some(revision) => format!("{message} (revision {} keeps running)", revision.revision),
         None => message.to_owned(),
     };
-    let chart_fault = [
+    let before_helm = [
         reason::CHART_NOT_LOADED,
         reason::VERSION_NOT_FOUND,
         reason::VERSION_INVALID,
+        reason::HELM_UNAVAILABLE,
     ]
     .contains(&why);
     let mut after = failed(why, &message, why);
-    if chart_fault
+    if before_helm
         && running.is_some()
         && let Some(said) = view.said()
         && said.ready.truth == Truth::True
@@ -299,9 +346,11 @@ fn is_helm_or_chart(why: &str) -> bool {
     [
         reason::INSTALL_FAILED,
         reason::UPGRADE_FAILED,
+        reason::ROLLBACK_FAILED,
         reason::CHART_NOT_LOADED,
         reason::VERSION_NOT_FOUND,
         reason::VERSION_INVALID,
+        reason::HELM_UNAVAILABLE,
     ]
     .contains(&why)
 }
@@ -318,10 +367,12 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
         &view.desired.chart.name,
         &view.desired.chart.version,
     );
-    let action = if view.original_fingerprint() == Some(&wanted) {
-        Action::Nothing
-    } else {
+    let action = if view.original_fingerprint() != Some(&wanted) {
         Action::Annotate
+    } else if let Some(revision) = repair::unswept(view.revisions) {
+        Action::Sweep(revision)
+    } else {
+        Action::Nothing
     };
     // While the words are still those of the announcement, there is nothing to write.
     let quiet = settled.progress.as_ref().is_some_and(|progress| {

@@ -77,6 +77,8 @@ fn world() -> World {
         policy: Policy {
             helm_timeout: Duration::from_secs(180),
             foreign_lock_grace: Duration::from_secs(600),
+            retries: None,
+            remediation: Remediation::Keep,
             protected_namespaces: vec!["krypton".to_owned()],
         },
     }
@@ -174,9 +176,11 @@ impl World {
             reason,
             message: "it broke".to_owned(),
             attempts: 1,
+            permanent: false,
             retry_at: Boot(self.now.0 + Duration::from_secs(retry_in)),
             fingerprint: self.desired.chart.fingerprint(),
             generation: 1,
+            requested: None,
         });
         self
     }
@@ -242,7 +246,7 @@ fn every_state_of_the_newest_revision_has_its_action() {
         (Status::PendingInstall, unlock("pending-install")),
         (Status::PendingUpgrade, unlock("pending-upgrade")),
         (Status::PendingRollback, unlock("pending-rollback")),
-        (Status::Uninstalling, Action::Uninstall),
+        (Status::Uninstalling, Action::Nothing),
         (Status::Unknown, Action::Nothing),
     ];
     for (status, action) in cases {
@@ -250,6 +254,25 @@ fn every_state_of_the_newest_revision_has_its_action() {
         w.revisions = vec![w.ours(1, Status::Superseded), w.ours(2, status)];
         assert_eq!(w.plan().action, action, "{status:?}");
     }
+}
+
+#[test]
+fn a_tenant_that_is_to_go_follows_the_table_too() {
+    for status in Status::ALL {
+        let mut w = world().deleted();
+        w.revisions = vec![w.ours(1, status)];
+        let found = repair::found(&w.revisions.iter().collect::<Vec<_>>());
+        assert_eq!(repair::row(found).deleted, repair::Remedy::Uninstall);
+        assert_eq!(w.plan().action, Action::Uninstall, "{status}");
+    }
+    let mut w = world().deleted();
+    assert_eq!(
+        repair::row(repair::Found::Absent).deleted,
+        repair::Remedy::LetGo
+    );
+    assert_eq!(w.plan().action, Action::DeleteWorkspace);
+    w.workspace = None;
+    assert_eq!(w.plan().action, Action::RemoveFinalizer { orphaned: false });
 }
 
 #[test]
@@ -270,6 +293,32 @@ fn a_lock_of_somebody_else_is_respected_for_a_grace() {
         w.plan().action,
         Action::Unlock { revision: 2, .. }
     ));
+}
+
+#[test]
+fn a_release_that_was_being_uninstalled_is_made_whole_for_a_tenant_that_is_to_be_there() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Uninstalling)];
+    // Somebody may be at it: helm's uninstall does not sign.
+    w.memory.locked = Some((1, w.now));
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.progress.unwrap().reason, reason::LOCKED);
+    w.now = Boot(w.now.0 + Duration::from_secs(600));
+    let was = "uninstalling".to_owned();
+    assert_eq!(w.plan().action, Action::Unlock { revision: 1, was });
+    assert_eq!(w.deleted().plan().action, Action::Uninstall);
+}
+
+#[test]
+fn an_installation_that_failed_is_repeated_and_an_upgrade_that_failed_is_upgraded() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Failed)];
+    w.revisions[0].run = Some("install-1".to_owned());
+    assert_eq!(w.plan().action, Action::InstallAgain);
+    w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::Failed)];
+    w.revisions[1].run = Some("upgrade-2".to_owned());
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
 }
 
 #[test]
@@ -462,6 +511,117 @@ fn a_changed_spec_or_chart_does_not_wait_for_the_back_off() {
     let mut w = world_deployed_then_upgrading_fails();
     w.desired.chart.version = "1.19.2".to_owned();
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_person_can_ask_for_a_try_before_its_time_and_does_so_once() {
+    let mut w = world_deployed_then_upgrading_fails();
+    assert_eq!(w.plan().action, Action::Nothing);
+    let asked = (
+        names::RECONCILE_REQUESTED_ANNOTATION.to_owned(),
+        "today".to_owned(),
+    );
+    w.tenant
+        .metadata
+        .annotations
+        .as_mut()
+        .unwrap()
+        .extend([asked]);
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.memory.failure.as_mut().unwrap().requested = Some("today".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing);
+}
+
+#[test]
+fn what_is_given_up_is_not_tried_again_until_something_changes() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.now = Boot(w.now.0 + Duration::from_secs(10_000));
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.policy.retries = Some(1);
+    assert_eq!(
+        w.plan().action,
+        Action::Helm(Run::Upgrade),
+        "one retry is left"
+    );
+    w.memory.failure.as_mut().unwrap().attempts = 2;
+    let plan = w.plan();
+    assert_eq!((plan.action, plan.wake), (Action::Nothing, None));
+    assert!(
+        plan.state
+            .ready
+            .message
+            .contains("given up after 2 attempts")
+    );
+    w.desired.chart.version = "1.21.0".to_owned();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn an_upgrade_that_is_given_up_is_rolled_back_once_and_to_what_was_deployed() {
+    let mut w = world_deployed_then_upgrading_fails();
+    w.policy.remediation = Remediation::Rollback;
+    assert_eq!(w.plan().action, Action::Nothing, "it may yet succeed");
+    w.memory.failure.as_mut().unwrap().permanent = true;
+    assert_eq!(w.plan().action, Action::Rollback(1));
+    // Helm that was killed has left a lock first.
+    w.revisions[1].status = Status::PendingUpgrade;
+    w.now = Boot(w.now.0 + Duration::from_secs(10_000));
+    assert!(matches!(
+        w.plan().action,
+        Action::Unlock { revision: 2, .. }
+    ));
+    w.revisions[1].status = Status::Failed;
+    let mut not_back = w.memory.failure.clone().unwrap();
+    not_back.reason = reason::ROLLBACK_FAILED;
+    not_back.retry_at = Boot(w.now.0 + Duration::from_secs(5));
+    w.memory.failure = Some(not_back);
+    assert_eq!(w.plan().action, Action::Nothing);
+    assert_eq!(w.plan().wake, Some(Boot(w.now.0 + Duration::from_secs(5))));
+    w.now = Boot(w.now.0 + Duration::from_secs(5));
+    assert_eq!(w.plan().action, Action::Rollback(1));
+    // It is back: helm has copied the labels of the revision it went to.
+    let mut back = w.revisions[0].clone();
+    (back.revision, back.status) = (3, Status::Deployed);
+    w.revisions[0].status = Status::Superseded;
+    w.revisions.push(back);
+    w.memory.failure.as_mut().unwrap().reason = reason::UPGRADE_FAILED;
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.revisions.remove(0);
+    w.revisions.remove(1);
+    assert_eq!(w.plan().action, Action::Nothing, "nothing to go back to");
+}
+
+#[test]
+fn a_cluster_that_is_suspended_has_not_failed() {
+    let mut w = world().deployed().failed(reason::SUSPENDED, 60);
+    w.revisions[0].fingerprint = Some("older".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(60))));
+    assert_eq!(ready(&plan), (Truth::Unknown, reason::SUSPENDED));
+    let error = plan.state.error.unwrap();
+    assert_eq!(
+        (error.truth, error.reason.as_str()),
+        (Truth::False, reason::NO_ERROR)
+    );
+    let plan = w.deleted().plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.error.unwrap().truth, Truth::False);
+}
+
+#[test]
+fn a_helm_that_cannot_begin_leaves_what_runs_ready() {
+    let mut w = world().deployed().failed(reason::HELM_UNAVAILABLE, 60);
+    w.revisions[0].fingerprint = Some("older".to_owned());
+    w.memory.said = Some(ClusterState {
+        ready: State::new(Truth::True, reason::INSTALLED, "release installed"),
+        progress: None,
+        error: None,
+    });
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
+    assert_eq!(plan.state.error.unwrap().reason, reason::HELM_UNAVAILABLE);
 }
 
 #[test]
@@ -695,8 +855,7 @@ proptest! {
         let plan = w.plan();
         let newest = w.revisions.last().map(|revision| revision.status);
         match plan.action {
-            Action::Uninstall => prop_assert_eq!(newest, Some(Status::Uninstalling)),
-            Action::DeleteWorkspace | Action::RemoveFinalizer { .. } => {
+            Action::Uninstall | Action::DeleteWorkspace | Action::RemoveFinalizer { .. } => {
                 prop_assert!(false, "removed without a deletion: {:?}", plan.action);
             }
             _ => {}

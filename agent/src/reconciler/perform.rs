@@ -1,5 +1,9 @@
 //! One action, carried out: every write states its precondition, every call has a deadline.
 
+mod leftovers;
+mod rollback;
+mod unreadable;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,10 +28,10 @@ use crate::chart::{ChartFault, ChartRef};
 use crate::clock::{self, Boot};
 use crate::events::Events;
 use crate::fence::Hold;
-use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade};
+use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade, is_suspended};
 use crate::index::{
-    CREATOR_LABEL, FINGERPRINT_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL,
-    ReleaseKey, Revision, number,
+    CREATOR_LABEL, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL,
+    RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
 };
 use crate::plan::{Action, Plan, Run};
 use crate::release::{self, Release, Status};
@@ -38,7 +42,10 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Whether an action may wait long, for a slot of helm and for its run.
 pub(super) fn waits_for_helm(action: &Action) -> bool {
-    matches!(action, Action::Helm(_) | Action::Uninstall)
+    matches!(
+        action,
+        Action::Helm(_) | Action::InstallAgain | Action::Rollback(_) | Action::Uninstall
+    )
 }
 
 /// Everything that one action needs, taken from the index at the time of the plan.
@@ -50,6 +57,8 @@ pub(super) struct Job {
     pub told: Option<ClusterState>,
     pub release: ReleaseKey,
     pub newest: Option<Revision>,
+    /// All of them, the newest too.
+    pub revisions: Vec<Revision>,
     pub workspace_exists: bool,
     pub desired: Arc<DesiredState>,
     /// Given back with the job.
@@ -63,6 +72,8 @@ pub(super) struct Done {
     pub of: ReleaseKey,
     pub generation: i64,
     pub fingerprint: String,
+    /// The value of the annotation by which a person asks for a try.
+    pub requested: Option<String>,
     /// What was said of the Tenant on the way.
     pub said: Option<ClusterState>,
     /// The same, when it was with the Lease: written, and its events told.
@@ -119,6 +130,11 @@ impl Performer {
             of: job.release.clone(),
             generation: job.tenant.metadata.generation.unwrap_or_default(),
             fingerprint: job.desired.chart.fingerprint(),
+            requested: job
+                .tenant
+                .annotations()
+                .get(names::RECONCILE_REQUESTED_ANNOTATION)
+                .cloned(),
             said: None,
             told: None,
             tenant: None,
@@ -135,7 +151,10 @@ impl Performer {
             Action::CreateWorkspace => self.create_workspace(&job, &mut done).await,
             Action::ReadRelease(revision) => self.read_release(&job, *revision, &mut done).await,
             Action::Unlock { revision, was } => self.unlock(&job, *revision, was, &mut done).await,
-            Action::Helm(run) => self.helm(&job, *run, &mut done).await,
+            Action::Helm(run) => self.helm(&job, *run, false, &mut done).await,
+            Action::InstallAgain => self.helm(&job, Run::Install, true, &mut done).await,
+            Action::Sweep(revision) => self.sweep(&job, *revision, &mut done).await,
+            Action::Rollback(to) => self.roll_back(&job, *to, &mut done).await,
             Action::Uninstall => self.uninstall(&job, &mut done).await,
             Action::Annotate => self.annotate(&job, &mut done).await,
             Action::DeleteWorkspace => self.delete_workspace(&job, &mut done).await,
@@ -365,11 +384,7 @@ impl Performer {
                 done.facts = Some(facts);
                 Ok(())
             }
-            Err(error) => Err(Fault::Shown {
-                reason: reason::UPGRADE_FAILED,
-                message: chain(&error),
-                permanent: true,
-            }),
+            Err(error) => self.set_aside(job, &secret, &error, done).await,
         }
     }
 
@@ -408,11 +423,16 @@ impl Performer {
             return self.relist(job, done).await;
         };
         let description = format!("Unlocked by Krypton: left {was} by a helm that is gone");
-        let unlocked = release::unlocked(&secret, &description).map_err(|error| Fault::Shown {
-            reason: reason::UPGRADE_FAILED,
-            message: chain(&error),
-            permanent: true,
-        })?;
+        let mut unlocked = match release::unlocked(&secret, &description) {
+            Ok(unlocked) => unlocked,
+            Err(error) => return self.set_aside(job, &secret, &error, done).await,
+        };
+        // What once was installed is not to pass for an installation that failed.
+        if was != Status::PendingInstall.as_str()
+            && let Some(labels) = &mut unlocked.metadata.labels
+        {
+            labels.retain(|label, run| label != RUN_LABEL || !run.starts_with(INSTALL_RUN));
+        }
         let name = unlocked.name_any();
         let api = self.secrets(&job.release);
         let params = PostParams::default();
@@ -433,7 +453,7 @@ impl Performer {
         self.relist(job, done).await
     }
 
-    async fn helm(&self, job: &Job, run: Run, done: &mut Done) -> Result<(), Fault> {
+    async fn helm(&self, job: &Job, run: Run, again: bool, done: &mut Done) -> Result<(), Fault> {
         let why = match run {
             Run::Install => reason::INSTALL_FAILED,
             Run::Upgrade => reason::UPGRADE_FAILED,
@@ -461,18 +481,34 @@ impl Performer {
         let server_side = match &job.newest {
             None => true,
             Some(newest) => match self.revision_secret(&job.release, newest.revision).await? {
-                Some(secret) => release::decode(&secret).is_ok_and(|facts| facts.server_side),
+                Some(secret) => match release::decode(&secret) {
+                    Ok(facts) => facts.server_side,
+                    Err(error) => {
+                        drop(slot);
+                        return self.set_aside(job, &secret, &error, done).await;
+                    }
+                },
                 None => return self.relist(job, done).await,
             },
         };
+        if again {
+            self.forget_older_attempts(job, done).await?;
+        }
+        let values = chart.helm_values();
+        let ready = self.tools.helm.ready(&self.member.name, &values).await;
+        ready.map_err(|error| unavailable(&error))?;
         self.say(job, done).await?;
-        let id = format!("{:016x}", rand::random::<u64>());
+        let kind = match run {
+            Run::Install => INSTALL_RUN,
+            Run::Upgrade => UPGRADE_RUN,
+        };
+        let id = format!("{kind}{:016x}", rand::random::<u64>());
         let upgrade = Upgrade {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
             namespace: job.release.namespace.clone(),
             chart: fetched.path.clone(),
-            values: chart.helm_values(),
+            values,
             labels: [
                 (FINGERPRINT_LABEL.to_owned(), chart.fingerprint()),
                 (
@@ -486,6 +522,7 @@ impl Performer {
             timeout: self.member.policy.helm_timeout,
             server_side,
             description: format!("Krypton, desired state {}", job.desired.version),
+            again,
             cache_key: self.member.name.clone(),
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
@@ -526,6 +563,8 @@ impl Performer {
                 });
             }
             Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(error) if error.is_local() => return Err(unavailable(&error)),
+            Err(HelmError::Suspended { complaint }) => return Err(suspended(complaint)),
             Err(error) => error,
         };
         let permanent = error.is_permanent();
@@ -543,6 +582,15 @@ impl Performer {
         if job.tenant.metadata.deletion_timestamp.is_some() || job.desired.retire {
             self.say(job, done).await?;
         }
+        // Helm passes over what it cannot decode, and would go by the revision before without a word.
+        if let Some(newest) = &job.newest
+            && let Some(secret) = self.revision_secret(&job.release, newest.revision).await?
+            && let Err(error) = release::decode(&secret)
+        {
+            drop(slot);
+            return self.set_aside(job, &secret, &error, done).await;
+        }
+        self.sweep_before_uninstall(job).await?;
         let uninstall = Uninstall {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
@@ -569,6 +617,8 @@ impl Performer {
                 Ok(())
             }
             Err(HelmError::Stopped) => Err(Fault::Stale),
+            Err(error) if error.is_local() => Err(unavailable(&error)),
+            Err(HelmError::Suspended { complaint }) => Err(suspended(complaint)),
             Ok(()) => Err(Fault::Shown {
                 reason: reason::UNINSTALL_FAILED,
                 message: format!(
@@ -667,6 +717,22 @@ impl Fault {
     }
 }
 
+fn unavailable(error: &HelmError) -> Fault {
+    Fault::Shown {
+        reason: reason::HELM_UNAVAILABLE,
+        message: chain(error),
+        permanent: false,
+    }
+}
+
+fn suspended(message: String) -> Fault {
+    Fault::Shown {
+        reason: reason::SUSPENDED,
+        message,
+        permanent: false,
+    }
+}
+
 /// The call is put aside, as it is large and each Tenant that waits for helm would carry room for it.
 fn in_time<T>(
     what: &str,
@@ -678,6 +744,9 @@ fn in_time<T>(
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
                 Err(Fault::Stale)
+            }
+            Ok(Err(kube::Error::Api(status))) if is_suspended(&status.message) => {
+                Err(suspended(status.message.clone()))
             }
             Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error)))),
             Err(_) => Err(Fault::Passing(format!(

@@ -1,8 +1,10 @@
 //! One Tenant at a time: a look, a plan, a job; and what came of it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
+use krypton_common::conditions::reason as why;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_crds::tenant::Tenant;
 use kube::runtime::watcher::Event;
@@ -15,6 +17,9 @@ use crate::fence::Hold;
 use crate::index::CrdState;
 use crate::plan::{self, Action, Applied, Failure, Permit, View};
 use crate::workload;
+
+/// The longest pause after what is not the release's fault.
+const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
 impl Reconciler {
     pub(super) fn see_to_tenants(&mut self, now: Boot) {
@@ -66,7 +71,7 @@ impl Reconciler {
         let revisions = self.index.release(&release_key);
         slot.memory.locked = revisions
             .last()
-            .filter(|revision| revision.status.is_pending())
+            .filter(|revision| revision.status.is_locked())
             .map(|revision| match slot.memory.locked {
                 Some((number, since)) if number == revision.revision => (number, since),
                 _ => (revision.revision, now),
@@ -152,6 +157,7 @@ impl Reconciler {
         let job = Job {
             key: key.clone(),
             newest,
+            revisions: revisions.iter().copied().cloned().collect(),
             tenant,
             plan,
             told,
@@ -274,10 +280,17 @@ impl Reconciler {
             }) => {
                 let attempts = slot.memory.failure.as_ref().map_or(0, |failure| {
                     let same = failure.generation == done.generation
+                        && failure.requested == done.requested
                         && failure.fingerprint == done.fingerprint;
                     if same { failure.attempts } else { 0 }
                 }) + 1;
-                let cap = self.member.retry_max;
+                let cap = match reason {
+                    // It costs little, and may be over at any time.
+                    why::HELM_UNAVAILABLE | why::SUSPENDED => {
+                        self.member.retry_max.min(LOCAL_RETRY_MAX)
+                    }
+                    _ => self.member.retry_max,
+                };
                 let pause = if permanent {
                     cap
                 } else {
@@ -285,13 +298,19 @@ impl Reconciler {
                 };
                 tracing::warn!(member = %self.member.name, tenant = %done.key, reason, %message,
                     attempts, retry_in_seconds = pause.as_secs(), "failed");
+                if reason == why::SUSPENDED {
+                    // To say so may be a write, too.
+                    slot.not_before = Some(Boot(now.0 + pause));
+                }
                 slot.memory.failure = Some(Failure {
                     reason,
                     message,
                     attempts,
+                    permanent,
                     retry_at: Boot(now.0 + pause),
                     fingerprint: done.fingerprint,
                     generation: done.generation,
+                    requested: done.requested,
                 });
             }
         }

@@ -83,6 +83,7 @@ impl Stage {
             timeout: Duration::from_secs(600),
             server_side: true,
             description: "a test".to_owned(),
+            again: false,
             cache_key: "edge-1".to_owned(),
         }
     }

@@ -150,6 +150,13 @@ pub struct Flags {
     /// Longest pause between two tries of a failed install or upgrade.
     #[arg(long, value_name = "DURATION", help_heading = "Helm")]
     pub retry_max: Option<String>,
+    /// How often a failed install or upgrade is tried again before it is given up; without end when not given.
+    #[arg(long, value_name = "N", help_heading = "Helm")]
+    pub retries: Option<String>,
+    /// What is done about an upgrade that is given up: keep, or rollback to the last good revision, which
+    /// is also done at once where no other attempt can succeed.
+    #[arg(long, value_name = "WHAT", help_heading = "Helm")]
+    pub remediation: Option<String>,
     /// Directory for fetched charts and helm's own cache.
     #[arg(long, value_name = "DIRECTORY", help_heading = "Helm")]
     pub helm_cache_dir: Option<String>,

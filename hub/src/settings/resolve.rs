@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use krypton_agent::plan::Remediation;
 use krypton_common::bundle::split_address;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::kubeconfig::Policy;
@@ -476,8 +477,34 @@ impl Inputs<'_> {
             program: PathBuf::from(program.text),
             service_account: self.service_account(flags, namespace)?,
             timeout: self.duration("helm-timeout", &flags.helm_timeout)?,
+            retries: self.retries(flags)?,
+            remediation: self.remediation(flags)?,
             max_concurrent,
             cache_dir,
+        })
+    }
+
+    fn retries(&mut self, flags: &Flags) -> Result<Option<u32>, SettingsError> {
+        let given = self.text("retries", &flags.retries);
+        if given.text.is_empty() {
+            return Ok(None);
+        }
+        let number = given.text.parse().map(Some);
+        number.map_err(|_| {
+            given.invalid(
+                "a number of retries",
+                "write 0 or more, or leave it out to try without end",
+            )
+        })
+    }
+
+    fn remediation(&mut self, flags: &Flags) -> Result<Remediation, SettingsError> {
+        let given = self.text("remediation", &flags.remediation);
+        given.text.parse().map_err(|_| {
+            given.invalid(
+                "a remediation",
+                "write keep, or rollback to put the last good revision back",
+            )
         })
     }
 

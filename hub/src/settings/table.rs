@@ -252,6 +252,8 @@ pub const ROWS: &[Row] = &[
     ),
     flag("max-concurrent-helm", &[], "4", "new; 1 in the original"),
     flag("retry-max", &[], "15m", NEW),
+    flag("retries", &[], "", NEW),
+    flag("remediation", &[], "keep", NEW),
     computed(
         "helm-cache-dir",
         &[],

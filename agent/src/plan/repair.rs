@@ -1,0 +1,368 @@
+//! The table of repair: what a release is found as, and what is then done. `docs/repair.md` shows it.
+
+use crate::index::{INSTALL_RUN, Revision};
+use crate::release::Status;
+
+/// What a release is found as: by its newest revision, as helm itself sees it. A revision that is missing
+/// further down changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    Absent,
+    Deployed,
+    PendingInstall,
+    PendingUpgrade,
+    PendingRollback,
+    Uninstalling,
+    /// The newest failed, and was an installation: nothing has ever been deployed.
+    FailedInstall,
+    Failed,
+    Superseded,
+    Uninstalled,
+    Unknown,
+    /// Its newest Secret cannot be decoded, by helm neither. No label shows that: it comes up when the
+    /// Secret is needed.
+    Unreadable,
+}
+
+/// What is done about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Nothing, if it is as desired; else as `Apply`.
+    Compare,
+    /// `helm upgrade --install`.
+    Apply,
+    /// `helm install --replace`: the hooks of an installation run again, and what is there is taken over.
+    InstallAgain,
+    /// The revision is marked failed, which takes nothing from what runs; then as for that.
+    Unlock,
+    /// As `Unlock`, once no helm can be at it any more: at once where the dead one was ours.
+    BreakLock,
+    /// `helm uninstall`, hooks included.
+    Uninstall,
+    /// The workspace and the finalizer go.
+    LetGo,
+    /// The Secret is kept under another name and goes out of helm's way; then as for the revision before.
+    SetAside,
+    /// It is left alone, and a condition says what to look at.
+    Ask,
+}
+
+impl Remedy {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Compare => "nothing; `helm upgrade --install` when it is not as desired",
+            Self::Apply => "`helm upgrade --install`",
+            Self::InstallAgain => "`helm install --replace`",
+            Self::Unlock => "mark it failed, then as for that",
+            Self::BreakLock => "once nobody can be at it, mark it failed, then as for that",
+            Self::Uninstall => "`helm uninstall`",
+            Self::LetGo => "let go",
+            Self::SetAside => "set the Secret aside, then as for the revision before",
+            Self::Ask => "leave it alone, and say so",
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    pub found: Found,
+    /// As the label `status` of the newest revision has it, or in words where that is not all.
+    pub name: &'static str,
+    /// How it comes about.
+    pub cause: &'static str,
+    /// For a Tenant that is to be there.
+    pub present: Remedy,
+    /// For a Tenant that is to go.
+    pub deleted: Remedy,
+    /// What holds meanwhile.
+    pub promise: &'static str,
+}
+
+/// The table.
+pub const TABLE: [Row; 12] = [
+    Row {
+        found: Found::Absent,
+        name: "(no revision)",
+        cause: "not installed yet; or all Secrets were deleted by hand",
+        present: Remedy::Apply,
+        deleted: Remedy::LetGo,
+        promise: "objects that carry the release's name are taken over, not made anew",
+    },
+    Row {
+        found: Found::Deployed,
+        name: "deployed",
+        cause: "helm ended well",
+        present: Remedy::Compare,
+        deleted: Remedy::Uninstall,
+        promise: "as desired: no request and no helm run",
+    },
+    Row {
+        found: Found::PendingInstall,
+        name: "pending-install",
+        cause: "helm died in an installation",
+        present: Remedy::BreakLock,
+        deleted: Remedy::Uninstall,
+        promise: "what it has made stays",
+    },
+    Row {
+        found: Found::PendingUpgrade,
+        name: "pending-upgrade",
+        cause: "helm died in an upgrade",
+        present: Remedy::BreakLock,
+        deleted: Remedy::Uninstall,
+        promise: "the revision before stays deployed and keeps serving",
+    },
+    Row {
+        found: Found::PendingRollback,
+        name: "pending-rollback",
+        cause: "a person's `helm rollback` died, or a hook of it failed",
+        present: Remedy::BreakLock,
+        deleted: Remedy::Uninstall,
+        promise: "as for pending-upgrade",
+    },
+    Row {
+        found: Found::Uninstalling,
+        name: "uninstalling",
+        cause: "`helm uninstall` died, or a hook of it failed",
+        present: Remedy::BreakLock,
+        deleted: Remedy::Uninstall,
+        promise: "of a Tenant that is to be there nothing more is removed: what is gone is made again",
+    },
+    Row {
+        found: Found::FailedInstall,
+        name: "failed (installation)",
+        cause: "an installation of ours failed or died; nothing was ever deployed",
+        present: Remedy::InstallAgain,
+        deleted: Remedy::Uninstall,
+        promise: "pre-install and post-install hooks run again; nothing is uninstalled, objects stay the same",
+    },
+    Row {
+        found: Found::Failed,
+        name: "failed",
+        cause: "an upgrade or rollback failed or died",
+        present: Remedy::Apply,
+        deleted: Remedy::Uninstall,
+        promise: "the revision before keeps serving",
+    },
+    Row {
+        found: Found::Superseded,
+        name: "superseded",
+        cause: "the newest Secret was deleted by hand; or helm died between its last two writes",
+        present: Remedy::Unlock,
+        deleted: Remedy::Uninstall,
+        promise: "what runs stays",
+    },
+    Row {
+        found: Found::Uninstalled,
+        name: "uninstalled",
+        cause: "a person's `helm uninstall --keep-history`",
+        present: Remedy::Apply,
+        deleted: Remedy::Uninstall,
+        promise: "installed anew, with its hooks",
+    },
+    Row {
+        found: Found::Unknown,
+        name: "unknown, or any other word",
+        cause: "a helm that is newer than Krypton",
+        present: Remedy::Ask,
+        deleted: Remedy::Uninstall,
+        promise: "what runs stays",
+    },
+    Row {
+        found: Found::Unreadable,
+        name: "(cannot be decoded)",
+        cause: "the newest Secret is damaged: helm itself passes over it, and then stumbles on its name",
+        present: Remedy::SetAside,
+        deleted: Remedy::SetAside,
+        promise: "only when helm says so too; what runs stays; where no other revision is left, a deletion \
+                  waits and asks, since nobody knows what to remove",
+    },
+];
+
+/// The row of what was found.
+pub fn row(found: Found) -> &'static Row {
+    let fits = |row: &&Row| row.found == found;
+    TABLE.iter().find(fits).unwrap_or(&TABLE[0])
+}
+
+/// The table as `docs/repair.md` has it.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "| newest revision | how it comes about | Tenant is to be there | Tenant is to go | promised |\n\
+         | --- | --- | --- | --- | --- |\n",
+    );
+    for row in &TABLE {
+        let cells = [
+            row.name,
+            row.cause,
+            row.present.words(),
+            row.deleted.words(),
+            row.promise,
+        ];
+        text.push_str(&format!("| {} |\n", cells.join(" | ")));
+    }
+    text
+}
+
+/// What `revisions`, oldest first, are found as.
+pub fn found(revisions: &[&Revision]) -> Found {
+    let Some(newest) = revisions.last() else {
+        return Found::Absent;
+    };
+    match newest.status {
+        Status::Deployed => Found::Deployed,
+        Status::PendingInstall => Found::PendingInstall,
+        Status::PendingUpgrade => Found::PendingUpgrade,
+        Status::PendingRollback => Found::PendingRollback,
+        Status::Uninstalling => Found::Uninstalling,
+        Status::Failed if was_installing(revisions, newest) => Found::FailedInstall,
+        Status::Failed => Found::Failed,
+        Status::Superseded => Found::Superseded,
+        Status::Uninstalled => Found::Uninstalled,
+        Status::Unknown => Found::Unknown,
+    }
+}
+
+/// A failed attempt of ours whose leftovers nobody has seen to yet.
+pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
+    let (newest, older) = revisions.split_last()?;
+    let failed = older.iter().find(|revision| {
+        newest.status == Status::Deployed
+            && revision.status == Status::Failed
+            && revision.run.is_some()
+            && !inherited(revisions, revision)
+    });
+    failed.map(|revision| revision.revision)
+}
+
+/// Whether the run that wrote this revision began where nothing was deployed, and none has been since. In
+/// doubt it did not: the hooks of an installation may not be fit for what has once run.
+fn was_installing(revisions: &[&Revision], revision: &Revision) -> bool {
+    let install = |run: &String| run.starts_with(INSTALL_RUN);
+    revision.run.as_ref().is_some_and(install)
+        && !inherited(revisions, revision)
+        && !revisions
+            .iter()
+            .any(|other| other.status == Status::Deployed)
+}
+
+/// Helm copies labels from one revision to the next: one that carries the mark of an earlier run was
+/// written by hand.
+pub(super) fn inherited(revisions: &[&Revision], revision: &Revision) -> bool {
+    revision.run.is_some()
+        && revisions
+            .iter()
+            .any(|other| other.revision < revision.revision && other.run == revision.run)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn revision(number: u32, status: Status, run: Option<&str>) -> Revision {
+        Revision {
+            revision: number,
+            status,
+            fingerprint: None,
+            owner_uid: None,
+            owner_namespace: None,
+            run: run.map(str::to_owned),
+            uid: format!("secret-{number}"),
+            resource_version: "1".to_owned(),
+            created: None,
+        }
+    }
+
+    fn found_in(revisions: &[Revision]) -> Found {
+        found(&revisions.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn each_state_has_one_row_and_each_row_its_place() {
+        for status in Status::ALL {
+            let found = found_in(&[revision(1, status, None)]);
+            assert_eq!(row(found).found, found, "{status}");
+            assert!(row(found).name.starts_with(status.as_str()), "{status}");
+        }
+        for one in &TABLE {
+            let rows = TABLE.iter().filter(|row| row.found == one.found);
+            assert_eq!(rows.count(), 1, "{}", one.name);
+        }
+    }
+
+    #[test]
+    fn no_row_uninstalls_for_a_tenant_that_is_to_be_there() {
+        for row in &TABLE {
+            let removes = [Remedy::Uninstall, Remedy::LetGo].contains(&row.present);
+            assert!(!removes, "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn an_installation_is_repeated_only_where_nothing_was_ever_deployed() {
+        let (first, second) = (Some("install-1"), Some("install-2"));
+        let failed = |number, run| revision(number, Status::Failed, run);
+        assert_eq!(found_in(&[failed(1, first)]), Found::FailedInstall);
+        assert_eq!(
+            found_in(&[failed(1, first), failed(2, second)]),
+            Found::FailedInstall
+        );
+        // Whose it was is not known; it was an upgrade; it was a rollback by hand; another is deployed.
+        assert_eq!(found_in(&[failed(1, None)]), Found::Failed);
+        assert_eq!(found_in(&[failed(2, Some("upgrade-1"))]), Found::Failed);
+        let by_hand = [revision(1, Status::Superseded, first), failed(2, first)];
+        assert_eq!(found_in(&by_hand), Found::Failed);
+        let runs = [revision(1, Status::Deployed, first), failed(2, second)];
+        assert_eq!(found_in(&runs), Found::Failed);
+    }
+
+    #[test]
+    fn a_failed_attempt_of_ours_is_swept_once_another_is_deployed() {
+        let failed = revision(2, Status::Failed, Some("upgrade-2"));
+        let deployed = revision(3, Status::Deployed, Some("upgrade-3"));
+        let seen_to = revision(2, Status::Failed, None);
+        assert_eq!(unswept(&[&failed, &deployed]), Some(2));
+        assert_eq!(unswept(&[&failed]), None);
+        assert_eq!(unswept(&[&seen_to, &deployed]), None);
+        assert_eq!(unswept(&[&deployed]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_missing_below_the_newest_and_the_deployed_changes_nothing(
+            history in prop::collection::vec((prop::sample::select(Status::ALL.to_vec()), 0..3_u8), 1..6),
+            missing in any::<prop::sample::Index>(),
+        ) {
+            let mut revisions: Vec<Revision> = (1..).zip(&history).map(|(number, (status, run))| {
+                let own = format!("{}-{number}", if *run == 1 { "install" } else { "upgrade" });
+                revision(number, *status, (*run > 0).then_some(own.as_str()))
+            }).collect();
+            let before = found_in(&revisions);
+            let at = missing.index(revisions.len());
+            if at + 1 < revisions.len() && revisions[at].status != Status::Deployed {
+                revisions.remove(at);
+                prop_assert_eq!(found_in(&revisions), before);
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_shows_the_table() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/repair.md");
+        let text = std::fs::read_to_string(&page).unwrap();
+        let (begin, end) = ("<!-- table -->\n", "<!-- end of the table -->\n");
+        let (before, rest) = text.split_once(begin).unwrap();
+        let (shown, after) = rest.split_once(end).unwrap();
+        if std::env::var_os("WRITE_DOCS").is_some() {
+            let now = format!("{before}{begin}{}{end}{after}", markdown());
+            std::fs::write(&page, now).unwrap();
+        } else {
+            assert_eq!(shown, markdown(), "WRITE_DOCS=1 writes it anew");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The last good revision is put back, after an upgrade that is given up.
+
+use krypton_common::conditions::reason;
+use krypton_common::error_chain::chain;
+
+use super::{Done, Fault, Job, Performer, ReleaseNews, suspended, unavailable};
+use crate::helm::{HelmError, Rollback};
+use crate::index::Revision;
+use crate::release::{self, Status};
+use crate::status::Told;
+
+impl Performer {
+    pub(super) async fn roll_back(&self, job: &Job, to: u32, done: &mut Done) -> Result<(), Fault> {
+        let Some(newest) = &job.newest else {
+            return Err(Fault::Stale);
+        };
+        let slot = self.tools.helm.slot().await;
+        self.still_permitted()?;
+        let (current, good) = tokio::join!(
+            self.revision_secret(&job.release, newest.revision),
+            self.revision_secret(&job.release, to),
+        );
+        let (Some(current), Some(_)) = (current?, good?) else {
+            return self.relist(job, done).await;
+        };
+        self.say(job, done).await?;
+        let rollback = Rollback {
+            kubeconfig: self.member.kubeconfig.clone(),
+            release: job.release.name.clone(),
+            namespace: job.release.namespace.clone(),
+            to,
+            timeout: self.member.policy.helm_timeout,
+            server_side: release::decode(&current).is_ok_and(|facts| facts.server_side),
+            cache_key: self.member.name.clone(),
+        };
+        tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name, to,
+            "running helm rollback");
+        let ended = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop)).await;
+        self.relist(job, done).await?;
+        let back = matches!(&done.release, Some(ReleaseNews::All { metas, .. })
+        if metas.iter().filter_map(Revision::of).any(|(_, revision)| {
+            revision.revision > newest.revision && revision.status == Status::Deployed
+        }));
+        let message = match ended {
+            _ if back => {
+                let message = format!("revision {to} is deployed again: the upgrade was given up");
+                let told = Told {
+                    warning: true,
+                    reason: "HelmRolledBack",
+                    message,
+                };
+                self.events.tell(&job.tenant, told);
+                return Ok(());
+            }
+            Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(error) if error.is_local() => return Err(unavailable(&error)),
+            Err(HelmError::Suspended { complaint }) => return Err(suspended(complaint)),
+            Err(error) => chain(&error),
+            Ok(()) => format!("helm ended well, but revision {to} is not deployed again"),
+        };
+        Err(Fault::Shown {
+            reason: reason::ROLLBACK_FAILED,
+            message,
+            permanent: false,
+        })
+    }
+}

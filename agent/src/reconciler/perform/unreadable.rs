@@ -1,0 +1,172 @@
+//! Revisions that are in the way: a Secret that nobody can decode is set aside, and what is left of former
+//! attempts to install is forgotten. What they say they made is on the cluster still, and stays.
+
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_common::conditions::reason;
+use krypton_common::error_chain::chain;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+
+use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, unavailable};
+use crate::helm::{HelmError, Look};
+use crate::index::{ReleaseKey, Revision};
+use crate::release::{ReleaseError, Status};
+use crate::status::Told;
+
+/// The type of a Secret that has been set aside; helm looks for its own only.
+const SET_ASIDE_TYPE: &str = "mesh.openkcm.io/unreadable-release";
+/// As `--history-max` is for upgrades, which installing has not.
+const FAILED_ATTEMPTS: usize = 2;
+
+impl Performer {
+    /// Keeps a copy of the Secret under another name, and takes the Secret out of helm's way. Only when
+    /// helm cannot decode it either; and not when a Tenant is to go and nothing else says what to remove.
+    pub(super) async fn set_aside(
+        &self,
+        job: &Job,
+        secret: &Secret,
+        error: &ReleaseError,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let (why, name) = (chain(error), secret.name_any());
+        let failed = |message: String| Fault::Shown {
+            reason: if job.tenant.metadata.deletion_timestamp.is_some() {
+                reason::UNINSTALL_FAILED
+            } else {
+                reason::UPGRADE_FAILED
+            },
+            message,
+            permanent: true,
+        };
+        let Some((_, revision)) = Revision::of(&secret.metadata) else {
+            return Err(failed(why));
+        };
+        let slot = self.tools.helm.slot().await;
+        self.still_permitted()?;
+        let look = Look {
+            kubeconfig: self.member.kubeconfig.clone(),
+            release: job.release.name.clone(),
+            namespace: job.release.namespace.clone(),
+            revision: revision.revision,
+            cache_key: self.member.name.clone(),
+        };
+        match self.tools.helm.can_decode(slot, &look, &self.stop).await {
+            Ok(false) => {}
+            // It is another helm's, or larger than what we read: not ours to judge.
+            Ok(true) => return Err(failed(format!("{why}; helm can read it"))),
+            Err(HelmError::Stopped) => return Err(Fault::Stale),
+            Err(error) if error.is_local() => return Err(unavailable(&error)),
+            Err(error) => return Err(Fault::Passing(chain(&error))),
+        }
+        if job.tenant.metadata.deletion_timestamp.is_some() {
+            self.relist(job, done).await?;
+            let alone = !matches!(&done.release,
+                Some(ReleaseNews::All { metas, .. }) if metas.len() > 1);
+            if alone {
+                return Err(failed(format!(
+                    "{why}; no other revision says what is to be removed. Remove by hand what is annotated \
+                     with meta.helm.sh/release-name={}, then delete that Secret; or let it all be with \
+                     annotation {}=true on the Tenant",
+                    job.release.name,
+                    krypton_common::names::ORPHAN_ANNOTATION,
+                )));
+            }
+        }
+        self.keep_copy(&job.release, secret, revision.revision)
+            .await?;
+        self.still_permitted()?;
+        self.remove(&job.release, &secret.metadata).await?;
+        let message = format!("{why}. It was set aside, and what it installed stays");
+        let told = Told {
+            warning: true,
+            reason: "ReleaseUnreadable",
+            message,
+        };
+        tracing::warn!(tenant = %job.key, member = %self.member.name, secret = %name, error = %why,
+            "a release that nobody can decode was set aside");
+        self.events.tell(&job.tenant, told);
+        self.relist(job, done).await
+    }
+
+    async fn keep_copy(
+        &self,
+        release: &ReleaseKey,
+        secret: &Secret,
+        revision: u32,
+    ) -> Result<(), Fault> {
+        let uid = secret.uid().unwrap_or_default();
+        let copy = Secret {
+            metadata: ObjectMeta {
+                // The same after a crash, and another for another Secret of that name.
+                name: Some(format!(
+                    "unreadable.{}.v{revision}.{}",
+                    release.name,
+                    uid.get(..8).unwrap_or(&uid)
+                )),
+                ..ObjectMeta::default()
+            },
+            type_: Some(SET_ASIDE_TYPE.to_owned()),
+            data: secret.data.clone(),
+            ..Secret::default()
+        };
+        let params = PostParams::default();
+        let api: Api<Secret> = Api::namespaced(self.as_helm().await?, &release.namespace);
+        match in_time("setting a release aside", api.create(&params, &copy)).await {
+            // It is there from before.
+            Ok(_) | Err(Fault::Stale) => Ok(()),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Deletes a Secret of helm's, if it is still this very one.
+    async fn remove(&self, release: &ReleaseKey, of: &ObjectMeta) -> Result<(), Fault> {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: of.uid.clone(),
+                resource_version: of.resource_version.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        // Helm has made it; our own rights are to update it at most.
+        let api: Api<Secret> = Api::namespaced(self.as_helm().await?, &release.namespace);
+        let name = of.name.clone().unwrap_or_default();
+        in_time("removing a revision", api.delete(&name, &params)).await?;
+        Ok(())
+    }
+
+    /// Before another attempt to install: of the failed ones only the last few are kept.
+    pub(super) async fn forget_older_attempts(
+        &self,
+        job: &Job,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        self.relist(job, done).await?;
+        // It is no news for long.
+        let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
+            return Ok(());
+        };
+        let mut failed: Vec<(u32, &ObjectMeta)> = metas
+            .iter()
+            .filter_map(|meta| {
+                let (_, revision) = Revision::of(meta)?;
+                (revision.status == Status::Failed).then_some((revision.revision, meta))
+            })
+            .collect();
+        failed.sort_by_key(|(revision, _)| std::cmp::Reverse(*revision));
+        let Some((newest, _)) = failed.first() else {
+            return Ok(());
+        };
+        let kept = self.revision_secret(&job.release, *newest).await?;
+        for (revision, meta) in failed.iter().skip(FAILED_ATTEMPTS) {
+            let former = self.revision_secret(&job.release, *revision).await?;
+            // With the revision goes what is known of what it made.
+            if let (Some(former), Some(kept)) = (&former, &kept) {
+                let client = self.as_helm().await?;
+                self.remove_left_over(&client, job, former, kept).await?;
+            }
+            self.remove(&job.release, meta).await?;
+        }
+        Ok(())
+    }
+}

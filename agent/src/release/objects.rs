@@ -1,0 +1,118 @@
+//! What a revision's manifest declares, and what of it another does not.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Secret;
+use serde_json::Value;
+
+use super::{ReleaseError, documents, stored};
+
+/// An object that a release's manifest declares.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Declared {
+    pub api_version: String,
+    pub kind: String,
+    /// As the manifest has it; helm puts those without one into the release's, where they can be in one.
+    pub namespace: Option<String>,
+    pub name: String,
+}
+
+/// All objects of a revision but its hooks, which helm keeps apart.
+///
+/// # Errors
+/// As [`super::decode`].
+pub fn objects(secret: &Secret) -> Result<BTreeSet<Declared>, ReleaseError> {
+    let manifest = stored(secret)?.manifest.unwrap_or_default();
+    let mut found = BTreeSet::new();
+    for document in documents(&manifest) {
+        let options = serde_saphyr::options! {
+            duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
+            with_snippet: false,
+        };
+        // What does not parse declares nothing that could be removed.
+        if let Ok(object) = serde_saphyr::from_str_with_options::<Value>(&document, options) {
+            collect(&object, &mut found);
+        }
+    }
+    Ok(found)
+}
+
+fn collect(object: &Value, found: &mut BTreeSet<Declared>) {
+    let text = |pointer: &str| {
+        let text = object.pointer(pointer).and_then(Value::as_str);
+        text.filter(|text| !text.is_empty()).map(str::to_owned)
+    };
+    if let Some(items) = object["items"].as_array() {
+        items.iter().for_each(|item| collect(item, found));
+    } else if let (Some(api_version), Some(kind), Some(name)) =
+        (text("/apiVersion"), text("/kind"), text("/metadata/name"))
+    {
+        found.insert(Declared {
+            api_version,
+            kind,
+            namespace: text("/metadata/namespace"),
+            name,
+        });
+    }
+}
+
+/// What `former` declares and `kept` does not, in whatever version of its API. The two are of one release,
+/// whose `namespace` is meant where none is written.
+pub fn left_over(
+    former: &BTreeSet<Declared>,
+    kept: &BTreeSet<Declared>,
+    namespace: &str,
+) -> Vec<Declared> {
+    let identity = |object: &Declared| {
+        let group = object.api_version.rsplit_once('/');
+        (
+            group.map(|(group, _)| group.to_owned()),
+            object.kind.clone(),
+            object
+                .namespace
+                .clone()
+                .unwrap_or_else(|| namespace.to_owned()),
+            object.name.clone(),
+        )
+    };
+    let kept: BTreeSet<_> = kept.iter().map(identity).collect();
+    let gone = |object: &&Declared| !kept.contains(&identity(object));
+    former.iter().filter(gone).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(yaml: &str) -> BTreeSet<Declared> {
+        let mut found = BTreeSet::new();
+        for document in documents(yaml) {
+            if let Ok(object) = serde_saphyr::from_str::<Value>(&document) {
+                collect(&object, &mut found);
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn what_only_the_former_declares_is_left_over_by_group_kind_and_place() {
+        let former = of(
+            "---\n# Source: a\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: stays}\n\
+             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: gone}\n\
+             ---\napiVersion: apps/v1beta1\nkind: Deployment\nmetadata: {name: newer}\n\
+             ---\napiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Secret, metadata: {name: listed}}]\n\
+             ---\nnot: an object\n---\n: [broken\n",
+        );
+        let kept = of(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: stays, namespace: acme}\n\
+             ---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: newer}\n\
+             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: gone, namespace: elsewhere}\n",
+        );
+        let names: Vec<String> = left_over(&former, &kept, "acme")
+            .into_iter()
+            .map(|object| object.name)
+            .collect();
+        assert_eq!(names, ["gone", "listed"]);
+        assert_eq!(left_over(&former, &former, "acme"), []);
+    }
+}

@@ -1,0 +1,178 @@
+//! Release Secrets that somebody deletes or damages: what runs stays, and the release is whole again.
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{ConfigMap, Secret},
+};
+use krypton_common::names;
+use krypton_tests::{
+    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+fn secrets(desk: &Desk) -> Api<Secret> {
+    Api::namespaced(desk.client.clone(), "acme")
+}
+
+fn name(release: &str, revision: u32) -> String {
+    format!("sh.helm.release.v1.{release}.v{revision}")
+}
+
+async fn damage(desk: &Desk, release: &str, revision: u32) -> Result<()> {
+    // Base64 of nothing that was ever compressed.
+    let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
+    let patch = Patch::Merge(json!({"data": {"release": data}}));
+    let params = PatchParams::default();
+    secrets(desk)
+        .patch(&name(release, revision), &params, &patch)
+        .await?;
+    Ok(())
+}
+
+async fn uid(desk: &Desk, release: &str) -> Result<String> {
+    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+    maps.get(release).await?.uid().context("no UID")
+}
+
+#[tokio::test]
+async fn secrets_that_are_deleted_or_damaged_cost_no_object_and_one_revision_is_deployed_again() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("secrets", Mode::SelfCluster, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let values = ValuesFile::new("{replicaCount: 0, message: v1}").unwrap();
+    let write = |message: &str| {
+        let yaml = format!("{{replicaCount: 0, message: {message}}}");
+        values.write(&yaml)
+    };
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    pair.open(flags.into_iter().chain([values_flag(&values)]))
+        .await
+        .unwrap();
+    let release = pair.release("acme");
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.newest_is("acme", &release, 1, "deployed")
+        .await
+        .unwrap();
+    let first = uid(&desk, &release).await.unwrap();
+
+    // All of them: the objects that carry the release's name are its own again.
+    let api = secrets(&desk);
+    let params = DeleteParams::default();
+    let before = api.get(&name(&release, 1)).await.unwrap().uid();
+    api.delete(&name(&release, 1), &params).await.unwrap();
+    eventually("revision 1 to be another", PATIENCE, async || {
+        let now = api.get(&name(&release, 1)).await?;
+        Ok((now.uid() != before).then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.newest_is("acme", &release, 1, "deployed")
+        .await
+        .unwrap();
+
+    write("v2").unwrap();
+    desk.newest_is("acme", &release, 2, "deployed")
+        .await
+        .unwrap();
+    write("v3").unwrap();
+    desk.newest_is("acme", &release, 3, "deployed")
+        .await
+        .unwrap();
+
+    // One in the middle: nothing is to be done, and the next upgrade goes as any.
+    api.delete(&name(&release, 2), &params).await.unwrap();
+    write("v4").unwrap();
+    desk.newest_is("acme", &release, 4, "deployed")
+        .await
+        .unwrap();
+
+    // The newest: only superseded ones are left.
+    let before = api.get(&name(&release, 4)).await.unwrap().uid();
+    api.delete(&name(&release, 4), &params).await.unwrap();
+    eventually("revision 4 to be another", PATIENCE, async || {
+        let now = api.get(&name(&release, 4)).await?;
+        Ok((now.uid() != before).then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.newest_is("acme", &release, 4, "deployed")
+        .await
+        .unwrap();
+
+    // Damaged: helm passes over it and stumbles on its name.
+    damage(&desk, &release, 4).await.unwrap();
+    write("v5").unwrap();
+    desk.told("default", "acme", "ReleaseUnreadable")
+        .await
+        .unwrap();
+    eventually("one deployed release", PATIENCE, async || {
+        let revisions = desk.revisions("acme", &release).await?;
+        match revisions.last() {
+            Some((4.., status)) if status == "deployed" => Ok(Some(())),
+            _ => bail!("{revisions:?}"),
+        }
+    })
+    .await
+    .unwrap();
+    let revisions = desk.revisions("acme", &release).await.unwrap();
+    let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
+    assert_eq!(deployed.count(), 1, "{revisions:?}");
+    let kept = ListParams::default().fields("type=mesh.openkcm.io/unreadable-release");
+    assert_eq!(api.list(&kept).await.unwrap().items.len(), 1);
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    assert_eq!(uid(&desk, &release).await.unwrap(), first, "not made anew");
+    let log = pair.actor().unwrap().log().unwrap();
+    assert!(!log.contains("running helm uninstall"), "{log}");
+
+    // Of a Tenant that is to go: what the revisions before say is removed.
+    let newest = revisions.last().unwrap().0;
+    damage(&desk, &release, newest).await.unwrap();
+    desk.delete("default", "acme").await.unwrap();
+    desk.gone("default", "acme").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_tenant_whose_only_revision_cannot_be_read_is_not_let_go_without_a_word() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("unread", Mode::SelfCluster, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let values = ValuesFile::new("{replicaCount: 0}").unwrap();
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    pair.open(flags.into_iter().chain([values_flag(&values)]))
+        .await
+        .unwrap();
+    let release = pair.release("acme");
+    let error = pair.condition("ClusterError");
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    damage(&desk, &release, 1).await.unwrap();
+    desk.delete("default", "acme").await.unwrap();
+    let failed = (error.as_str(), "True", "UninstallFailed");
+    let tenant = desk.shows("default", "acme", &[failed]).await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    let message = &condition(&conditions, &error).unwrap().message;
+    for part in [release.as_str(), names::ORPHAN_ANNOTATION] {
+        assert!(message.contains(part), "{message}");
+    }
+    desk.annotate("default", "acme", names::ORPHAN_ANNOTATION, "true")
+        .await
+        .unwrap();
+    desk.gone("default", "acme").await.unwrap();
+    uid(&desk, &release).await.unwrap();
+}

@@ -1,0 +1,81 @@
+//! An upgrade that cannot succeed is given up, and the last good revision put back where that is wished.
+
+use anyhow::Context;
+use k8s_openapi::api::core::v1::ConfigMap;
+use krypton_common::names;
+use krypton_tests::{
+    ChartRepository, ChartSource, Mode, Pair, Parts,
+    fleet::{ValuesFile, chart_flags, condition, values_flag},
+};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+#[tokio::test]
+async fn an_upgrade_that_cannot_succeed_is_rolled_back_once_and_the_next_change_goes_on_at_once() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("remedy", Mode::SelfCluster, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let values = ValuesFile::new("{replicaCount: 0, message: first}").unwrap();
+    let more = [values_flag(&values), "--remediation=rollback".to_owned()];
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    pair.open(flags.into_iter().chain(more)).await.unwrap();
+    let release = pair.release("acme");
+    let error = pair.condition("ClusterError");
+    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+    let map = async || maps.get(&release).await.unwrap();
+    let message = |map: &ConfigMap| {
+        let data = map.data.as_ref().context("no data");
+        data.unwrap().get("message").cloned().unwrap_or_default()
+    };
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let first = map().await;
+
+    values
+        .write("{replicaCount: 0, message: second, broken: true}")
+        .unwrap();
+    desk.newest_is("acme", &release, 3, "deployed")
+        .await
+        .unwrap();
+    desk.told("default", "acme", "HelmRolledBack")
+        .await
+        .unwrap();
+    let failed = (error.as_str(), "True", "UpgradeFailed");
+    let tenant = desk.shows("default", "acme", &[failed]).await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    let said = &condition(&conditions, &error).unwrap().message;
+    let rolled_back = map().await;
+    assert_eq!(message(&rolled_back), "first");
+    assert_eq!(rolled_back.uid(), first.uid());
+    assert!(
+        said.contains("is invalid") || said.contains("field"),
+        "{said}"
+    );
+
+    // No more of it, however long it stands: a Lease period is many pauses here.
+    desk.lease_renewed().await.unwrap();
+    desk.newest_is("acme", &release, 3, "deployed")
+        .await
+        .unwrap();
+    // But once more when somebody asks.
+    let asked = names::RECONCILE_REQUESTED_ANNOTATION;
+    desk.annotate("default", "acme", asked, "now")
+        .await
+        .unwrap();
+    desk.newest_is("acme", &release, 5, "deployed")
+        .await
+        .unwrap();
+
+    values.write("{replicaCount: 0, message: third}").unwrap();
+    desk.newest_is("acme", &release, 6, "deployed")
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    assert_eq!(message(&map().await), "third");
+}

@@ -1,0 +1,337 @@
+//! Helm killed at every point where it can be held: what is found then is repaired by the next pass.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::{Result, bail, ensure};
+use futures::StreamExt;
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{ConfigMap, Pod},
+};
+use krypton_tests::{
+    ChartRepository, Gate, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
+    gate,
+};
+use kube::{
+    Api, ResourceExt,
+    api::ListParams,
+    runtime::{WatchStreamExt, watcher},
+};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+/// Who watches that what has once served goes on.
+struct Serving {
+    stopped: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+impl Serving {
+    fn watch(desk: &Desk, namespace: &str) -> Self {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let api: Api<Deployment> = Api::namespaced(desk.client.clone(), namespace);
+        let seen = Arc::clone(&stopped);
+        let task = tokio::spawn(async move {
+            let mut events = watcher(api, watcher::Config::default())
+                .default_backoff()
+                .boxed();
+            let mut served = false;
+            while let Some(event) = events.next().await {
+                let available = match event {
+                    Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => object
+                        .status
+                        .is_some_and(|status| status.available_replicas.is_some()),
+                    Ok(watcher::Event::Delete(_)) => false,
+                    _ => continue,
+                };
+                if served && !available {
+                    seen.store(true, Ordering::SeqCst);
+                }
+                served |= available;
+            }
+        });
+        Self { stopped, task }
+    }
+
+    fn end(self) -> bool {
+        self.task.abort();
+        !self.stopped.load(Ordering::SeqCst)
+    }
+}
+
+/// Names and UIDs of what is in a namespace: ConfigMaps of the release, Deployments, pods of hooks.
+async fn objects(desk: &Desk, namespace: &str) -> Result<BTreeMap<String, String>> {
+    let of_helm = ListParams::default().labels("app.kubernetes.io/managed-by=Helm");
+    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), namespace);
+    let deployments: Api<Deployment> = Api::namespaced(desk.client.clone(), namespace);
+    let pods: Api<Pod> = Api::namespaced(desk.client.clone(), namespace);
+    let mut found = BTreeMap::new();
+    let mut put = |kind: &str, object: &dyn Fn() -> (String, Option<String>)| {
+        let (name, uid) = object();
+        found.insert(format!("{kind}/{name}"), uid.unwrap_or_default());
+    };
+    for map in maps.list(&of_helm).await? {
+        put("ConfigMap", &|| (map.name_any(), map.uid()));
+    }
+    for deployment in deployments.list(&of_helm).await? {
+        put("Deployment", &|| (deployment.name_any(), deployment.uid()));
+    }
+    for pod in pods.list(&ListParams::default()).await? {
+        if pod.owner_references().is_empty() {
+            put("Pod", &|| (pod.name_any(), pod.uid()));
+        }
+    }
+    Ok(found)
+}
+
+/// One deployed release, the newest; no lock; and nothing but what the chart has.
+async fn whole(desk: &Desk, namespace: &str, release: &str) -> Result<BTreeMap<String, String>> {
+    let revisions = desk.revisions(namespace, release).await?;
+    let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
+    ensure!(deployed.count() == 1, "{revisions:?}");
+    ensure!(
+        revisions
+            .last()
+            .is_some_and(|(_, status)| status == "deployed"),
+        "{revisions:?}"
+    );
+    let locked = |status: &String| status.contains("ing");
+    ensure!(
+        !revisions.iter().any(|(_, status)| locked(status)),
+        "{revisions:?}"
+    );
+    let found = objects(desk, namespace).await?;
+    let expected = [
+        format!("ConfigMap/{release}"),
+        format!("Deployment/{release}"),
+    ];
+    ensure!(found.keys().eq(expected.iter()), "{found:?}");
+    Ok(found)
+}
+
+/// The member with its gates.
+struct Scene {
+    pair: Pair,
+    values: ValuesFile,
+    _repository: ChartRepository,
+    _gate: Gate,
+}
+
+impl Scene {
+    async fn set(name: &str, events: &[&str], more: &[&str]) -> Result<Self> {
+        let gate = Gate::everywhere()?;
+        let repository = ChartRepository::start(&[gate.chart()]).await?;
+        let mut pair = Pair::start(name, Mode::SelfCluster, Parts::WithPods).await?;
+        let values = ValuesFile::new(&json!({"gates": events}).to_string())?;
+        let mut flags = chart_flags(&repository, "gates", "1.0.0");
+        flags.push(values_flag(&values));
+        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
+        pair.open(flags).await?;
+        Ok(Self {
+            pair,
+            values,
+            _repository: repository,
+            _gate: gate,
+        })
+    }
+
+    fn folder(&mut self) -> Result<PathBuf> {
+        let log = self.pair.actor()?.log_path();
+        Ok(log.parent().map(PathBuf::from).unwrap_or_default())
+    }
+
+    /// Waits for helm at `event`, and kills it there.
+    async fn kill_at(&mut self, namespace: &str, event: &str) -> Result<Pod> {
+        let desk = self.pair.desk();
+        let hook = gate::at(&desk, namespace, event, None).await?;
+        let folder = self.folder()?;
+        let killed = kill_helm(&folder)?;
+        ensure!(killed == 1, "{killed} helms ran at {event}");
+        Ok(hook)
+    }
+}
+
+#[tokio::test]
+async fn a_helm_that_is_killed_anywhere_leaves_one_deployed_release_after_the_next_pass() {
+    let mut scene = Scene::set("killed", &gate::EVENTS, &[]).await.unwrap();
+    let desk = scene.pair.desk();
+    let release = scene.pair.release("acme");
+    desk.create("default", "acme", json!({})).await.unwrap();
+
+    // Before anything is applied, and after all of it.
+    let hook = scene.kill_at("acme", "pre-install").await.unwrap();
+    desk.newest_is("acme", &release, 1, "pending-install")
+        .await
+        .unwrap();
+    gate::pass(&desk, "acme", "pre-install", Some(&hook))
+        .await
+        .unwrap();
+    let hook = scene.kill_at("acme", "post-install").await.unwrap();
+    let made = objects(&desk, "acme").await.unwrap();
+    let serving = Serving::watch(&desk, "acme");
+    // The hooks of an installation again, and not those of an upgrade.
+    gate::pass(&desk, "acme", "pre-install", None)
+        .await
+        .unwrap();
+    gate::pass(&desk, "acme", "post-install", Some(&hook))
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let installed = whole(&desk, "acme", &release).await.unwrap();
+    for (name, uid) in &installed {
+        assert_eq!(made.get(name), Some(uid), "{name} was made anew");
+    }
+
+    // One that makes what the next does not have.
+    let second = json!({"gates": gate::EVENTS, "message": "second", "extra": "left-over"});
+    scene.values.write(&second.to_string()).unwrap();
+    let hook = scene.kill_at("acme", "pre-upgrade").await.unwrap();
+    gate::pass(&desk, "acme", "pre-upgrade", Some(&hook))
+        .await
+        .unwrap();
+    let hook = scene.kill_at("acme", "post-upgrade").await.unwrap();
+    let left = objects(&desk, "acme").await.unwrap();
+    assert!(left.contains_key("ConfigMap/left-over"), "{left:?}");
+    let third = json!({"gates": gate::EVENTS, "message": "third"});
+    scene.values.write(&third.to_string()).unwrap();
+    gate::pass(&desk, "acme", "pre-upgrade", None)
+        .await
+        .unwrap();
+    gate::pass(&desk, "acme", "post-upgrade", Some(&hook))
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    eventually("nothing to be left over", PATIENCE, async || {
+        whole(&desk, "acme", &release).await.map(Some)
+    })
+    .await
+    .map(|now| assert_eq!(now, installed))
+    .unwrap();
+    assert!(serving.end(), "the release kept serving");
+
+    desk.delete("default", "acme").await.unwrap();
+    let hook = scene.kill_at("acme", "pre-delete").await.unwrap();
+    let revisions = desk.revisions("acme", &release).await.unwrap();
+    assert_eq!(revisions.last().unwrap().1, "uninstalling");
+    gate::pass(&desk, "acme", "pre-delete", Some(&hook))
+        .await
+        .unwrap();
+    let hook = scene.kill_at("acme", "post-delete").await.unwrap();
+    gate::pass(&desk, "acme", "pre-delete", None).await.unwrap();
+    gate::pass(&desk, "acme", "post-delete", Some(&hook))
+        .await
+        .unwrap();
+    desk.gone("default", "acme").await.unwrap();
+    assert!(desk.releases().await.unwrap().is_empty());
+}
+
+/// The time after which a lock of somebody else is broken is three times this, and a minute.
+const SHORT: &str = "--helm-timeout=20s";
+
+/// Runs helm as a person does, until it waits at `event`, and kills it.
+async fn die_at(scene: &Scene, namespace: &str, event: &str, args: &[&str]) -> Result<()> {
+    let desk = scene.pair.desk();
+    let in_namespace = ["--namespace", namespace, "--timeout=170s"];
+    let args = args.iter().chain(&in_namespace).copied();
+    tokio::select! {
+        ended = scene.pair.cluster().helm(args) => bail!("helm ended by itself: {ended:?}"),
+        hook = gate::at(&desk, namespace, event, None) => hook.map(drop),
+    }
+}
+
+#[tokio::test]
+async fn what_a_persons_dead_helm_left_is_put_right_after_a_grace_and_nothing_is_uninstalled() {
+    let events = ["pre-rollback", "pre-delete", "post-delete"];
+    let scene = Scene::set("byhand", &events, &[SHORT]).await.unwrap();
+    let desk = scene.pair.desk();
+    let names = ["rolling", "going", "gone"];
+    let mut before = BTreeMap::new();
+    for name in names {
+        desk.create("default", name, json!({})).await.unwrap();
+    }
+    for name in names {
+        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        let release = scene.pair.release(name);
+        before.insert(name, whole(&desk, name, &release).await.unwrap());
+    }
+    let serving = ["rolling", "going"].map(|name| Serving::watch(&desk, name));
+    let release = names.map(|name| scene.pair.release(name));
+
+    die_at(
+        &scene,
+        "rolling",
+        "pre-rollback",
+        &["rollback", &release[0], "1"],
+    )
+    .await
+    .unwrap();
+    desk.newest_is("rolling", &release[0], 2, "pending-rollback")
+        .await
+        .unwrap();
+    die_at(&scene, "going", "pre-delete", &["uninstall", &release[1]])
+        .await
+        .unwrap();
+    let uninstall = ["uninstall", release[2].as_str()];
+    let past_the_first = async {
+        gate::pass(&desk, "gone", "pre-delete", None).await?;
+        std::future::pending::<Result<()>>().await
+    };
+    tokio::select! {
+        died = die_at(&scene, "gone", "post-delete", &uninstall) => died.unwrap(),
+        opened = past_the_first => opened.unwrap(),
+    }
+    for (name, release) in [("going", &release[1]), ("gone", &release[2])] {
+        desk.newest_is(name, release, 1, "uninstalling")
+            .await
+            .unwrap();
+    }
+
+    let locked = format!("ClusterProgress/{}", scene.pair.name());
+    for name in names {
+        let said = (locked.as_str(), "True", "Locked");
+        desk.shows("default", name, &[said]).await.unwrap();
+    }
+    for (name, release) in names.iter().zip(&release) {
+        // The grace is nearly as long as what is otherwise waited for.
+        for _ in 0..2 {
+            let done = desk.told("default", name, "ReleaseUnlocked").await;
+            if done.is_ok() {
+                break;
+            }
+        }
+        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        eventually(
+            "hooks that were cut short to be all that is left",
+            PATIENCE,
+            async || {
+                let pods: Api<Pod> = Api::namespaced(desk.client.clone(), name);
+                for pod in pods.list(&ListParams::default()).await? {
+                    if pod.owner_references().is_empty() {
+                        // Made by a helm that nobody of ours ran; it goes with its next run, or by hand.
+                        pods.delete(&pod.name_any(), &Default::default()).await?;
+                    }
+                }
+                whole(&desk, name, release).await.map(Some)
+            },
+        )
+        .await
+        .unwrap();
+    }
+    for (name, serving) in ["rolling", "going"].into_iter().zip(serving) {
+        assert!(serving.end(), "{name} kept serving");
+    }
+    for name in ["rolling", "going"] {
+        let now = whole(&desk, name, &scene.pair.release(name)).await.unwrap();
+        assert_eq!(now, before[name], "{name}: nothing was made anew");
+    }
+}
