@@ -13,6 +13,8 @@ use tokio::sync::watch;
 use crate::clock::Boot;
 
 mod archive;
+#[cfg(test)]
+mod archive_promises;
 mod credentials;
 mod download;
 mod error;
@@ -30,7 +32,7 @@ pub use archive::ArchiveError;
 pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
 pub use error::{ChartError, ChartFault};
-pub use version::is_range;
+pub use version::{exact_version, is_range};
 
 use download::Way;
 use index_store::IndexStore;

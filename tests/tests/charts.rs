@@ -1,4 +1,4 @@
-//! Charts in a real OCI registry: by tag, by range and by digest, with and without a login.
+//! Charts in a real OCI registry: by tag, by range and by digest, with and without a login; and the fleet's.
 
 #![expect(
     clippy::unwrap_used,
@@ -13,8 +13,12 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::chart::{
     ChartCache, ChartError, ChartFault, ChartRef, Credentials, CredentialsNow,
 };
+use krypton_tests::fleet::{Desk, ValuesFile, values_flag};
 use krypton_tests::registry::{Login, PASSWORD, USERNAME};
-use krypton_tests::{ChartSource, Registry};
+use krypton_tests::{
+    ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Registry, in_both_modes,
+};
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
@@ -176,5 +180,72 @@ async fn a_login_leads_into_a_registry_by_password_and_by_token() {
         // What is here needs no registry.
         registry.stop();
         assert_eq!(known.fetch(&wanted).await.unwrap().version, "1.0.0");
+    }
+}
+
+in_both_modes!(a_fleet_runs_a_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning);
+
+async fn a_fleet_runs_a_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning(mode: Mode) {
+    const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+    let registry = Registry::start(Login::Token).await.unwrap();
+    for version in ["1.0.0", "1.1.0", "2.0.0"] {
+        registry.push(&ChartSource::small(version)).await.unwrap();
+    }
+    let before = registry.asked().len();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("charts-home", Parts::ControlPlane),
+        Cluster::start("charts-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/basic-auth",
+        "metadata": {"name": "charts"},
+        "stringData": {"username": USERNAME, "password": PASSWORD},
+    });
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    desk.apply_secret("charts", &secret).await.unwrap();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let url = registry.url();
+    let options = || {
+        HubOptions::new(home.kubeconfig())
+            .args([format!("--chart-repo={url}"), values_flag(&values)])
+            .args(["--chart-name=small", "--chart-version=^1"])
+            .args(["--chart-install-crds=false", "--retry-max=5s"])
+            .args(["--chart-credentials-secret=charts", "--self-cluster=false"])
+    };
+    let mut hub = Hub::start(&options()).unwrap();
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
+        .await
+        .unwrap();
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    let applied = format!("{url}/small:1.1.0");
+    let tenant = at_edge.shows("default", "acme", &[READY]).await.unwrap();
+    assert_eq!(
+        tenant.status.unwrap().last_applied_chart,
+        Some(applied.clone())
+    );
+    // The agent was refused by the registry, whose password it does not know, and the hub was not.
+    let asked = registry.asked().split_off(before);
+    assert_eq!(
+        asked.contains(&String::new()),
+        mode == Mode::Agent,
+        "{asked:?}"
+    );
+    assert!(asked.contains(&USERNAME.to_owned()), "{asked:?}");
+
+    // A newer version is there, and the hub is restarted: nobody has asked for another version.
+    registry.push(&ChartSource::small("1.2.0")).await.unwrap();
+    hub.stop().await.unwrap();
+    let mut hub = Hub::start(&options().in_place_of(&hub)).unwrap();
+    at_edge.create("default", "later", json!({})).await.unwrap();
+    let later = at_edge.shows("default", "later", &[READY]).await.unwrap();
+    assert_eq!(later.status.unwrap().last_applied_chart, Some(applied));
+    let release = "tenant-acme-edge-1";
+    let revisions = at_edge.revisions("acme", release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    for log in [hub.log().unwrap(), member.actor(&mut hub).log().unwrap()] {
+        assert!(!log.contains(PASSWORD));
     }
 }

@@ -62,6 +62,11 @@ pub fn is_range(text: &str) -> bool {
     Asked::parse(text).is_some_and(|asked| matches!(asked.wanted, Wanted::Range(_)))
 }
 
+/// The version that a text writes exactly, a leading `v` left out.
+pub fn exact_version(text: &str) -> Option<Version> {
+    parse(text)
+}
+
 pub(super) fn parse(text: &str) -> Option<Version> {
     if text.len() > LONGEST {
         return None;

@@ -235,6 +235,19 @@ pub const ROWS: &[Row] = &[
         "G1/G2: as here. HEAD: no such flag, and no CRDs.",
     ),
     flag("chart-values-file", &[], "", NEW),
+    flag(
+        "chart-credentials-secret",
+        &["KRYPTON_CHART_CREDENTIALS_SECRET"],
+        "",
+        NEW,
+    ),
+    flag(
+        "chart-resolve-interval",
+        &["KRYPTON_CHART_RESOLVE_INTERVAL"],
+        "0",
+        NEW,
+    ),
+    flag("insecure-chart-http", &[], "false", NEW),
     flag("helm", &[], "helm", "new; the original had Helm built in"),
     flag(
         "helm-service-account",
