@@ -54,7 +54,7 @@ check: rust ## Formatting and lints; any warning fails
 fmt: rust ## Format the code
 	cargo fmt --all
 
-tools: ## Build the local Kubernetes into a cache outside the checkout: once, some 11 minutes
+tools: ## Build the local Kubernetes into a cache outside the checkout: once, some 13 minutes
 	@hack/tools/tools.sh >/dev/null
 
 images: ## Build the images of hub and agent with docker (IMAGES_FROM=containers: programs too; REGISTRY, TAG)

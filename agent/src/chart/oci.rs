@@ -490,6 +490,10 @@ impl<'a> Registry<'a> {
             // "+" may not be in a tag, and is "_" there.
             let named = tags.iter().map(|tag| tag.replace('_', "+"));
             versions.extend(named.filter(|tag| version::parse(tag).is_some()));
+            // 25 MB at most, of the longest there are.
+            if versions.len() > PAGE * PAGES {
+                break;
+            }
             let Some(next) = next else {
                 return Ok(versions);
             };
