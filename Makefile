@@ -43,7 +43,7 @@ test: rust tools ## Unit, property and end-to-end tests against real control pla
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --doc
 
 # The seeds are replayed by `make test` as well.
-fuzz: rust ## Feed the reading of kubeconfigs with what a fuzzer finds (FUZZ_SECONDS=60)
+fuzz: rust ## Feed the reading of kubeconfigs and charts with what a fuzzer finds (FUZZ_SECONDS=60)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) hack/fuzz.sh
 
 check: rust ## Formatting and lints; any warning fails
@@ -54,7 +54,7 @@ check: rust ## Formatting and lints; any warning fails
 fmt: rust ## Format the code
 	cargo fmt --all
 
-tools: ## Build the local Kubernetes into a cache outside the checkout: once, some 11 minutes
+tools: ## Build the local Kubernetes into a cache outside the checkout: once, some 13 minutes
 	@hack/tools/tools.sh >/dev/null
 
 images: ## Build the images of hub and agent with docker (IMAGES_FROM=containers: programs too; REGISTRY, TAG)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes the reading of kubeconfigs for FUZZ_SECONDS (60) with one process, from the seeds in fuzz/corpus; what it
-# finds on the way is kept beside the build and used again. cargo-fuzz is installed once, into the cache of the tools.
+# Fuzzes the reading of kubeconfigs and of packaged charts, or FUZZ_TARGET alone, for FUZZ_SECONDS (60) each with one
+# process, from the seeds in fuzz/corpus; what it finds on the way is kept beside the build and used again. cargo-fuzz
+# is installed once, into the cache of the tools.
 #   fuzz.sh [LIBFUZZER_ARGS...]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -8,7 +9,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 version=0.13.2
 root=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools/cargo-fuzz-$version
 target=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
-found=$target/corpus/kubeconfig
 
 if ! [ -x "$root/bin/cargo-fuzz" ]; then
   echo "fuzz: installing cargo-fuzz $version into $root (once, some minutes)" >&2
@@ -20,9 +20,14 @@ if ! [ -x "$root/bin/cargo-fuzz" ]; then
 fi
 command -v c++ >/dev/null || { echo "fuzz: no C++ compiler found (c++), which libFuzzer needs: install g++ or clang" >&2; exit 1; }
 
-mkdir -p "$found"
-# Without a sanitizer the stable compiler does: there is no unsafe code of ours to watch.
-exec "$root/bin/cargo-fuzz" run --fuzz-dir fuzz --sanitizer none --target-dir "$target" kubeconfig \
-  "$found" fuzz/corpus/kubeconfig -- \
-  -max_total_time="${FUZZ_SECONDS:-60}" -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
-  -dict=fuzz/kubeconfig.dict -print_final_stats=1 "$@"
+for name in ${FUZZ_TARGET:-kubeconfig chart}; do
+  found=$target/corpus/$name
+  mkdir -p "$found"
+  dictionary=()
+  [ -f "fuzz/$name.dict" ] && dictionary=(-dict="fuzz/$name.dict")
+  # Without a sanitizer the stable compiler does: there is no unsafe code of ours to watch.
+  "$root/bin/cargo-fuzz" run --fuzz-dir fuzz --sanitizer none --target-dir "$target" "$name" \
+    "$found" "fuzz/corpus/$name" -- \
+    -max_total_time="${FUZZ_SECONDS:-60}" -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
+    "${dictionary[@]}" -print_final_stats=1 "$@"
+done

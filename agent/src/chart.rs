@@ -3,23 +3,40 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use thiserror::Error;
+use tokio::sync::watch;
 
 use crate::clock::Boot;
 
 mod archive;
+#[cfg(test)]
+mod archive_promises;
+mod credentials;
 mod download;
+mod error;
 mod index;
+mod index_store;
+mod oci;
+#[cfg(test)]
+mod private_tests;
+mod range;
 #[cfg(test)]
 mod tests;
 mod version;
 
 pub use archive::ArchiveError;
+pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
+pub use error::{ChartError, ChartFault};
+pub use version::{exact_version, is_range};
+
+use download::Way;
+use index_store::IndexStore;
+use version::{Asked, Wanted};
 
 /// The whole of a fetch, index and chart.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -35,10 +52,12 @@ const PARTIAL: &str = ".partial-";
 /// Which chart is meant.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ChartRef {
-    /// The repository's URL; empty when `name` is the path of a local `.tgz`.
+    /// The repository's URL, `http`, `https` or `oci`; empty when `name` is the path of a local `.tgz` or
+    /// a whole `oci` URL.
     pub repo: String,
     pub name: String,
-    /// Exact SemVer 2, a leading `v` allowed; empty means the newest stable one.
+    /// Exact SemVer 2, a leading `v` allowed, perhaps with the digest it must have:
+    /// `1.2.3@sha256:…`. Empty means the newest stable one. A range is for [`ChartCache::resolve`].
     pub version: String,
 }
 
@@ -94,155 +113,26 @@ pub struct Fetched {
     pub version: String,
 }
 
-/// What a failed fetch means for a Tenant: each is a condition reason of the original operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChartFault {
-    NotLoaded,
-    VersionNotFound,
-    VersionInvalid,
-}
-
-/// Why a chart is not there. Every message names repository, chart, version and the remedy.
-#[derive(Debug, Error)]
-pub enum ChartError {
-    #[error("chart version invalid: {chart}; set an exact SemVer 2 version such as 1.2.3")]
-    VersionInvalid { chart: Arc<ChartRef> },
-    #[error("chart version not found in repository: {chart}; {}", offer(.newest.as_deref()))]
-    VersionNotFound {
-        chart: Arc<ChartRef>,
-        newest: Option<String>,
-    },
-    #[error(
-        "chart not loaded: {chart}: OCI registries are not supported yet; \
-         set an http(s) chart repository or the path of a .tgz"
-    )]
-    Oci { chart: Arc<ChartRef> },
-    #[error(
-        "chart not loaded: {chart}: the repository must be an http(s) URL; \
-         for a local chart leave it empty and name the path of a .tgz"
-    )]
-    Address { chart: Arc<ChartRef> },
-    #[error("chart not loaded: {chart}: no such chart in the repository; check its name")]
-    Unlisted { chart: Arc<ChartRef> },
-    #[error(
-        "chart not loaded; repo unreachable? {chart}: {attempt} failed; check its address and the way to it"
-    )]
-    Unreachable {
-        chart: Arc<ChartRef>,
-        attempt: &'static str,
-        #[source]
-        source: reqwest::Error,
-    },
-    #[error("chart not loaded; repo unreachable? {chart}: no full answer within {} s; check the way to it", DEADLINE.as_secs())]
-    Deadline { chart: Arc<ChartRef> },
-    #[error(
-        "chart not loaded; repo unreachable? {chart}: {attempt} was answered with {status}; check its address"
-    )]
-    Refused {
-        chart: Arc<ChartRef>,
-        attempt: &'static str,
-        status: u16,
-    },
-    #[error("chart not loaded: {chart}: {what} is larger than {} MiB and was not read to its end; is it the right repository?", limit >> 20)]
-    TooLarge {
-        chart: Arc<ChartRef>,
-        what: &'static str,
-        limit: u64,
-    },
-    #[error(
-        "chart not loaded: {chart}: index.yaml is not the index of a chart repository; check its address"
-    )]
-    Index {
-        chart: Arc<ChartRef>,
-        #[source]
-        source: serde_saphyr::Error,
-    },
-    #[error(
-        "chart not loaded: {chart}: the index names no usable address for it; the repository needs repair"
-    )]
-    Link { chart: Arc<ChartRef> },
-    #[error(
-        "chart not loaded: {chart}: sha256 is {found}, the index says {wanted}; the chart was changed after it was indexed"
-    )]
-    Digest {
-        chart: Arc<ChartRef>,
-        wanted: String,
-        found: String,
-    },
-    #[error(
-        "chart not loaded: {chart}: the archive is refused; get the chart from its author again"
-    )]
-    Archive {
-        chart: Arc<ChartRef>,
-        #[source]
-        source: ArchiveError,
-    },
-    #[error(
-        "chart not loaded: {chart}: the archive holds chart {found}; the repository needs repair"
-    )]
-    Other { chart: Arc<ChartRef>, found: String },
-    #[error("chart not loaded: {chart}: reading the file failed; check the path")]
-    Local {
-        chart: Arc<ChartRef>,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("chart not loaded: {chart}: writing it to {} failed", .dir.display())]
-    Store {
-        chart: Arc<ChartRef>,
-        dir: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("the chart cache {} cannot be used; it must be a writable folder", .dir.display())]
-    Folder {
-        dir: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("the HTTP client of the chart cache could not be made")]
-    Client(#[source] reqwest::Error),
-}
-
-fn offer(newest: Option<&str>) -> String {
-    match newest {
-        Some(newest) => format!("the newest stable one there is {newest}"),
-        None => "there is no stable one; set a version".to_owned(),
-    }
-}
-
-impl ChartError {
-    /// Whether another way to the chart is worth a try.
-    fn is_no_way(&self) -> bool {
-        match self {
-            Self::Unreachable { .. } | Self::Deadline { .. } | Self::Refused { .. } => true,
-            Self::Local { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
-            _ => false,
-        }
-    }
-
-    /// Which condition it is.
-    pub fn fault(&self) -> ChartFault {
-        match self {
-            Self::VersionInvalid { .. } => ChartFault::VersionInvalid,
-            Self::VersionNotFound { .. } => ChartFault::VersionNotFound,
-            _ => ChartFault::NotLoaded,
-        }
-    }
-}
-
 /// Where else a chart may be had when there is no way to its repository.
 pub trait Fallback: Send + Sync {
     /// The archive. The error completes a sentence.
     fn fetch(&self, chart: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>>;
 }
 
+/// The credentials as they are now, or why there are none.
+pub type CredentialsNow = Result<Arc<Credentials>, Arc<str>>;
+
 /// The charts of a process. Its folder belongs to it alone.
 pub struct ChartCache {
     dir: PathBuf,
-    http: reqwest::Client,
+    /// What everybody may fetch.
+    open: Arc<Credentials>,
+    credentials: Option<watch::Receiver<CredentialsNow>>,
+    plain_http: bool,
+    indexes: IndexStore,
     slots: Mutex<HashMap<ChartRef, Arc<Slot>>>,
     fallback: Option<Arc<dyn Fallback>>,
+    source: ChartSource,
 }
 
 impl fmt::Debug for ChartCache {
@@ -253,12 +143,56 @@ impl fmt::Debug for ChartCache {
     }
 }
 
+/// Where an agent looks for a chart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChartSource {
+    /// In its repository, and at the hub when there is no way to it.
+    #[default]
+    Auto,
+    /// In its repository only.
+    Direct,
+    /// At the hub only.
+    Hub,
+}
+
+impl FromStr for ChartSource {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "direct" => Ok(Self::Direct),
+            "hub" => Ok(Self::Hub),
+            _ => Err("write auto, direct or hub"),
+        }
+    }
+}
+
+impl fmt::Display for ChartSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Direct => "direct",
+            Self::Hub => "hub",
+        })
+    }
+}
+
 /// Where an archive comes from, and what it must hold therefore.
 enum Origin {
-    Index(index::Entry),
+    Listed(Listed),
     /// The name is a path.
     File,
     Fallback,
+}
+
+/// What an index or a registry says of an archive.
+struct Listed {
+    name: String,
+    version: String,
+    sha256: Option<String>,
+    /// By which a registry knows it, too.
+    manifest_sha256: Option<String>,
 }
 
 /// One chart; its lock makes the flight single.
@@ -298,21 +232,91 @@ impl ChartCache {
             Ok(dir) => dir,
             Err(source) => return Err(ChartError::Folder { dir, source }),
         };
-        let http = download::client().map_err(ChartError::Client)?;
+        let open = Credentials::none().map_err(ChartError::Client)?;
         Ok(Self {
+            indexes: IndexStore::new(&dir),
             dir,
-            http,
+            open: Arc::new(open),
+            credentials: None,
+            plain_http: false,
             slots: Mutex::default(),
             fallback: None,
+            source: ChartSource::Auto,
         })
     }
 
-    /// Asks `fallback` for what cannot be fetched from where it is kept.
+    /// Fetches as whom `credentials` names now; without any, nothing is fetched.
     #[must_use]
-    pub fn with_fallback(self, fallback: Arc<dyn Fallback>) -> Self {
+    pub fn with_credentials(self, credentials: watch::Receiver<CredentialsNow>) -> Self {
+        Self {
+            credentials: Some(credentials),
+            ..self
+        }
+    }
+
+    /// Speaks plain HTTP to registries, and sends credentials over it.
+    #[must_use]
+    pub fn with_plain_http(self, plain_http: bool) -> Self {
+        Self { plain_http, ..self }
+    }
+
+    /// Asks `fallback` for charts where `source` says so.
+    #[must_use]
+    pub fn with_fallback(self, fallback: Arc<dyn Fallback>, source: ChartSource) -> Self {
         Self {
             fallback: Some(fallback),
+            source,
             ..self
+        }
+    }
+
+    /// The version that `chart.version`, a range as a rule, means now. Nothing is remembered.
+    ///
+    /// # Errors
+    /// When the repository cannot be asked, or has no such version.
+    pub async fn resolve(&self, chart: &ChartRef) -> Result<String, ChartError> {
+        let chart = Arc::new(chart.clone());
+        let Some(asked) = Asked::parse(&chart.version) else {
+            return Err(ChartError::VersionInvalid { chart });
+        };
+        let resolved = async {
+            if oci::is_meant(&chart) {
+                let credentials = self.credentials(&chart)?;
+                let way = self.way(&chart, &credentials);
+                oci::resolve(&way, &asked.wanted).await
+            } else if chart.repo.is_empty() {
+                let bytes = local(&chart).await?;
+                let inside = {
+                    let chart = Arc::clone(&chart);
+                    off_thread(move || inspected(&chart, &bytes)).await?
+                };
+                let offered = [inside.version];
+                match version::pick(&asked.wanted, &offered, String::as_str) {
+                    Some(version) => Ok(version.clone()),
+                    None => {
+                        let [newest] = offered;
+                        let (chart, newest) = (Arc::clone(&chart), Some(newest));
+                        Err(ChartError::VersionNotFound { chart, newest })
+                    }
+                }
+            } else {
+                let (_, entry) = self.listed(&chart, &asked.wanted).await?;
+                Ok(entry.version)
+            }
+        };
+        in_time(&chart, resolved).await
+    }
+
+    /// What could not be fetched is tried again at once: credentials have changed.
+    pub fn forget_failures(&self) {
+        let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        for slot in slots.values() {
+            // Whoever holds one fetches just now.
+            if let Ok(mut memory) = slot.try_lock()
+                && matches!(*memory, Memory::Failed { .. })
+            {
+                *memory = Memory::Nothing;
+            }
         }
     }
 
@@ -322,10 +326,20 @@ impl ChartCache {
     /// # Errors
     /// See [`ChartError::fault`].
     pub async fn fetch(&self, chart: &ChartRef) -> Result<Fetched, Arc<ChartError>> {
-        if !chart.version.is_empty() && version::parse(&chart.version).is_none() {
-            let chart = Arc::new(chart.clone());
-            return Err(Arc::new(ChartError::VersionInvalid { chart }));
-        }
+        let asked = match Asked::parse(&chart.version) {
+            None => {
+                let chart = Arc::new(chart.clone());
+                return Err(Arc::new(ChartError::VersionInvalid { chart }));
+            }
+            Some(Asked {
+                wanted: Wanted::Range(_),
+                ..
+            }) => {
+                let chart = Arc::new(chart.clone());
+                return Err(Arc::new(ChartError::Unresolved { chart }));
+            }
+            Some(asked) => asked,
+        };
         let slot = self.slot(chart);
         let mut memory = slot.lock().await;
         let mut wanted = chart.clone();
@@ -335,7 +349,9 @@ impl ChartCache {
                     return Ok(fetched.clone());
                 }
                 // "Newest" means what it meant first, for as long as the process lives.
-                wanted.version.clone_from(&fetched.version);
+                if asked.wanted == Wanted::Newest {
+                    wanted.version.clone_from(&fetched.version);
+                }
                 0
             }
             Memory::Failed { error, until, .. } if Boot::now() < *until => {
@@ -379,67 +395,121 @@ impl ChartCache {
     }
 
     async fn load_or_fall_back(&self, chart: &Arc<ChartRef>) -> Result<Fetched, ChartError> {
-        let error = match self.load(chart).await {
-            Err(error) if error.is_no_way() => error,
-            loaded => return loaded,
+        let Some(asked) = Asked::parse(&chart.version) else {
+            let chart = Arc::clone(chart);
+            return Err(ChartError::VersionInvalid { chart });
         };
-        let Some(fallback) = &self.fallback else {
-            return Err(error);
+        let fallback = match (&self.fallback, self.source) {
+            (None, _) | (_, ChartSource::Direct) => return self.load(chart, &asked).await,
+            (Some(fallback), _) => fallback,
+        };
+        let error = match self.source {
+            ChartSource::Hub => None,
+            _ => match self.load(chart, &asked).await {
+                Err(error) if error.is_no_way() => Some(error),
+                loaded => return loaded,
+            },
         };
         let given = tokio::time::timeout(DEADLINE, fallback.fetch(chart))
             .await
             .unwrap_or_else(|_| Err(format!("no full answer within {} s", DEADLINE.as_secs())));
-        match given {
-            Ok(bytes) => self.keep(chart, bytes, Origin::Fallback).await,
+        match (given, error) {
+            (Ok(bytes), _) => self.keep(chart, &asked, bytes, Origin::Fallback).await,
             // A person is told of the repository: the other way is not theirs to mend.
-            Err(problem) => {
+            (Err(problem), Some(error)) => {
                 tracing::warn!(%chart, %problem, "the chart is not to be had from the hub either");
                 Err(error)
             }
+            (Err(problem), None) => Err(ChartError::Hub {
+                chart: Arc::clone(chart),
+                problem,
+            }),
         }
     }
 
-    async fn load(&self, chart: &Arc<ChartRef>) -> Result<Fetched, ChartError> {
+    async fn load(&self, chart: &Arc<ChartRef>, asked: &Asked) -> Result<Fetched, ChartError> {
         let fetched = async {
-            if chart.repo.is_empty() {
-                let bytes = local(chart).await?;
-                self.keep(chart, bytes, Origin::File).await
-            } else {
-                let repo = repository(chart)?;
-                let index = download::index(&self.http, chart, &repo).await?;
-                let entry = {
-                    let chart = Arc::clone(chart);
-                    off_thread(move || index::find(&chart, &index)).await?
+            let (bytes, origin) = if oci::is_meant(chart) {
+                let credentials = self.credentials(chart)?;
+                let pulled = oci::pull(&self.way(chart, &credentials), asked).await?;
+                let listed = Listed {
+                    name: pulled.name,
+                    version: pulled.version,
+                    sha256: Some(pulled.sha256),
+                    manifest_sha256: Some(pulled.manifest_sha256),
                 };
-                let bytes = download::chart(&self.http, chart, &repo, &entry).await?;
-                self.keep(chart, bytes, Origin::Index(entry)).await
-            }
+                (pulled.bytes, Origin::Listed(listed))
+            } else if chart.repo.is_empty() {
+                (local(chart).await?, Origin::File)
+            } else {
+                let (repo, entry) = self.listed(chart, &asked.wanted).await?;
+                let credentials = self.credentials(chart)?;
+                let way = self.way(chart, &credentials);
+                let bytes = way.archive(&repo, &entry).await?;
+                let listed = Listed {
+                    name: chart.name.clone(),
+                    version: entry.version,
+                    sha256: entry.digest,
+                    manifest_sha256: None,
+                };
+                (bytes, Origin::Listed(listed))
+            };
+            self.keep(chart, asked, bytes, origin).await
         };
-        tokio::time::timeout(DEADLINE, fetched)
-            .await
-            .unwrap_or_else(|_| {
-                Err(ChartError::Deadline {
+        in_time(chart, fetched).await
+    }
+
+    /// The entry of an HTTP repository's index.
+    async fn listed(
+        &self,
+        chart: &Arc<ChartRef>,
+        wanted: &Wanted,
+    ) -> Result<(reqwest::Url, index::Entry), ChartError> {
+        let repo = repository(chart)?;
+        let credentials = self.credentials(chart)?;
+        let index = self
+            .indexes
+            .read(&self.way(chart, &credentials), &repo)
+            .await?;
+        let (chart, wanted) = (Arc::clone(chart), wanted.clone());
+        let entry = off_thread(move || index::find(&chart, &wanted, &index)).await?;
+        Ok((repo, entry))
+    }
+
+    fn credentials(&self, chart: &Arc<ChartRef>) -> Result<Arc<Credentials>, ChartError> {
+        match &self.credentials {
+            None => Ok(Arc::clone(&self.open)),
+            Some(now) => now
+                .borrow()
+                .clone()
+                .map_err(|problem| ChartError::Credentials {
                     chart: Arc::clone(chart),
-                })
-            })
+                    problem,
+                }),
+        }
+    }
+
+    fn way<'a>(&self, chart: &'a Arc<ChartRef>, credentials: &'a Credentials) -> Way<'a> {
+        Way {
+            chart,
+            credentials,
+            plain_http: self.plain_http,
+        }
     }
 
     /// Checks the archive and writes it under its digest.
     async fn keep(
         &self,
         chart: &Arc<ChartRef>,
+        asked: &Asked,
         bytes: Vec<u8>,
         origin: Origin,
     ) -> Result<Fetched, ChartError> {
-        let chart = Arc::clone(chart);
+        let (chart, asked) = (Arc::clone(chart), asked.clone());
         let dir = self.dir.clone();
         off_thread(move || {
             let sha256 = krypton_common::fingerprint::sha256_hex(&bytes);
-            let digest = match &origin {
-                Origin::Index(entry) => entry.digest.as_deref(),
-                Origin::File | Origin::Fallback => None,
-            };
-            if let Some(wanted) = digest.filter(|wanted| *wanted != sha256) {
+            if let Some(wanted) = other_digest(&chart, &asked, &origin, &sha256) {
                 let (wanted, found) = (wanted.escape_debug().to_string(), sha256);
                 return Err(ChartError::Digest {
                     chart,
@@ -447,27 +517,25 @@ impl ChartCache {
                     found,
                 });
             }
-            let inside = match archive::inspect(&bytes) {
-                Ok(inside) => inside,
-                Err(source) => return Err(ChartError::Archive { chart, source }),
-            };
+            let inside = inspected(&chart, &bytes)?;
             let found = || format!("{} {}", inside.name, inside.version);
+            let other_version = match &asked.wanted {
+                Wanted::Exact(version) => !version::same(&inside.version, version),
+                Wanted::Newest | Wanted::Range(_) => false,
+            };
             match &origin {
-                Origin::Index(entry)
-                    if inside.name != chart.name
-                        || !version::same(&inside.version, &entry.version) =>
+                Origin::Listed(listed)
+                    if inside.name != listed.name
+                        || !version::same(&inside.version, &listed.version) =>
                 {
                     let found = found();
                     return Err(ChartError::Other { chart, found });
                 }
-                Origin::Fallback if !chart.repo.is_empty() && inside.name != chart.name => {
+                Origin::Fallback if other_name(&chart, &inside.name) => {
                     let found = found();
                     return Err(ChartError::Other { chart, found });
                 }
-                Origin::File | Origin::Fallback
-                    if !chart.version.is_empty()
-                        && !version::same(&inside.version, &chart.version) =>
-                {
+                Origin::File | Origin::Fallback if other_version => {
                     return Err(ChartError::VersionNotFound {
                         chart,
                         newest: Some(inside.version),
@@ -476,12 +544,8 @@ impl ChartCache {
                 _ => {}
             }
             let path = dir.join(format!("{sha256}.tgz"));
-            let written = partial_file(&dir).and_then(|mut file| {
-                std::io::Write::write_all(&mut file, &bytes)?;
-                file.persist(&path).map_err(|error| error.error)
-            });
-            match written {
-                Ok(_) => Ok(Fetched {
+            match write_file(&dir, &path, &bytes) {
+                Ok(()) => Ok(Fetched {
                     path,
                     sha256,
                     name: inside.name,
@@ -494,27 +558,64 @@ impl ChartCache {
     }
 }
 
-fn repository(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
-    let url = reqwest::Url::parse(&chart.repo);
-    match url.as_ref().map(reqwest::Url::scheme) {
-        Ok("http" | "https") => url.map_err(|_| ChartError::Address {
-            chart: Arc::clone(chart),
-        }),
-        Ok("oci") => Err(ChartError::Oci {
-            chart: Arc::clone(chart),
-        }),
-        _ => Err(ChartError::Address {
-            chart: Arc::clone(chart),
-        }),
+/// The digest that was to be expected, when it is another.
+fn other_digest(chart: &ChartRef, asked: &Asked, origin: &Origin, sha256: &str) -> Option<String> {
+    let listed = match origin {
+        Origin::Listed(listed) => listed.sha256.as_ref(),
+        Origin::File | Origin::Fallback => None,
+    };
+    if let Some(listed) = listed.filter(|listed| *listed != sha256) {
+        return Some(listed.clone());
+    }
+    let pin = asked.sha256.as_ref().filter(|pin| *pin != sha256)?;
+    let by_manifest = match origin {
+        Origin::Listed(listed) => listed.manifest_sha256.as_ref() == Some(pin),
+        Origin::File => false,
+        // The hub has seen the manifest, and the archive alone does not say which it was.
+        Origin::Fallback => oci::is_meant(chart),
+    };
+    (!by_manifest).then(|| pin.clone())
+}
+
+/// Whether the archive is of another chart than was asked for; a path says nothing of it.
+fn other_name(chart: &ChartRef, inside: &str) -> bool {
+    if oci::is_meant(chart) {
+        chart.name.rsplit('/').next() != Some(inside)
+    } else {
+        !chart.repo.is_empty() && chart.name != inside
     }
 }
 
-async fn local(chart: &Arc<ChartRef>) -> Result<Vec<u8>, ChartError> {
-    if chart.name.starts_with("oci://") {
-        return Err(ChartError::Oci {
+fn inspected(chart: &Arc<ChartRef>, bytes: &[u8]) -> Result<archive::Inside, ChartError> {
+    archive::inspect(bytes).map_err(|source| ChartError::Archive {
+        chart: Arc::clone(chart),
+        source,
+    })
+}
+
+fn repository(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
+    let url = reqwest::Url::parse(&chart.repo);
+    url.ok()
+        .filter(|url| matches!(url.scheme(), "http" | "https"))
+        .ok_or_else(|| ChartError::Address {
             chart: Arc::clone(chart),
-        });
-    }
+        })
+}
+
+async fn in_time<T>(
+    chart: &Arc<ChartRef>,
+    work: impl Future<Output = Result<T, ChartError>>,
+) -> Result<T, ChartError> {
+    tokio::time::timeout(DEADLINE, work)
+        .await
+        .unwrap_or_else(|_| {
+            Err(ChartError::Deadline {
+                chart: Arc::clone(chart),
+            })
+        })
+}
+
+async fn local(chart: &Arc<ChartRef>) -> Result<Vec<u8>, ChartError> {
     if !chart.name.ends_with(".tgz") {
         return Err(ChartError::Address {
             chart: Arc::clone(chart),
@@ -551,6 +652,13 @@ async fn local(chart: &Arc<ChartRef>) -> Result<Vec<u8>, ChartError> {
 
 fn partial_file(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     tempfile::Builder::new().prefix(PARTIAL).tempfile_in(dir)
+}
+
+/// Whole, or not at all.
+fn write_file(dir: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = partial_file(dir)?;
+    std::io::Write::write_all(&mut file, bytes)?;
+    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 /// How long a failure is remembered: twice as long each time, and never the same for two caches.

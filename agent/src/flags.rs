@@ -12,6 +12,7 @@ use krypton_common::telemetry::LogFormat;
 
 use crate::access::{LocalSource, ServiceAccount};
 use crate::admin::BindAddress;
+use crate::chart::ChartSource;
 use crate::fence::SYSTEM_NAMESPACE;
 use crate::go_values::parse_duration;
 use crate::join::Places;
@@ -107,6 +108,16 @@ pub struct Flags {
         help_heading = "Helm"
     )]
     pub remediation: Remediation,
+    /// Where charts come from: direct, from their repository; hub, from the hub, which has the
+    /// credentials; auto, from the repository, and from the hub when that cannot be reached or refuses.
+    #[arg(
+        long,
+        value_name = "SOURCE",
+        env = "KRYPTON_CHART_SOURCE",
+        default_value_t,
+        help_heading = "Helm"
+    )]
+    pub chart_source: ChartSource,
     /// Folder for fetched charts and helm's own files [default: krypton-agent in $TMPDIR, else in /tmp].
     #[arg(
         long,
@@ -280,6 +291,9 @@ mod tests {
         assert_eq!(flags.helm_timeout, Duration::from_secs(180));
         assert_eq!(flags.metrics_bind_address.to_string(), "0.0.0.0:8080");
         assert_eq!(flags.replica(|_| None), "agent");
+        assert_eq!(flags.chart_source, ChartSource::Auto);
+        let from_hub = read(&["--chart-source=hub"]).unwrap();
+        assert_eq!(from_hub.chart_source, ChartSource::Hub);
     }
 
     #[test]
@@ -304,6 +318,7 @@ mod tests {
             ("--max-concurrent-helm=65", "1..=64"),
             ("--metrics-bind-address=8080", ":8080"),
             ("--log-format=xml", "text or json"),
+            ("--chart-source=edge", "auto, direct or hub"),
         ] {
             let said = read(&[arg]).unwrap_err().to_string();
             let flag = arg.split('=').next().unwrap();

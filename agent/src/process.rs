@@ -156,8 +156,10 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         session_stop.clone(),
     );
     let renewal = tokio::spawn(renewal);
-    let charts = ChartCache::new(scratch.path().join("charts"))?
-        .with_fallback(Arc::new(HubChart::new(link, desired.clone())));
+    let charts = ChartCache::new(scratch.path().join("charts"))?.with_fallback(
+        Arc::new(HubChart::new(link, desired.clone())),
+        flags.chart_source,
+    );
     let member = Member {
         name: enrolled.cluster.clone(),
         source_namespace: None,

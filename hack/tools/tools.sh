@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader)
+tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader registry)
 # Without crds/: their folders name their versions, and nothing has to be built anew for them.
 pins=$(cat ./*/go.mod ./*/go.sum charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
 root=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools/$pins
@@ -106,6 +106,8 @@ have kwok || build kwok kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Vers
 
 have kubeconfig-secretreader || build kubeconfig-secretreader cluster-inventory-api -ldflags "-s -w" -o "$bin/kubeconfig-secretreader" \
   sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin
+
+have registry || build registry registry -ldflags "-s -w" -o "$bin/registry" github.com/distribution/distribution/v3/cmd/registry
 
 # The stages that let a fake node run pods, out of kwok's own module.
 if [ ! -f "$root/kwok/ready" ]; then

@@ -88,12 +88,16 @@ fn recorded(found: Option<&ConfigMap>) -> u64 {
         .unwrap_or_default()
 }
 
-/// The chart state out of the flags and the values file.
-pub fn chart_state(chart: &ChartSettings, values: &Map<String, Value>) -> ChartState {
+/// The chart state out of the flags, what a range of versions means, and the values file.
+pub fn chart_state(
+    chart: &ChartSettings,
+    version: &str,
+    values: &Map<String, Value>,
+) -> ChartState {
     ChartState {
         repo: chart.repo.clone(),
         name: chart.name.clone(),
-        version: chart.version.clone(),
+        version: version.to_owned(),
         install_crds: chart.install_crds,
         values: values.clone(),
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_agent::chart::ChartCache;
+use krypton_agent::chart::{ChartCache, ChartRef, is_range};
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::drift::DriftMetrics;
 use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish};
@@ -25,6 +25,8 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
+use crate::chart_credentials::{self, ChartCredentials};
+use crate::chart_pin::ChartPin;
 use crate::desired;
 use crate::discovery::cluster_api::ClusterApi;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
@@ -113,7 +115,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         max_concurrent: settings.helm.max_concurrent,
     })
     .await?;
-    let charts = ChartCache::new(scratch.path().join("charts"))?;
+    let (credentials_tx, credentials) =
+        watch::channel(chart_credentials::NOT_READ.map_err(Into::into));
+    let mut charts =
+        ChartCache::new(scratch.path().join("charts"))?.with_plain_http(settings.chart.plain_http);
+    if settings.chart.credentials_secret.is_some() {
+        charts = charts.with_credentials(credentials.clone());
+    }
+    let charts = Arc::new(charts);
     let found = Arc::new(Found::default());
     let facts = Arc::new(FactsBoard::default());
     let session_metrics = Arc::new(SessionMetrics::default());
@@ -162,10 +171,46 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     drop(starting);
     tracing::info!(epoch, "home is ready");
 
-    let chart = |values: &Values| Arc::new(desired::chart_state(&settings.chart, values));
+    if let Some(name) = settings.chart.credentials_secret.clone() {
+        let secret = ChartCredentials {
+            client: client.clone(),
+            namespace: settings.namespace.clone(),
+            name,
+            charts: Arc::clone(&charts),
+        };
+        tasks.spawn(chart_credentials::keep(
+            secret,
+            credentials_tx,
+            stop.clone(),
+        ));
+    }
+    // What a range means is known before anything is given: members never see two meanings in turn.
+    let (version_tx, mut version_rx) = watch::channel(settings.chart.version.clone());
+    if is_range(&settings.chart.version) {
+        let pin = ChartPin {
+            client: client.clone(),
+            namespace: settings.namespace.clone(),
+            charts: Arc::clone(&charts),
+            chart: ChartRef {
+                repo: settings.chart.repo.clone(),
+                name: settings.chart.name.clone(),
+                version: settings.chart.version.clone(),
+            },
+            every: settings.chart.resolve_every,
+        };
+        if settings.chart.credentials_secret.is_some() {
+            chart_credentials::first(credentials).await;
+        }
+        let keeping = pin.begin(version_tx.clone(), &stop).await;
+        tasks.spawn(keeping.keep(stop.clone()));
+        drop(version_rx.borrow_and_update());
+    }
+    let chart = |version: &str, values: &Values| {
+        Arc::new(desired::chart_state(&settings.chart, version, values))
+    };
     let (given, given_rx) = watch::channel(Given {
         epoch,
-        chart: chart(&values),
+        chart: chart(&version_rx.borrow(), &values),
     });
     let (values_tx, mut values_rx) = watch::channel(values);
     if let Some(path) = settings.chart_values_file.clone() {
@@ -180,7 +225,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let members = Arc::new(Members::default());
     let voices = Arc::new(Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead));
     voices.set_epoch(epoch);
-    let charts = Arc::new(charts);
     let account = settings.helm.service_account.as_ref();
     let instance = settings
         .reporting_instance
@@ -270,6 +314,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         };
         tokio::spawn(gateway::run(gateway, stop.clone()))
     });
+    // Held, so that the version is followed for as long as the hub runs.
+    let _version = version_tx;
     let fleet = tokio::spawn(fleet::run(
         Fleet {
             client: client.clone(),
@@ -294,9 +340,15 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             () = stop.cancelled() => break,
             changed = values_rx.changed() => {
                 if changed.is_err() { break }
-                let chart = chart(&values_rx.borrow_and_update());
+                let chart = chart(&version_rx.borrow(), &values_rx.borrow_and_update());
                 given.send_modify(|given| given.chart = chart);
                 tracing::info!("the values file has changed; every member gets the new desired state");
+            }
+            changed = version_rx.changed() => {
+                if changed.is_err() { break }
+                let chart = chart(&version_rx.borrow_and_update(), &values_rx.borrow());
+                tracing::info!(version = %chart.version, "the range means another version; every member gets it");
+                given.send_modify(|given| given.chart = chart);
             }
             changed = ahead_rx.changed() => {
                 if changed.is_err() { break }

@@ -9,6 +9,8 @@
 pub mod aggregate;
 pub mod authority;
 pub mod bucket;
+pub mod chart_credentials;
+pub mod chart_pin;
 pub mod desired;
 pub mod discovery;
 pub mod enrolment;

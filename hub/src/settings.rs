@@ -131,6 +131,12 @@ pub struct ChartSettings {
     pub name: String,
     pub version: String,
     pub install_crds: bool,
+    /// Name of the Secret in the hub's namespace with what the repository asks for.
+    pub credentials_secret: Option<String>,
+    /// Whether credentials go, and registries are spoken to, over plain HTTP.
+    pub plain_http: bool,
+    /// How often a range of versions is looked up again; `None`: when the flags change.
+    pub resolve_every: Option<Duration>,
 }
 
 /// How helm is run.

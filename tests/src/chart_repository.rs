@@ -73,6 +73,28 @@ impl ChartSource {
         self.version = Some(version.to_owned());
         self
     }
+
+    /// Packages it into the folder `packages`.
+    pub(crate) async fn package(&self, helm: &Invocation, packages: &Path) -> Result<()> {
+        let renamed = match &self.name {
+            Some(name) => Some(renamed_copy(&self.folder, name)?),
+            None => None,
+        };
+        let folder = renamed
+            .as_ref()
+            .map_or(self.folder.as_path(), TempDir::path);
+        let mut package = helm
+            .clone()
+            .arg("package")
+            .arg(folder)
+            .arg("--destination")
+            .arg(packages);
+        if let Some(version) = &self.version {
+            package = package.args(["--version", version]);
+        }
+        package.output(HELM_DEADLINE).await?;
+        Ok(())
+    }
 }
 
 /// What is wrong with the repository.
@@ -140,7 +162,7 @@ impl ChartRepository {
     pub async fn add(&self, charts: &[ChartSource]) -> Result<()> {
         let packages = self.packages();
         for chart in charts {
-            self.package(chart, &packages).await?;
+            chart.package(&self.helm(), &packages).await?;
         }
         self.helm()
             .args(["repo", "index"])
@@ -196,27 +218,6 @@ impl ChartRepository {
             axum::serve(listener, app).await
         });
         *running = Some(runtime);
-        Ok(())
-    }
-
-    async fn package(&self, chart: &ChartSource, packages: &Path) -> Result<()> {
-        let renamed = match &chart.name {
-            Some(name) => Some(renamed_copy(&chart.folder, name)?),
-            None => None,
-        };
-        let folder = renamed
-            .as_ref()
-            .map_or(chart.folder.as_path(), TempDir::path);
-        let mut package = self
-            .helm()
-            .arg("package")
-            .arg(folder)
-            .arg("--destination")
-            .arg(packages);
-        if let Some(version) = &chart.version {
-            package = package.args(["--version", version]);
-        }
-        package.output(HELM_DEADLINE).await?;
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::process::new_command;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/tools/tools.sh");
-const BINARIES: [&str; 8] = [
+const BINARIES: [&str; 9] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
@@ -19,6 +19,7 @@ const BINARIES: [&str; 8] = [
     "helm",
     "kwok",
     "kubeconfig-secretreader",
+    "registry",
 ];
 
 /// The folder with `bin/`, `charts/`, `crds/` and `kwok/stages.yaml`.

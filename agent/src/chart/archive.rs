@@ -363,6 +363,85 @@ pub(super) mod tests {
         }
     }
 
+    /// What the fuzzer starts from: the name says what becomes of it. `WRITE_CORPUS=1` writes it anew.
+    fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+        let chart = || chart_yaml("small", "1.2.3");
+        let whole = |more: Vec<u8>| [chart(), more, vec![0; 1024]].concat();
+        let link = |kind| whole(entry("small/link", kind, b""));
+        vec![
+            ("good-chart", whole(file("small/values.yaml", "a: 1\n"))),
+            (
+                "good-v",
+                [chart_yaml("small", "v1.2.3-rc.1+b"), vec![0; 1024]].concat(),
+            ),
+            (
+                "good-folders",
+                whole(entry("small/templates/", EntryType::Directory, b"")),
+            ),
+            ("good-packed", packed(&[chart()])),
+            (
+                "refused-members",
+                [packed(&[]), packed(&[chart()])].concat(),
+            ),
+            ("refused-parent", whole(file("small/../x", "x"))),
+            ("refused-absolute", whole(file("/etc/passwd", "x"))),
+            ("refused-backslash", whole(file("small\\..\\x", "x"))),
+            ("refused-drive", whole(file("C:/x", "x"))),
+            ("refused-symlink", link(EntryType::Symlink)),
+            ("refused-hard-link", link(EntryType::Link)),
+            ("refused-device", link(EntryType::Char)),
+            ("refused-fifo", link(EntryType::Fifo)),
+            ("refused-sparse", link(EntryType::GNUSparse)),
+            ("refused-twice", whole(chart())),
+            ("refused-folders", whole(file("other/x", "x"))),
+            (
+                "refused-long-name",
+                whole(entry("small/x", EntryType::GNULongName, b"../../x\0")),
+            ),
+            (
+                "refused-name",
+                file("small/Chart.yaml", "name: ..\nversion: 1.0.0"),
+            ),
+            ("refused-version", chart_yaml("small", "latest")),
+            (
+                "refused-anchors",
+                file("small/Chart.yaml", "name: &a [*a, *a]\nversion: 1.0.0"),
+            ),
+            ("refused-cut", chart().split_at(700).0.to_vec()),
+            ("refused-empty", Vec::new()),
+        ]
+    }
+
+    #[test]
+    fn the_fuzzers_charts_keep_every_promise() {
+        use super::super::archive_promises::{broken_promise, packed};
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/chart");
+        if std::env::var_os("WRITE_CORPUS").is_some() {
+            std::fs::create_dir_all(folder).unwrap();
+            for (name, bytes) in seeds() {
+                std::fs::write(format!("{folder}/{name}"), bytes).unwrap();
+            }
+        }
+        let mut count = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let bytes = std::fs::read(&path).unwrap();
+            assert_eq!(broken_promise(&bytes), None, "{name}");
+            let read = inspect(&packed(&bytes).unwrap());
+            assert_eq!(read.is_ok(), name.starts_with("good-"), "{name}: {read:?}");
+            assert!(
+                name.starts_with("good-") || name.starts_with("refused-"),
+                "{name}"
+            );
+            count += 1;
+        }
+        assert!(
+            count >= seeds().len(),
+            "{folder} lacks seeds; write it with WRITE_CORPUS=1"
+        );
+    }
+
     proptest! {
         #[test]
         fn damaged_archives_never_panic_and_never_change_the_name(

@@ -1,11 +1,13 @@
-//! Gets an index or a chart over HTTP, within limits.
+//! Gets an index or a chart over HTTP, within limits. What is for the repository's own origin goes nowhere else.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
 use reqwest::redirect::Policy;
-use reqwest::{Client, Url};
+use reqwest::{Client, ClientBuilder, Method, Response, Url};
 
+use super::credentials::Credentials;
 use super::{ChartError, ChartRef, index};
 
 /// A packaged chart's size limit, in bytes (as Flux has it).
@@ -15,65 +17,197 @@ const CONNECT: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(20);
 const REDIRECTS: usize = 5;
 
-/// One client for all repositories. The process-wide rustls provider must be installed.
-pub(super) fn client() -> reqwest::Result<Client> {
-    let policy = Policy::custom(|attempt| {
-        let secure = |url: &Url| url.scheme() == "https";
-        if attempt.previous().len() > REDIRECTS {
-            attempt.error(format!("more than {REDIRECTS} redirects"))
-        } else if attempt.previous().iter().any(secure) && !secure(attempt.url()) {
-            attempt.error("redirected from https to http")
-        } else {
-            attempt.follow()
-        }
-    });
+/// What every client has in common. The process-wide rustls provider must be installed.
+pub(super) fn client() -> ClientBuilder {
     Client::builder()
         .user_agent(concat!("krypton/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT)
         .read_timeout(SILENCE)
-        .redirect(policy)
+        // `Way::send` follows, and looks where to.
+        .redirect(Policy::none())
         .referer(false)
-        .build()
 }
 
-pub(super) async fn index(
-    http: &Client,
-    chart: &Arc<ChartRef>,
-    repo: &Url,
-) -> Result<Vec<u8>, ChartError> {
-    get(
-        http,
-        chart,
-        "reading index.yaml",
-        "index.yaml",
-        below(repo, "index.yaml"),
-        index::LIMIT,
-    )
-    .await
+/// Whether it leads to the machine itself.
+pub(super) fn is_loopback(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    let address: Result<std::net::IpAddr, _> = address.parse();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-pub(super) async fn chart(
-    http: &Client,
-    chart: &Arc<ChartRef>,
-    repo: &Url,
-    entry: &index::Entry,
-) -> Result<Vec<u8>, ChartError> {
-    let url = resolve(repo, entry).ok_or_else(|| ChartError::Link {
-        chart: Arc::clone(chart),
-    })?;
-    get(
-        http,
-        chart,
-        "downloading the chart",
-        "the chart",
-        url,
-        CHART_LIMIT,
-    )
-    .await
+/// How one fetch reaches the repository of `chart`.
+pub(super) struct Way<'a> {
+    pub chart: &'a Arc<ChartRef>,
+    pub credentials: &'a Credentials,
+    /// Whether credentials may be sent, and registries be spoken to, over plain HTTP.
+    pub plain_http: bool,
+}
+
+/// One request.
+pub(super) struct Ask {
+    /// Completes "… failed".
+    pub attempt: &'static str,
+    pub url: Url,
+    /// Sent wherever redirects lead.
+    pub headers: HeaderMap,
+    /// Sent to the first URL's origin only.
+    pub authorization: Option<HeaderValue>,
+}
+
+impl Way<'_> {
+    /// Whether something secret may go there.
+    pub(super) fn is_private(&self, url: &Url) -> bool {
+        url.scheme() == "https" || self.plain_http || is_loopback(url)
+    }
+
+    /// The answer after redirects, whatever it says, and the URL that it came from.
+    pub(super) async fn send(&self, ask: &Ask) -> Result<(Response, Url), ChartError> {
+        let attempt = ask.attempt;
+        let redirect = |problem| ChartError::Redirect {
+            chart: Arc::clone(self.chart),
+            attempt,
+            problem,
+        };
+        if ask.authorization.is_some() && !self.is_private(&ask.url) {
+            let chart = Arc::clone(self.chart);
+            return Err(ChartError::PlainHttp { chart });
+        }
+        let mut url = ask.url.clone();
+        let mut at_home = true;
+        for _ in 0..=REDIRECTS {
+            let credentials = self.credentials;
+            let client = if at_home {
+                &credentials.own
+            } else {
+                &credentials.open
+            };
+            let mut request = client
+                .request(Method::GET, url.clone())
+                .headers(ask.headers.clone());
+            if let Some(value) = ask.authorization.as_ref().filter(|_| at_home) {
+                request = request.header(AUTHORIZATION, value.clone());
+            }
+            let response = request
+                .send()
+                .await
+                .map_err(|source| self.unreachable(attempt, source))?;
+            let location = response.headers().get(LOCATION);
+            let next = match (response.status().as_u16(), location) {
+                (301 | 302 | 303 | 307 | 308, Some(location)) => location
+                    .to_str()
+                    .ok()
+                    .and_then(|location| url.join(location).ok())
+                    .ok_or_else(|| redirect("redirected to what is no URL"))?,
+                _ => return Ok((response, url)),
+            };
+            match (url.scheme(), next.scheme()) {
+                (_, "https") | ("http", "http") => {}
+                ("https", "http") => return Err(redirect("redirected from https to http")),
+                _ => return Err(redirect("redirected to what is not http(s)")),
+            }
+            // Whoever was elsewhere in between may have chosen the way back.
+            at_home &= next.origin() == ask.url.origin();
+            url = next;
+        }
+        Err(redirect("more than 5 redirects"))
+    }
+
+    /// The body of a good answer, up to `limit` bytes; `what` it is completes "… is larger than".
+    pub(super) async fn body(
+        &self,
+        response: Response,
+        attempt: &'static str,
+        what: &'static str,
+        limit: u64,
+    ) -> Result<Vec<u8>, ChartError> {
+        let status = response.status();
+        if !status.is_success() {
+            return Err(self.refused(attempt, status.as_u16()));
+        }
+        let too_large = || ChartError::TooLarge {
+            chart: Arc::clone(self.chart),
+            what,
+            limit,
+        };
+        let announced = response.content_length().unwrap_or(0);
+        if announced > limit {
+            return Err(too_large());
+        }
+        let mut response = response;
+        let mut bytes = Vec::with_capacity(usize::try_from(announced).unwrap_or(0));
+        while let Some(chunk) = response
+            .chunk()
+            .await
+            .map_err(|source| self.unreachable(attempt, source))?
+        {
+            if (bytes.len() + chunk.len()) as u64 > limit {
+                return Err(too_large());
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn refused(&self, attempt: &'static str, status: u16) -> ChartError {
+        ChartError::Refused {
+            chart: Arc::clone(self.chart),
+            attempt,
+            status,
+        }
+    }
+
+    fn unreachable(&self, attempt: &'static str, source: reqwest::Error) -> ChartError {
+        // The URL may carry a password, and the message names the repository anyway.
+        let source = source.without_url();
+        ChartError::Unreachable {
+            chart: Arc::clone(self.chart),
+            attempt,
+            source,
+        }
+    }
+
+    /// Who one is at an HTTP repository, said without being asked, as helm does.
+    pub(super) fn authorization(&self, repo: &Url) -> Option<HeaderValue> {
+        let path = repo.path().trim_matches('/');
+        self.credentials.login(repo, path)?.header()
+    }
+
+    /// The archive of an entry of the index.
+    pub(super) async fn archive(
+        &self,
+        repo: &Url,
+        entry: &index::Entry,
+    ) -> Result<Vec<u8>, ChartError> {
+        const ATTEMPT: &str = "downloading the chart";
+        let url = resolve(repo, entry).ok_or_else(|| ChartError::Link {
+            chart: Arc::clone(self.chart),
+        })?;
+        let own = url.origin() == repo.origin();
+        let credentials;
+        let way = if own {
+            self
+        } else {
+            // The certificate is not for others either.
+            credentials = self.credentials.for_others();
+            &Way {
+                credentials: &credentials,
+                ..*self
+            }
+        };
+        let ask = Ask {
+            attempt: ATTEMPT,
+            url,
+            headers: HeaderMap::new(),
+            authorization: self.authorization(repo).filter(|_| own),
+        };
+        let (response, _) = way.send(&ask).await?;
+        way.body(response, ATTEMPT, "the chart", CHART_LIMIT).await
+    }
 }
 
 /// The repository's path with `name` added; its query stays, as in Helm.
-fn below(repo: &Url, name: &str) -> Url {
+pub(super) fn below(repo: &Url, name: &str) -> Url {
     let mut url = repo.clone();
     url.set_fragment(None);
     if let Ok(mut path) = url.path_segments_mut() {
@@ -95,52 +229,6 @@ fn resolve(repo: &Url, entry: &index::Entry) -> Option<Url> {
         "http" if repo.scheme() == "http" || entry.digest.is_some() => Some(url),
         _ => None,
     }
-}
-
-async fn get(
-    http: &Client,
-    chart: &Arc<ChartRef>,
-    attempt: &'static str,
-    what: &'static str,
-    url: Url,
-    limit: u64,
-) -> Result<Vec<u8>, ChartError> {
-    // The URL may carry a password, and the message names the repository anyway.
-    let unreachable = |source: reqwest::Error| {
-        let source = source.without_url();
-        ChartError::Unreachable {
-            chart: Arc::clone(chart),
-            attempt,
-            source,
-        }
-    };
-    let too_large = || ChartError::TooLarge {
-        chart: Arc::clone(chart),
-        what,
-        limit,
-    };
-    let mut response = http.get(url).send().await.map_err(unreachable)?;
-    let status = response.status();
-    if !status.is_success() {
-        let status = status.as_u16();
-        return Err(ChartError::Refused {
-            chart: Arc::clone(chart),
-            attempt,
-            status,
-        });
-    }
-    let announced = response.content_length().unwrap_or(0);
-    if announced > limit {
-        return Err(too_large());
-    }
-    let mut bytes = Vec::with_capacity(usize::try_from(announced).unwrap_or(0));
-    while let Some(chunk) = response.chunk().await.map_err(unreachable)? {
-        if (bytes.len() + chunk.len()) as u64 > limit {
-            return Err(too_large());
-        }
-        bytes.extend_from_slice(&chunk);
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{ChartError, ChartRef, version};
+use super::version::{self, Wanted};
+use super::{ChartError, ChartRef};
 
 /// The index's size limit, in bytes (as Flux has it).
 pub(super) const LIMIT: u64 = 50 << 20;
@@ -30,7 +31,11 @@ struct Raw {
 }
 
 /// Finds the entry that is meant. Slow for large indexes: not for async threads.
-pub(super) fn find(chart: &Arc<ChartRef>, index: &[u8]) -> Result<Entry, ChartError> {
+pub(super) fn find(
+    chart: &Arc<ChartRef>,
+    wanted: &Wanted,
+    index: &[u8],
+) -> Result<Entry, ChartError> {
     let versions = parse(index, &chart.name)
         .map_err(|source| ChartError::Index {
             chart: Arc::clone(chart),
@@ -43,9 +48,8 @@ pub(super) fn find(chart: &Arc<ChartRef>, index: &[u8]) -> Result<Entry, ChartEr
         .into_iter()
         .filter_map(|mut raw| Some((raw.version.take()?, raw)))
         .collect();
-    let Some((version, raw)) = version::pick(&chart.version, &offered, |offer| offer.0.as_str())
-    else {
-        let newest = version::pick("", &offered, |offer| offer.0.as_str());
+    let Some((version, raw)) = version::pick(wanted, &offered, |offer| offer.0.as_str()) else {
+        let newest = version::pick(&Wanted::Newest, &offered, |offer| offer.0.as_str());
         let newest = newest.map(|offer| offer.0.clone());
         return Err(ChartError::VersionNotFound {
             chart: Arc::clone(chart),
@@ -169,7 +173,8 @@ generated: 2026-11-20T00:00:00Z
     }
 
     fn found(name: &str, version: &str) -> Result<Entry, ChartError> {
-        find(&chart(name, version), INDEX.as_bytes())
+        let wanted = version::Asked::parse(version).unwrap().wanted;
+        find(&chart(name, version), &wanted, INDEX.as_bytes())
     }
 
     #[test]
@@ -181,7 +186,9 @@ generated: 2026-11-20T00:00:00Z
         };
         assert_eq!(found("small", "1.1.0").unwrap(), newest);
         assert_eq!(found("small", "").unwrap(), newest);
-        let older = found("small", "1.0.0").unwrap();
+        assert_eq!(found("small", "^1").unwrap(), newest);
+        let older = found("small", "~1.0").unwrap();
+        assert_eq!(older, found("small", "1.0.0").unwrap());
         assert_eq!(older.version, "v1.0.0");
         assert_eq!(older.url, "https://cdn.example.org/small-1.0.0.tgz");
         assert_eq!(older.digest, None);
@@ -214,14 +221,14 @@ generated: 2026-11-20T00:00:00Z
             "a: b: c",
             "\u{0}",
         ] {
-            let found = find(&chart("small", ""), rubbish.as_bytes());
+            let found = find(&chart("small", ""), &Wanted::Newest, rubbish.as_bytes());
             assert!(
                 matches!(found, Err(ChartError::Index { .. })),
                 "{rubbish:?}: {found:?}"
             );
         }
         assert!(matches!(
-            find(&chart("small", ""), b"\xff\xfe"),
+            find(&chart("small", ""), &Wanted::Newest, b"\xff\xfe"),
             Err(ChartError::Index { .. })
         ));
     }
@@ -234,7 +241,7 @@ generated: 2026-11-20T00:00:00Z
                 "    - {{version: 0.0.{number}, urls: [a, b, c, d, e]}}\n"
             ));
         }
-        let newest = find(&chart("big", ""), index.as_bytes()).unwrap();
+        let newest = find(&chart("big", ""), &Wanted::Newest, index.as_bytes()).unwrap();
         assert_eq!(newest.version, "0.0.29999");
     }
 }

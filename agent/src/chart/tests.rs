@@ -229,9 +229,14 @@ async fn a_version_that_is_not_there_names_the_newest() {
 async fn an_invalid_version_is_refused_without_asking_the_repository() {
     let repository = Repository::of(&["1.0.0"]).await;
     let (_dir, cache) = cache();
-    for version in ["latest", "^1", "1.0", "1.0.0\n"] {
+    for version in ["latest", "1.0.0\n", "1.0.0@sha256:12"] {
         let error = cache.fetch(&repository.chart(version)).await.unwrap_err();
         assert_eq!(error.fault(), ChartFault::VersionInvalid, "{version}");
+    }
+    // What a range means is for the hub to find out, once for all.
+    for range in ["^1", "1.0", "*"] {
+        let error = cache.fetch(&repository.chart(range)).await.unwrap_err();
+        assert!(matches!(*error, ChartError::Unresolved { .. }), "{error}");
     }
     assert_eq!(repository.all_hits(), 0);
 }
@@ -420,18 +425,22 @@ async fn other_addresses_are_refused_with_the_remedy() {
     let (_dir, cache) = cache();
     for (repo, name, reason) in [
         (
-            "oci://registry.example.org/charts",
+            "oci://registry.example.org/Charts",
             "small",
-            "OCI registries are not supported yet",
+            "in lower case",
+        ),
+        ("", "oci://registry.example.org", "in lower case"),
+        (
+            "file:///srv/charts",
+            "small",
+            "must be an http(s) or oci URL",
         ),
         (
-            "",
-            "oci://registry.example.org/small",
-            "OCI registries are not supported yet",
+            "charts.example.org",
+            "small",
+            "must be an http(s) or oci URL",
         ),
-        ("file:///srv/charts", "small", "must be an http(s) URL"),
-        ("charts.example.org", "small", "must be an http(s) URL"),
-        ("", "small", "must be an http(s) URL"),
+        ("", "small", "must be an http(s) or oci URL"),
     ] {
         let chart = ChartRef {
             repo: repo.to_owned(),
@@ -535,7 +544,7 @@ async fn only_without_a_way_to_the_repository_the_other_way_is_tried_and_checked
             ..Other::default()
         });
         let (_dir, cache) = cache();
-        let cache = cache.with_fallback(Arc::clone(&other) as Arc<dyn Fallback>);
+        let cache = cache.with_fallback(Arc::clone(&other) as Arc<dyn Fallback>, ChartSource::Auto);
         let said = match cache.fetch(chart).await {
             Ok(fetched) => fetched.version,
             Err(error) => error.to_string(),

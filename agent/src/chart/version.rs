@@ -1,9 +1,71 @@
-//! Chart versions: exact SemVer 2, for which a leading `v` makes no difference.
+//! Chart versions: exact SemVer 2, for which a leading `v` makes no difference, or a range of them.
 
 use semver::Version;
 
+use super::range::Range;
+
 /// Longer ones are nobody's version, and would only fill messages.
 const LONGEST: usize = 256;
+/// Between an exact version and the digest that it is pinned to.
+const PIN: &str = "@sha256:";
+
+/// Which version a text asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Wanted {
+    /// The newest that is not a pre-release.
+    Newest,
+    /// As it is written.
+    Exact(String),
+    Range(Range),
+}
+
+/// What a text asks for, and the digest that it must have (lower-case hex).
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Asked {
+    pub wanted: Wanted,
+    pub sha256: Option<String>,
+}
+
+impl Asked {
+    /// Empty, `1.2.3`, `1.2.3@sha256:…`, or a range; `None` when it is nothing of these.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        if text.is_empty() {
+            return Some(Self {
+                wanted: Wanted::Newest,
+                sha256: None,
+            });
+        }
+        let (version, sha256) = match text.split_once(PIN) {
+            Some((version, digest)) if is_sha256(digest) => (version, Some(digest.to_owned())),
+            Some(_) => return None,
+            None => (text, None),
+        };
+        let wanted = if parse(version).is_some() {
+            Wanted::Exact(version.to_owned())
+        } else if sha256.is_none() && version.len() <= LONGEST {
+            Wanted::Range(Range::parse(version)?)
+        } else {
+            return None;
+        };
+        Some(Self { wanted, sha256 })
+    }
+}
+
+/// 64 digits of lower-case hex.
+pub(super) fn is_sha256(text: &str) -> bool {
+    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    text.len() == 64 && text.bytes().all(hex)
+}
+
+/// Whether `text` is a range, whose meaning changes with what the repository offers.
+pub fn is_range(text: &str) -> bool {
+    Asked::parse(text).is_some_and(|asked| matches!(asked.wanted, Wanted::Range(_)))
+}
+
+/// The version that a text writes exactly, a leading `v` left out.
+pub fn exact_version(text: &str) -> Option<Version> {
+    parse(text)
+}
 
 pub(super) fn parse(text: &str) -> Option<Version> {
     if text.len() > LONGEST {
@@ -17,34 +79,49 @@ pub(super) fn same(a: &str, b: &str) -> bool {
     a == b || parse(a).is_some_and(|version| parse(b) == Some(version))
 }
 
-/// Picks from `offered`: the wanted version as it is written, else the same one written otherwise;
-/// when none is wanted, the newest that is not a pre-release.
+/// Picks from `offered`: an exact version as it is written, else the same one written otherwise; the
+/// newest of those that fit a range; when none is wanted, the newest that is not a pre-release.
 pub(super) fn pick<'a, T>(
-    wanted: &str,
+    wanted: &Wanted,
     offered: &'a [T],
     text: impl Fn(&T) -> &str,
 ) -> Option<&'a T> {
-    if wanted.is_empty() {
-        return offered
+    let newest = |fits: &dyn Fn(&Version) -> bool| {
+        offered
             .iter()
             .filter_map(|one| parse(text(one)).map(|version| (version, one)))
-            .filter(|(version, _)| version.pre.is_empty())
+            .filter(|(version, _)| fits(version))
             // Of equals the first counts, as it does in Helm.
-            .reduce(|best, next| if next.0 > best.0 { next } else { best })
-            .map(|(_, one)| one);
+            .reduce(|best, next| {
+                let newer = next.0.cmp_precedence(&best.0).is_gt();
+                if newer { next } else { best }
+            })
+            .map(|(_, one)| one)
+    };
+    match wanted {
+        Wanted::Newest => newest(&|version| version.pre.is_empty()),
+        Wanted::Range(range) => newest(&|version| range.fits(version)),
+        Wanted::Exact(wanted) => {
+            let exact = offered.iter().find(|one| text(one) == wanted);
+            exact.or_else(|| offered.iter().find(|one| same(text(one), wanted)))
+        }
     }
-    let exact = offered.iter().find(|one| text(one) == wanted);
-    exact.or_else(|| offered.iter().find(|one| same(text(one), wanted)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn picked(wanted: &str, offered: &[&str]) -> Option<String> {
+        let wanted = Asked::parse(wanted).unwrap().wanted;
+        pick(&wanted, offered, |text| text).map(ToString::to_string)
+    }
+
     #[test]
     fn only_exact_versions_are_versions() {
         for good in ["1.2.3", "v1.2.3", "1.2.3-rc.1", "1.2.3+build.5", "0.0.0"] {
             assert!(parse(good).is_some(), "{good}");
+            assert!(!is_range(good), "{good}");
         }
         let long = format!("1.2.{}", "3".repeat(10_000));
         for bad in [
@@ -53,20 +130,38 @@ mod tests {
         ] {
             assert!(parse(bad).is_none(), "{bad}");
         }
+        for bad in ["latest", "1.2.3+", "01.2.3", "vv1.2.3", "1.2.3\n", &long] {
+            assert_eq!(Asked::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_digest_pins_an_exact_version_only() {
+        let hex = "0123456789abcdef".repeat(4);
+        let asked = Asked::parse(&format!("v1.2.3@sha256:{hex}")).unwrap();
+        assert_eq!(asked.wanted, Wanted::Exact("v1.2.3".to_owned()));
+        assert_eq!(asked.sha256.as_deref(), Some(hex.as_str()));
+        for bad in [
+            format!("^1.2@sha256:{hex}"),
+            format!("@sha256:{hex}"),
+            format!("1.2.3@sha256:{}", hex.to_uppercase()),
+            "1.2.3@sha256:12".to_owned(),
+            format!("1.2.3@sha512:{hex}"),
+        ] {
+            assert_eq!(Asked::parse(&bad), None, "{bad}");
+        }
     }
 
     #[test]
     fn the_way_a_version_is_written_wins_over_its_meaning() {
-        let pick =
-            |wanted, offered: &[&str]| pick(wanted, offered, |text| text).map(ToString::to_string);
-        assert_eq!(pick("1.19.1", &["v1.19.1"]).as_deref(), Some("v1.19.1"));
-        assert_eq!(pick("v1.19.1", &["1.19.1"]).as_deref(), Some("1.19.1"));
+        assert_eq!(picked("1.19.1", &["v1.19.1"]).as_deref(), Some("v1.19.1"));
+        assert_eq!(picked("v1.19.1", &["1.19.1"]).as_deref(), Some("1.19.1"));
         assert_eq!(
-            pick("1.19.1", &["v1.19.1", "1.19.1"]).as_deref(),
+            picked("1.19.1", &["v1.19.1", "1.19.1"]).as_deref(),
             Some("1.19.1")
         );
         assert_eq!(
-            pick("1.19.1", &["1.19.10", "1.19.1-rc.1", "1.19.1+other"]),
+            picked("1.19.1", &["1.19.10", "1.19.1-rc.1", "1.19.1+other"]),
             None
         );
     }
@@ -74,7 +169,10 @@ mod tests {
     #[test]
     fn the_newest_is_by_precedence_and_no_pre_release() {
         let offered = ["1.9.0", "1.10.0", "2.0.0-rc.1", "rubbish", "v1.2.0"];
-        assert_eq!(pick("", &offered, |text| text), Some(&"1.10.0"));
-        assert_eq!(pick("", &["1.0.0-alpha"], |text| text), None);
+        assert_eq!(picked("", &offered).as_deref(), Some("1.10.0"));
+        assert_eq!(picked("", &["1.0.0-alpha"]), None);
+        assert_eq!(picked("~1.9", &offered).as_deref(), Some("1.9.0"));
+        assert_eq!(picked("<2", &offered).as_deref(), Some("1.10.0"));
+        assert_eq!(picked(">=3", &offered), None);
     }
 }

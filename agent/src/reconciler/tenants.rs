@@ -157,7 +157,7 @@ impl Reconciler {
         let job = Job {
             key: key.clone(),
             newest,
-            revisions: revisions.iter().copied().cloned().collect(),
+            revisions: self.index.release(&release_key).into_iter().cloned().collect(),
             tenant,
             plan,
             told,

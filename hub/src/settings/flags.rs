@@ -113,13 +113,13 @@ pub struct Flags {
     #[arg(long, value_name = "DURATION", help_heading = "Agents")]
     pub proxy_grace: Option<String>,
 
-    /// URL of the chart repository; empty when --chart-name is the path of a .tgz.
+    /// URL of the chart repository: https, http or oci; empty when --chart-name is the path of a .tgz or a whole oci URL.
     #[arg(long, value_name = "URL", help_heading = "Chart")]
     pub chart_repo: Option<String>,
-    /// Name of the chart, or the path of a .tgz.
+    /// Name of the chart, the path of a .tgz, or a whole oci URL.
     #[arg(long, value_name = "NAME", help_heading = "Chart")]
     pub chart_name: Option<String>,
-    /// Exact version of the chart; empty means the newest stable one.
+    /// Version of the chart: exact, as 1.2.3 or 1.2.3@sha256:DIGEST, or a range as ^1.2, which is looked up once for all members; empty means the newest stable one, by each member for itself.
     #[arg(long, value_name = "VERSION", help_heading = "Chart")]
     pub chart_version: Option<String>,
     /// Add the value installCRDs: true.
@@ -134,6 +134,15 @@ pub struct Flags {
     /// How long after a look at a release for drift the next one comes, give or take a fifth.
     #[arg(long, value_name = "DURATION", help_heading = "Chart")]
     pub drift_interval: Option<String>,
+    /// Secret in the hub's namespace with what the repository asks for: username and password, token, tls.crt and tls.key, ca.crt, .dockerconfigjson. Only the hub has it; agents get such charts from the hub.
+    #[arg(long, value_name = "NAME", help_heading = "Chart")]
+    pub chart_credentials_secret: Option<String>,
+    /// How often a range in --chart-version is looked up again, from 1m to 24h; 0 means when repository, name or range are changed only.
+    #[arg(long, value_name = "DURATION", help_heading = "Chart")]
+    pub chart_resolve_interval: Option<String>,
+    /// Speak plain HTTP to an OCI registry, and send credentials over it; without it that is done on the hub's own machine only.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Chart")]
+    pub insecure_chart_http: Option<String>,
 
     /// The helm program, version 4.2.4 or newer: a path, or a name looked up in PATH.
     #[arg(long, value_name = "PROGRAM", help_heading = "Helm")]

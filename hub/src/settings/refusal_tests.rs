@@ -39,6 +39,18 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "name of a Secret",
         ),
         (
+            &["--chart-credentials-secret=ns/name"],
+            &[],
+            "flag --chart-credentials-secret",
+            "name of a Secret",
+        ),
+        (
+            &["--chart-resolve-interval=10s"],
+            &[],
+            "flag --chart-resolve-interval",
+            "a duration from 1m to 24h, or 0",
+        ),
+        (
             &["--helm-service-account=a/b/c"],
             &[],
             "flag --helm-service-account",

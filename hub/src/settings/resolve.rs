@@ -389,16 +389,17 @@ impl Inputs<'_> {
         }
         let repo = self.text("chart-repo", &flags.chart_repo);
         let is_file = repo.text.is_empty() && name.text.ends_with(".tgz");
+        let is_whole = repo.text.is_empty() && name.text.starts_with("oci://");
         let is_url = ["https://", "http://", "oci://"].iter().any(|scheme| {
             repo.text
                 .strip_prefix(scheme)
                 .is_some_and(|rest| !rest.is_empty())
         });
-        if !is_file && !is_url {
+        if !is_file && !is_whole && !is_url {
             return Err(SettingsError::InvalidSecret {
                 origin: repo.origin,
                 class: "the URL of a chart repository",
-                remedy: "write it with https://, or leave it empty and give the path of a .tgz as --chart-name",
+                remedy: "write it with https:// or oci://, or leave it empty and give the path of a .tgz as --chart-name",
             });
         }
         Ok(ChartSettings {
@@ -406,6 +407,9 @@ impl Inputs<'_> {
             name: name.text,
             version: self.text("chart-version", &flags.chart_version).text,
             install_crds: self.boolean("chart-install-crds", &flags.chart_install_crds)?,
+            credentials_secret: self.chart_credentials_secret(flags)?,
+            plain_http: self.boolean("insecure-chart-http", &flags.insecure_chart_http)?,
+            resolve_every: self.chart_resolve_interval(flags)?,
         })
     }
 
@@ -418,6 +422,33 @@ impl Inputs<'_> {
             // At most a day.
             interval_seconds: u32::try_from(interval.as_secs()).unwrap_or(u32::MAX),
         })
+    }
+
+    fn chart_credentials_secret(&mut self, flags: &Flags) -> Result<Option<String>, SettingsError> {
+        let name = self.text("chart-credentials-secret", &flags.chart_credentials_secret);
+        if !name.text.is_empty() && !names::is_dns_subdomain(&name.text) {
+            return Err(name.invalid(
+                "the name of a Secret",
+                "write the name alone; the Secret is in the hub's namespace",
+            ));
+        }
+        Ok(non_empty(Some(name.text)))
+    }
+
+    fn chart_resolve_interval(&mut self, flags: &Flags) -> Result<Option<Duration>, SettingsError> {
+        let given = self.text("chart-resolve-interval", &flags.chart_resolve_interval);
+        let interval = match given.text.as_str() {
+            "" | "0" => Some(Duration::ZERO),
+            text => parse_duration(text),
+        };
+        match interval {
+            Some(Duration::ZERO) => Ok(None),
+            Some(every) if (Duration::from_secs(60)..=LONGEST).contains(&every) => Ok(Some(every)),
+            _ => Err(given.invalid(
+                "a duration from 1m to 24h, or 0",
+                "write numbers with units, as 15m or 1h30m",
+            )),
+        }
     }
 
     fn allow_chart_skip(&mut self) -> bool {

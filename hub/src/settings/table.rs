@@ -237,6 +237,19 @@ pub const ROWS: &[Row] = &[
     flag("chart-values-file", &[], "", NEW),
     flag("drift", &["KRYPTON_DRIFT"], "off", NEW),
     flag("drift-interval", &["KRYPTON_DRIFT_INTERVAL"], "10m", NEW),
+    flag(
+        "chart-credentials-secret",
+        &["KRYPTON_CHART_CREDENTIALS_SECRET"],
+        "",
+        NEW,
+    ),
+    flag(
+        "chart-resolve-interval",
+        &["KRYPTON_CHART_RESOLVE_INTERVAL"],
+        "0",
+        NEW,
+    ),
+    flag("insecure-chart-http", &[], "false", NEW),
     flag("helm", &[], "helm", "new; the original had Helm built in"),
     flag(
         "helm-service-account",

@@ -60,6 +60,9 @@ fn without_anything_the_defaults_of_the_original_hold() {
             name: "cert-manager".to_owned(),
             version: "1.19.1".to_owned(),
             install_crds: true,
+            credentials_secret: None,
+            plain_http: false,
+            resolve_every: None,
         }
     );
     assert_eq!(
@@ -439,6 +442,31 @@ fn a_local_chart_needs_no_repository() {
     let settings = resolve(&["--chart-repo=", "--chart-name=/charts/a-1.0.0.tgz"], &[]).unwrap();
     assert_eq!(settings.chart.name, "/charts/a-1.0.0.tgz");
     assert!(resolve(&["--chart-repo=", "--chart-name=a"], &[]).is_err());
+    let whole = "--chart-name=oci://registry.example.org/a";
+    assert!(resolve(&["--chart-repo=", whole], &[]).is_ok());
+}
+
+#[test]
+fn a_chart_may_ask_for_credentials_and_a_range_may_be_looked_up_again() {
+    let settings = resolve(
+        &[
+            "--chart-credentials-secret=charts",
+            "--chart-resolve-interval=15m",
+            "--insecure-chart-http",
+        ],
+        &[],
+    )
+    .unwrap();
+    assert_eq!(settings.chart.credentials_secret.as_deref(), Some("charts"));
+    assert_eq!(settings.chart.resolve_every, Some(Duration::from_secs(900)));
+    assert!(settings.chart.plain_http);
+    let by_variables = [
+        ("KRYPTON_CHART_CREDENTIALS_SECRET", "other"),
+        ("KRYPTON_CHART_RESOLVE_INTERVAL", "0s"),
+    ];
+    let settings = resolve(&[], &by_variables).unwrap();
+    assert_eq!(settings.chart.credentials_secret.as_deref(), Some("other"));
+    assert_eq!(settings.chart.resolve_every, None);
 }
 
 #[test]

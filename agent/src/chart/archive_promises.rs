@@ -1,0 +1,89 @@
+//! What holds for every archive, whatever it is: looked at by tests, and by the fuzzer, which shares this file.
+
+use std::io::{Read, Write};
+
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use tar::{Archive, EntryType};
+
+use super::archive::{Inside, inspect};
+
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// What is no gzip stream is taken for a tar archive and packed: a fuzzer finds no checksums.
+pub(crate) fn packed(bytes: &[u8]) -> Option<Vec<u8>> {
+    if bytes.starts_with(&GZIP) {
+        return Some(bytes.to_vec());
+    }
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::none());
+    gzip.write_all(bytes).ok()?;
+    gzip.finish().ok()
+}
+
+/// The promise that is broken by the archive `bytes`, if any; that it ends and does not panic, too.
+pub(crate) fn broken_promise(bytes: &[u8]) -> Option<String> {
+    let tgz = packed(bytes)?;
+    let inside = match inspect(&tgz) {
+        Ok(inside) => inside,
+        Err(error) => {
+            // 100 characters of a path, each of which may be written as an escape.
+            let long = error.to_string().len() > 2_000;
+            return long.then(|| "the message is long".to_owned());
+        }
+    };
+    let Inside { name, version } = inside;
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\\']) {
+        return Some(format!("the chart is named {name:?}"));
+    }
+    if semver::Version::parse(version.strip_prefix('v').unwrap_or(&version)).is_err() {
+        return Some(format!("the version is {version:?}"));
+    }
+    misplaced(&tgz)
+}
+
+/// An entry that unpacking would put anywhere but into the chart's one folder, or as anything but a file.
+fn misplaced(tgz: &[u8]) -> Option<String> {
+    let mut tar = Archive::new(MultiGzDecoder::new(tgz));
+    let entries = match tar.entries() {
+        Ok(entries) => entries,
+        Err(error) => return Some(format!("accepted and not readable: {error}")),
+    };
+    let mut folder = None;
+    for entry in entries {
+        let mut entry = match entry {
+            Ok(entry) => entry,
+            Err(error) => return Some(format!("accepted and damaged: {error}")),
+        };
+        let kind = entry.header().entry_type();
+        if kind == EntryType::XGlobalHeader {
+            continue;
+        }
+        if !matches!(kind, EntryType::Regular | EntryType::Directory) {
+            return Some(format!("accepted an entry of kind {kind:?}"));
+        }
+        let path = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let mut parts = path.trim_end_matches('/').split('/');
+        let top = parts.next().unwrap_or_default().to_owned();
+        let odd = |part: &str| part.is_empty() || part == "." || part == "..";
+        if odd(&top) || parts.any(odd) || path.contains('\\') {
+            return Some(format!("accepted the path {path:?}"));
+        }
+        if *folder.get_or_insert_with(|| top.clone()) != top {
+            return Some(format!("accepted a second folder {top:?}"));
+        }
+        let mut count = 0;
+        let mut buffer = [0; 8192];
+        loop {
+            match entry.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => count += length as u64,
+                Err(error) => return Some(format!("accepted and damaged: {error}")),
+            }
+        }
+        if count > 5 << 20 {
+            return Some(format!("accepted {count} bytes at {path:?}"));
+        }
+    }
+    None
+}

@@ -1,0 +1,204 @@
+//! Why a chart is not there. Every message names repository, chart, version and the remedy.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::archive::ArchiveError;
+use super::{ChartRef, DEADLINE};
+
+/// What a failed fetch means for a Tenant: each is a condition reason of the original operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChartFault {
+    NotLoaded,
+    VersionNotFound,
+    VersionInvalid,
+}
+
+/// Why a chart is not there.
+#[derive(Debug, Error)]
+pub enum ChartError {
+    #[error(
+        "chart version invalid: {chart}; set a SemVer 2 version such as 1.2.3, or a range such as ^1.2"
+    )]
+    VersionInvalid { chart: Arc<ChartRef> },
+    #[error("chart version not found in repository: {chart}; {}", offer(.newest.as_deref()))]
+    VersionNotFound {
+        chart: Arc<ChartRef>,
+        newest: Option<String>,
+    },
+    #[error(
+        "chart not loaded: {chart}: the hub has not found yet which version that is; its log says why"
+    )]
+    Unresolved { chart: Arc<ChartRef> },
+    #[error(
+        "chart not loaded: {chart}: the repository must be an http(s) or oci URL; \
+         for a local chart leave it empty and name the path of a .tgz"
+    )]
+    Address { chart: Arc<ChartRef> },
+    #[error(
+        "chart not loaded: {chart}: {problem}; write it as oci://HOST[:PORT]/PATH, in lower case"
+    )]
+    Registry {
+        chart: Arc<ChartRef>,
+        problem: &'static str,
+    },
+    #[error("chart not loaded: {chart}: no such chart in the repository; check its name")]
+    Unlisted { chart: Arc<ChartRef> },
+    #[error(
+        "chart not loaded; repo unreachable? {chart}: {attempt} failed; check its address and the way to it"
+    )]
+    Unreachable {
+        chart: Arc<ChartRef>,
+        attempt: &'static str,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("chart not loaded; repo unreachable? {chart}: no full answer within {} s; check the way to it", DEADLINE.as_secs())]
+    Deadline { chart: Arc<ChartRef> },
+    #[error(
+        "chart not loaded; repo unreachable? {chart}: {attempt} was answered with {status}; {}", advice(*.status)
+    )]
+    Refused {
+        chart: Arc<ChartRef>,
+        attempt: &'static str,
+        status: u16,
+    },
+    #[error("chart not loaded; repo unreachable? {chart}: {attempt}: {problem}; check its address")]
+    Redirect {
+        chart: Arc<ChartRef>,
+        attempt: &'static str,
+        problem: &'static str,
+    },
+    #[error(
+        "chart not loaded: {chart}: {attempt}: {problem}; is it the right repository, and is it in order?"
+    )]
+    Answer {
+        chart: Arc<ChartRef>,
+        attempt: &'static str,
+        problem: &'static str,
+    },
+    #[error(
+        "chart not loaded: {chart}: charts come from the hub only (--chart-source=hub): {problem}"
+    )]
+    Hub {
+        chart: Arc<ChartRef>,
+        problem: String,
+    },
+    #[error("chart not loaded: {chart}: {problem}")]
+    Credentials {
+        chart: Arc<ChartRef>,
+        problem: Arc<str>,
+    },
+    #[error(
+        "chart not loaded: {chart}: credentials are not sent over plain HTTP; \
+         use https, or allow it with --insecure-chart-http"
+    )]
+    PlainHttp { chart: Arc<ChartRef> },
+    #[error("chart not loaded: {chart}: {what} is larger than {} MiB and was not read to its end; is it the right repository?", limit >> 20)]
+    TooLarge {
+        chart: Arc<ChartRef>,
+        what: &'static str,
+        limit: u64,
+    },
+    #[error(
+        "chart not loaded: {chart}: index.yaml is not the index of a chart repository; check its address"
+    )]
+    Index {
+        chart: Arc<ChartRef>,
+        #[source]
+        source: serde_saphyr::Error,
+    },
+    #[error("chart not loaded: {chart}: index.yaml came damaged; check the way to the repository")]
+    Unpacking {
+        chart: Arc<ChartRef>,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error(
+        "chart not loaded: {chart}: the index names no usable address for it; the repository needs repair"
+    )]
+    Link { chart: Arc<ChartRef> },
+    #[error(
+        "chart not loaded: {chart}: sha256 is {found}, and {wanted} was to be expected; \
+         the chart was changed after it was listed or pinned"
+    )]
+    Digest {
+        chart: Arc<ChartRef>,
+        wanted: String,
+        found: String,
+    },
+    #[error(
+        "chart not loaded: {chart}: the archive is refused; get the chart from its author again"
+    )]
+    Archive {
+        chart: Arc<ChartRef>,
+        #[source]
+        source: ArchiveError,
+    },
+    #[error(
+        "chart not loaded: {chart}: the archive holds chart {found}; the repository needs repair"
+    )]
+    Other { chart: Arc<ChartRef>, found: String },
+    #[error("chart not loaded: {chart}: reading the file failed; check the path")]
+    Local {
+        chart: Arc<ChartRef>,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("chart not loaded: {chart}: writing it to {} failed", .dir.display())]
+    Store {
+        chart: Arc<ChartRef>,
+        dir: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the chart cache {} cannot be used; it must be a writable folder", .dir.display())]
+    Folder {
+        dir: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("the HTTP client of the chart cache could not be made")]
+    Client(#[source] reqwest::Error),
+}
+
+fn offer(newest: Option<&str>) -> String {
+    match newest {
+        Some(newest) => format!("the newest stable one there is {newest}"),
+        None => "there is no stable one; set a version".to_owned(),
+    }
+}
+
+fn advice(status: u16) -> &'static str {
+    match status {
+        401 | 403 => {
+            "check its address and the credentials (--chart-credentials-secret of the hub)"
+        }
+        _ => "check its address",
+    }
+}
+
+impl ChartError {
+    /// Whether another way to the chart is worth a try. A registry says 404 to whom it does not know.
+    pub(super) fn is_no_way(&self) -> bool {
+        match self {
+            Self::Unreachable { .. }
+            | Self::Deadline { .. }
+            | Self::Refused { .. }
+            | Self::Redirect { .. } => true,
+            Self::Local { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
+    /// Which condition it is.
+    pub fn fault(&self) -> ChartFault {
+        match self {
+            Self::VersionInvalid { .. } => ChartFault::VersionInvalid,
+            Self::VersionNotFound { .. } => ChartFault::VersionNotFound,
+            _ => ChartFault::NotLoaded,
+        }
+    }
+}

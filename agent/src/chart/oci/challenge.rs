@@ -1,0 +1,145 @@
+//! Reads what a registry asks for before it answers: the header `WWW-Authenticate`.
+
+/// How a registry wants to be told who asks.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Challenge {
+    Basic,
+    /// A token of that address, for that service and scope.
+    Bearer {
+        realm: String,
+        service: Option<String>,
+        scope: Option<String>,
+    },
+}
+
+/// The first challenge of the header that is understood; a token rather than a password.
+pub(crate) fn parse<'a>(headers: impl Iterator<Item = &'a str>) -> Option<Challenge> {
+    let mut basic = None;
+    for header in headers {
+        for (scheme, parameters) in challenges(header) {
+            if scheme.eq_ignore_ascii_case("bearer") {
+                let value = |name: &str| {
+                    let found = parameters.iter().find(|(key, _)| key == name);
+                    found.map(|(_, value)| value.clone())
+                };
+                if let Some(realm) = value("realm") {
+                    return Some(Challenge::Bearer {
+                        realm,
+                        service: value("service"),
+                        scope: value("scope"),
+                    });
+                }
+            } else if scheme.eq_ignore_ascii_case("basic") {
+                basic = Some(Challenge::Basic);
+            }
+        }
+    }
+    basic
+}
+
+type Parameters = Vec<(String, String)>;
+
+/// One header may hold several challenges, with commas between them and within them.
+fn challenges(header: &str) -> Vec<(String, Parameters)> {
+    let mut found: Vec<(String, Parameters)> = Vec::new();
+    let mut rest = header;
+    loop {
+        rest = rest.trim_start_matches([' ', '\t', ',']);
+        let end = rest.find([' ', '\t', ',', '=']).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        if word.is_empty() {
+            // Either the end, or nothing that could be read on.
+            return found;
+        }
+        let value = after.trim_start_matches([' ', '\t']).strip_prefix('=');
+        match (value, found.last_mut()) {
+            (Some(value), Some((_, parameters))) => {
+                let (value, next) = value_of(value.trim_start_matches([' ', '\t']));
+                parameters.push((word.to_ascii_lowercase(), value));
+                rest = next;
+            }
+            (Some(_), None) => return found,
+            (None, _) => {
+                found.push((word.to_owned(), Vec::new()));
+                rest = after;
+            }
+        }
+    }
+}
+
+/// A token, or a quoted text with backslashes; and what follows it.
+fn value_of(text: &str) -> (String, &str) {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find([' ', '\t', ',']).unwrap_or(text.len());
+        let (value, rest) = text.split_at(end);
+        return (value.to_owned(), rest);
+    };
+    let mut value = String::new();
+    let mut chars = quoted.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => break,
+            '\\' => value.extend(chars.next()),
+            c => value.push(c),
+        }
+    }
+    (value, chars.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bearer(realm: &str, service: Option<&str>, scope: Option<&str>) -> Option<Challenge> {
+        Some(Challenge::Bearer {
+            realm: realm.to_owned(),
+            service: service.map(ToOwned::to_owned),
+            scope: scope.map(ToOwned::to_owned),
+        })
+    }
+
+    #[test]
+    fn what_registries_ask_for_is_understood() {
+        let hub = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:a/b:pull,push""#;
+        let hub_is = bearer(
+            "https://auth.docker.io/token",
+            Some("registry.docker.io"),
+            Some("repository:a/b:pull,push"),
+        );
+        for (headers, expected) in [
+            (&[hub][..], hub_is),
+            (&[r#"Basic realm="a registry""#], Some(Challenge::Basic)),
+            (&["Basic"], Some(Challenge::Basic)),
+            (
+                &[r#"bearer realm="https://a/t""#],
+                bearer("https://a/t", None, None),
+            ),
+            (
+                &["Bearer realm=https://a/t"],
+                bearer("https://a/t", None, None),
+            ),
+            (
+                &[r#"Basic realm="a, b", Bearer service = "s\"x" , realm="https://a/t""#],
+                bearer("https://a/t", Some("s\"x"), None),
+            ),
+            (
+                &["Basic", r#"Bearer realm="https://a/t""#],
+                bearer("https://a/t", None, None),
+            ),
+            (&["Bearer service=x"], None),
+            (&["Negotiate"], None),
+            (&["realm=x", "", ",,", "=", "\"", "Digest realm=\"x"], None),
+        ] {
+            assert_eq!(parse(headers.iter().copied()), expected, "{headers:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_is_read_to_its_end(header in "[a-zB =,\"\\\\\t]{0,60}") {
+            drop(parse(std::iter::once(header.as_str())));
+        }
+    }
+}

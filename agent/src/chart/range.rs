@@ -1,0 +1,290 @@
+//! Ranges of versions, read as Helm reads them: `^1.2`, `~1.2.3`, `>=1.0 <2.0`, `1.x`, `1.2 - 1.4`, `a || b`.
+
+use semver::Version;
+
+/// Alternatives, each of which is a list of bounds that all must hold.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Range(Vec<Vec<Bound>>);
+
+/// More than anybody writes; it keeps a text of 256 bytes from being many comparisons.
+const MOST: usize = 32;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Relation {
+    Equal,
+    Other,
+    Above,
+    Below,
+    AtLeast,
+    AtMost,
+    /// `~`: the same minor version.
+    Near,
+    /// `^`: nothing that may break.
+    Compatible,
+}
+
+/// How much of a bound's version is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Said {
+    Nothing,
+    Major,
+    Minor,
+    All,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Bound {
+    relation: Relation,
+    /// What is not written is 0.
+    version: Version,
+    said: Said,
+}
+
+impl Range {
+    /// `None` when it is not one.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let groups: Vec<Vec<Bound>> = text.split("||").map(group).collect::<Option<_>>()?;
+        (groups.iter().map(Vec::len).sum::<usize>() <= MOST).then_some(Self(groups))
+    }
+
+    /// A pre-release fits only where the range names one.
+    pub(super) fn fits(&self, version: &Version) -> bool {
+        self.0.iter().any(|bounds| {
+            let named = bounds.iter().any(|bound| !bound.version.pre.is_empty());
+            (named || version.pre.is_empty()) && bounds.iter().all(|bound| bound.holds(version))
+        })
+    }
+}
+
+fn group(text: &str) -> Option<Vec<Bound>> {
+    let text = text.trim_matches(' ');
+    if let Some((low, high)) = text.split_once(" - ") {
+        let bound = |relation, text: &str| {
+            let (version, said) = partial(text.trim_matches(' '))?;
+            Some(Bound {
+                relation,
+                version,
+                said,
+            })
+        };
+        return Some(vec![
+            bound(Relation::AtLeast, low)?,
+            bound(Relation::AtMost, high)?,
+        ]);
+    }
+    let mut bounds = Vec::new();
+    let mut rest = text;
+    loop {
+        rest = rest.trim_start_matches([' ', ',']);
+        if rest.is_empty() {
+            break;
+        }
+        let (relation, after) = relation(rest);
+        let after = after.trim_start_matches(' ');
+        let (word, next) = match after.find([' ', ',']) {
+            Some(end) => after.split_at(end),
+            None => (after, ""),
+        };
+        let (version, said) = partial(word)?;
+        bounds.push(Bound {
+            relation,
+            version,
+            said,
+        });
+        rest = next;
+    }
+    (!bounds.is_empty()).then_some(bounds)
+}
+
+/// The operator at the beginning, and what follows it.
+fn relation(text: &str) -> (Relation, &str) {
+    // Longer ones first.
+    const SIGNS: [(&str, Relation); 11] = [
+        (">=", Relation::AtLeast),
+        ("=>", Relation::AtLeast),
+        ("<=", Relation::AtMost),
+        ("=<", Relation::AtMost),
+        ("!=", Relation::Other),
+        ("~>", Relation::Near),
+        (">", Relation::Above),
+        ("<", Relation::Below),
+        ("=", Relation::Equal),
+        ("~", Relation::Near),
+        ("^", Relation::Compatible),
+    ];
+    let signed = SIGNS
+        .iter()
+        .find_map(|(sign, relation)| Some((*relation, text.strip_prefix(sign)?)));
+    signed.unwrap_or((Relation::Equal, text))
+}
+
+/// `1`, `1.2`, `1.2.3-rc.1`, `1.x`, `*`, with or without a leading `v`.
+fn partial(text: &str) -> Option<(Version, Said)> {
+    let text = text.strip_prefix('v').unwrap_or(text);
+    if let Ok(version) = Version::parse(text) {
+        return Some((version, Said::All));
+    }
+    let mut numbers = [0, 0, 0];
+    let mut said = Said::Nothing;
+    let mut open = false;
+    let mut parts = text.split('.');
+    for (number, upto) in numbers
+        .iter_mut()
+        .zip([Said::Major, Said::Minor, Said::All])
+    {
+        match parts.next() {
+            Some("x" | "X" | "*") => open = true,
+            // What follows a wildcard says nothing, and is most likely a mistake.
+            Some(part) if !open => {
+                let plain = part.bytes().all(|byte| byte.is_ascii_digit())
+                    && (part.len() == 1 || !part.starts_with('0'));
+                *number = plain.then(|| part.parse().ok())??;
+                said = upto;
+            }
+            Some(_) => return None,
+            None if upto == Said::Major => return None,
+            None => open = true,
+        }
+    }
+    if parts.next().is_some() || (said == Said::Nothing && !open) {
+        return None;
+    }
+    let [major, minor, patch] = numbers;
+    Some((Version::new(major, minor, patch), said))
+}
+
+impl Bound {
+    fn holds(&self, version: &Version) -> bool {
+        let order = version.cmp_precedence(&self.version);
+        match self.relation {
+            Relation::Equal => self.matches(version),
+            Relation::Other => !self.matches(version),
+            // `>1` begins with 2, and `>1.2` with 1.3.
+            Relation::Above => order.is_gt() && (self.said == Said::All || !self.matches(version)),
+            Relation::Below => order.is_lt(),
+            Relation::AtLeast => order.is_ge(),
+            // `<=1` ends before 2, and `<=1.2` before 1.3.
+            Relation::AtMost => order.is_le() || (self.said != Said::All && self.matches(version)),
+            Relation::Near => {
+                order.is_ge() && agree(version, &self.version, self.said.min(Said::Minor))
+            }
+            Relation::Compatible => order.is_ge() && agree(version, &self.version, self.leading()),
+        }
+    }
+
+    /// Whether what is written is the same there.
+    fn matches(&self, version: &Version) -> bool {
+        agree(version, &self.version, self.said)
+            && (self.said != Said::All || version.cmp_precedence(&self.version).is_eq())
+    }
+
+    /// Up to the first number that is not 0.
+    fn leading(&self) -> Said {
+        let Version { major, minor, .. } = self.version;
+        match (major, minor) {
+            (1.., _) => Said::Major,
+            (0, 1..) => Said::Minor,
+            (0, 0) => Said::All,
+        }
+        .min(self.said)
+    }
+}
+
+fn agree(a: &Version, b: &Version, upto: Said) -> bool {
+    (upto < Said::Major || a.major == b.major)
+        && (upto < Said::Minor || a.minor == b.minor)
+        && (upto < Said::All || a.patch == b.patch)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ranges_mean_what_they_mean_to_helm() {
+        for (range, fitting, others) in [
+            ("^1.2.3", "1.2.3 1.9.0", "1.2.2 2.0.0 1.3.0-rc.1"),
+            ("^1", "1.0.0 1.9.9", "0.9.0 2.0.0"),
+            ("^0.2.3", "0.2.3 0.2.9", "0.2.2 0.3.0 1.0.0"),
+            ("^0.0.3", "0.0.3", "0.0.4 0.1.0"),
+            ("^0.0", "0.0.0 0.0.9", "0.1.0"),
+            ("^0", "0.0.1 0.9.0", "1.0.0"),
+            ("~1.2.3", "1.2.3 1.2.9", "1.2.2 1.3.0"),
+            ("~>1.2", "1.2.0 1.2.9", "1.3.0"),
+            ("~1", "1.0.0 1.9.0", "2.0.0 0.9.0"),
+            ("1.2", "1.2.0 1.2.9", "1.3.0 1.1.9"),
+            ("1", "1.0.0 1.9.0", "2.0.0"),
+            ("v1.x", "1.0.0 1.9.0", "2.0.0"),
+            ("1.2.*", "1.2.0 1.2.9", "1.3.0"),
+            ("*", "0.0.1 9.9.9", "1.0.0-rc.1"),
+            (">1", "2.0.0", "1.0.0 1.9.9"),
+            (">1.2", "1.3.0", "1.2.9"),
+            (">1.2.3", "1.2.4", "1.2.3"),
+            (">=1.2", "1.2.0 3.0.0", "1.1.9"),
+            ("<2", "1.9.9", "2.0.0"),
+            ("<=1", "1.9.9", "2.0.0"),
+            ("=<1.2", "1.2.9 0.1.0", "1.3.0"),
+            ("=1.2.3", "1.2.3", "1.2.4"),
+            ("!=1.2", "1.3.0", "1.2.0 1.2.9"),
+            (">=1.0 <2.0", "1.0.0 1.9.9", "2.0.0 0.9.0"),
+            (">= 1.0, < 2.0, !=1.5.0", "1.0.0 1.5.1", "2.0.0 1.5.0"),
+            ("1.2 - 1.4", "1.2.0 1.4.9", "1.1.9 1.5.0"),
+            ("1.2.0 - 1.4.0", "1.2.0 1.4.0", "1.4.1"),
+            ("~1.2 || ^3", "1.2.5 3.9.0", "1.3.0 2.0.0 4.0.0"),
+            (">=1.2.0-0", "1.2.0-rc.1 1.2.0 2.0.0-a", "1.1.0"),
+            ("~1.2.0-rc.1", "1.2.0-rc.2 1.2.4", "1.3.0 1.2.0-alpha"),
+        ] {
+            let parsed = Range::parse(range).unwrap_or_else(|| panic!("{range} is a range"));
+            let fits = |text: &str| parsed.fits(&Version::parse(text).unwrap());
+            for text in fitting.split(' ') {
+                assert!(fits(text), "{text} fits {range}");
+            }
+            for text in others.split(' ') {
+                assert!(!fits(text), "{text} does not fit {range}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_range_is_refused() {
+        for bad in [
+            "",
+            " ",
+            "latest",
+            "^",
+            ">=",
+            "1..2",
+            "1.2.3.4",
+            "01",
+            "1.x.2",
+            "||",
+            "1 ||",
+            "1.2.3+",
+            "^v",
+            "a - b",
+            "1\n",
+            "-1",
+            "99999999999999999999",
+            &"1 ".repeat(100),
+        ] {
+            assert_eq!(Range::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_range_or_none_and_caret_is_within_its_major(
+            text in "[0-9xv.*<>=!~^| ,-]{0,40}",
+            major in 1_u64..100, minor in 0_u64..100, patch in 0_u64..100,
+            other in (0_u64..200, 0_u64..200, 0_u64..200),
+        ) {
+            drop(Range::parse(&text));
+            let range = Range::parse(&format!("^{major}.{minor}.{patch}")).unwrap();
+            let other = Version::new(other.0, other.1, other.2);
+            let fits = other.major == major && other >= Version::new(major, minor, patch);
+            prop_assert_eq!(range.fits(&other), fits);
+        }
+    }
+}

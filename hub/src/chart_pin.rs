@@ -1,0 +1,327 @@
+//! What a range of chart versions means: found out once for all members, and kept on home over restarts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_agent::chart::{ChartCache, ChartError, ChartRef};
+use krypton_agent::clock;
+use krypton_agent::plan::backoff;
+use krypton_common::error_chain::chain;
+use krypton_common::fingerprint::sha256_hex;
+use kube::api::{Api, PostParams};
+use kube::{Client, Error as KubeError};
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The ConfigMap in the hub's namespace that holds it.
+pub const NAME: &str = "krypton-hub-chart";
+const OF: &str = "of";
+const RANGE: &str = "range";
+const VERSION: &str = "version";
+const RESOLVED: &str = "resolved";
+const DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
+
+#[derive(Debug, Error)]
+enum PinError {
+    #[error(
+        "{attempt} ConfigMap {namespace}/{NAME} failed; check that home answers and that the hub has its rights there"
+    )]
+    Call {
+        attempt: &'static str,
+        namespace: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("{attempt} ConfigMap {namespace}/{NAME}: no answer within {} s; check that home answers", DEADLINE.as_secs())]
+    Deadline {
+        attempt: &'static str,
+        namespace: String,
+    },
+    #[error("the range of chart versions could not be looked up")]
+    Lookup(#[source] ChartError),
+}
+
+/// Which range, and where it is looked up.
+pub struct ChartPin {
+    pub client: Client,
+    /// The hub's, on home.
+    pub namespace: String,
+    pub charts: Arc<ChartCache>,
+    /// With the range as its version.
+    pub chart: ChartRef,
+    /// How often it is looked up again; `None`: not for as long as repository, name and range are the same.
+    pub every: Option<Duration>,
+}
+
+impl std::fmt::Debug for ChartPin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChartPin").finish_non_exhaustive()
+    }
+}
+
+/// A pin that is looked after from here on.
+#[derive(Debug)]
+pub struct Kept {
+    pin: ChartPin,
+    tx: watch::Sender<String>,
+    /// When to look again; `None`: never.
+    next: Option<Duration>,
+    failures: u32,
+}
+
+/// What home has on record of a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Record {
+    version: String,
+    resolved: Timestamp,
+}
+
+/// The record, when it is of this chart and range; the repository's URL may hold a password, and is not in it.
+fn record(found: Option<&ConfigMap>, of: &str) -> Option<Record> {
+    let data = found?.data.as_ref()?;
+    if data.get(OF)? != of {
+        return None;
+    }
+    Some(Record {
+        version: data.get(VERSION).filter(|it| !it.is_empty())?.clone(),
+        // Without a time it counts, and is looked up again if that is wanted at all.
+        resolved: data
+            .get(RESOLVED)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(Timestamp::UNIX_EPOCH),
+    })
+}
+
+/// How long the record is still good for; `None`: for ever. A clock that was wrong puts nothing off for longer
+/// than one interval.
+fn good_for(record: &Record, every: Option<Duration>, now: Timestamp) -> Option<Duration> {
+    let every = every?;
+    let age = now.duration_since(record.resolved);
+    match Duration::try_from(age) {
+        Ok(age) => Some(every.saturating_sub(age)),
+        Err(_) => Some(every),
+    }
+}
+
+/// The version to go on with. An older one than before is most likely a repository that is not whole.
+fn chosen(before: Option<&str>, found: String) -> String {
+    let parse = |text: &str| krypton_agent::chart::exact_version(text);
+    match before {
+        // Written otherwise, it would be another version to helm.
+        Some(before) if parse(before) == parse(&found) => before.to_owned(),
+        Some(before) if parse(before) > parse(&found) => {
+            tracing::warn!(%before, %found, "the repository offers an older version for the range than before; the newer one stays");
+            before.to_owned()
+        }
+        _ => found,
+    }
+}
+
+impl ChartPin {
+    /// Finds the version, or what went wrong, within a minute or so. Without a version, members are given the
+    /// range itself, with which they do nothing but say that it has no meaning yet.
+    pub async fn begin(self, tx: watch::Sender<String>, stop: &CancellationToken) -> Kept {
+        let mut kept = Kept {
+            pin: self,
+            tx,
+            next: None,
+            failures: 0,
+        };
+        if stop.run_until_cancelled(kept.look()).await.is_none() {
+            tracing::debug!("stopped before the range was looked up");
+        }
+        kept
+    }
+
+    fn of(&self) -> String {
+        let ChartRef {
+            repo,
+            name,
+            version,
+        } = &self.chart;
+        sha256_hex(format!("{repo}\n{name}\n{version}").as_bytes())
+    }
+
+    /// The version that holds now, and how long for.
+    async fn version(&self) -> Result<(String, Option<Duration>), PinError> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
+        let of = self.of();
+        let found = self.in_time("reading", api.get_opt(NAME)).await?;
+        let before = record(found.as_ref(), &of);
+        let now = clock::wall();
+        if let Some(record) = &before {
+            match good_for(record, self.every, now) {
+                Some(Duration::ZERO) => {}
+                left => return Ok((record.version.clone(), left)),
+            }
+        }
+        let resolved = Box::pin(self.charts.resolve(&self.chart)).await;
+        let resolved = resolved.map_err(PinError::Lookup)?;
+        let before = before.map(|record| record.version);
+        let version = chosen(before.as_deref(), resolved);
+        let data = [
+            (OF, of),
+            (RANGE, self.chart.version.clone()),
+            (VERSION, version.clone()),
+            (RESOLVED, now.to_string()),
+        ]
+        .map(|(key, value)| (key.to_owned(), value));
+        let data = Some(data.into());
+        let params = PostParams::default();
+        let attempt = "writing";
+        match found {
+            // The version that was read is the precondition: of two hubs one decides.
+            Some(found) => {
+                let object = ConfigMap { data, ..found };
+                self.in_time(attempt, api.replace(NAME, &params, &object))
+                    .await?
+            }
+            None => {
+                let object = ConfigMap {
+                    metadata: ObjectMeta {
+                        name: Some(NAME.to_owned()),
+                        ..ObjectMeta::default()
+                    },
+                    data,
+                    ..ConfigMap::default()
+                };
+                self.in_time(attempt, api.create(&params, &object)).await?
+            }
+        };
+        tracing::info!(range = %self.chart.version, %version, "the range of chart versions was looked up");
+        Ok((version, self.every))
+    }
+
+    async fn in_time<T>(
+        &self,
+        attempt: &'static str,
+        call: impl Future<Output = Result<T, KubeError>>,
+    ) -> Result<T, PinError> {
+        let namespace = || self.namespace.clone();
+        tokio::time::timeout(DEADLINE, call)
+            .await
+            .map_err(|_| PinError::Deadline {
+                attempt,
+                namespace: namespace(),
+            })?
+            .map_err(|source| PinError::Call {
+                attempt,
+                namespace: namespace(),
+                source,
+            })
+    }
+}
+
+impl Kept {
+    /// Looks again when it is time, until `stop` or until there is nothing more to look for.
+    pub async fn keep(mut self, stop: CancellationToken) {
+        while let Some(pause) = self.next {
+            let sleep = tokio::time::sleep(pause);
+            if stop.run_until_cancelled(sleep).await.is_none() {
+                return;
+            }
+            if stop.run_until_cancelled(self.look()).await.is_none() {
+                return;
+            }
+        }
+        stop.cancelled().await;
+    }
+
+    async fn look(&mut self) {
+        self.next = match Box::pin(self.pin.version()).await {
+            Ok((version, left)) => {
+                self.failures = 0;
+                self.tx.send_if_modified(|before| {
+                    let other = *before != version;
+                    *before = version;
+                    other
+                });
+                // A fifth later at most, so that hubs do not ask at one moment; the first that does, does for all.
+                left.map(|left| left.mul_f64(1.0 + 0.2 * rand::random::<f64>()))
+            }
+            Err(error) => {
+                let range = &self.pin.chart.version;
+                tracing::warn!(%range, error = %chain(&error), "what the range of chart versions means is not known; what is known stays, and it is tried again");
+                self.failures += 1;
+                Some(backoff(self.failures, RETRY_MAX, rand::random()))
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config_map(pairs: &[(&str, &str)]) -> ConfigMap {
+        let pairs = pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        ConfigMap {
+            data: Some(pairs.collect()),
+            ..ConfigMap::default()
+        }
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).unwrap()
+    }
+
+    #[test]
+    fn a_record_counts_for_its_own_chart_and_range_only() {
+        let kept = config_map(&[
+            (OF, "a"),
+            (VERSION, "1.2.0"),
+            (RESOLVED, "1970-01-01T00:01:40Z"),
+        ]);
+        let expected = Record {
+            version: "1.2.0".to_owned(),
+            resolved: at(100),
+        };
+        assert_eq!(record(Some(&kept), "a"), Some(expected));
+        assert_eq!(record(Some(&kept), "b"), None);
+        assert_eq!(record(None, "a"), None);
+        for broken in [
+            &[(OF, "a")][..],
+            &[(OF, "a"), (VERSION, "")],
+            &[(VERSION, "1.2.0")],
+        ] {
+            assert_eq!(record(Some(&config_map(broken)), "a"), None);
+        }
+        let timeless = config_map(&[(OF, "a"), (VERSION, "1.2.0"), (RESOLVED, "soon")]);
+        let read = record(Some(&timeless), "a").unwrap();
+        assert_eq!(read.resolved, Timestamp::UNIX_EPOCH);
+    }
+
+    #[test]
+    fn a_record_is_good_for_its_interval_and_without_one_for_ever() {
+        let record = Record {
+            version: "1.2.0".to_owned(),
+            resolved: at(1_000),
+        };
+        let every = Duration::from_secs(600);
+        let left = |now| good_for(&record, Some(every), at(now));
+        assert_eq!(left(1_000), Some(every));
+        assert_eq!(left(1_500), Some(Duration::from_secs(100)));
+        assert_eq!(left(1_600), Some(Duration::ZERO));
+        assert_eq!(left(1_000_000), Some(Duration::ZERO));
+        // Written by a clock that was ahead.
+        assert_eq!(left(10), Some(every));
+        assert_eq!(good_for(&record, None, at(1_000_000)), None);
+    }
+
+    #[test]
+    fn a_range_never_leads_back_to_an_older_version() {
+        let chosen = |before, found: &str| chosen(before, found.to_owned());
+        assert_eq!(chosen(None, "1.2.0"), "1.2.0");
+        assert_eq!(chosen(Some("1.1.0"), "1.2.0"), "1.2.0");
+        assert_eq!(chosen(Some("1.10.0"), "1.9.0"), "1.10.0");
+        assert_eq!(chosen(Some("1.2.0"), "v1.2.0"), "1.2.0");
+        assert_eq!(chosen(Some("rubbish"), "1.2.0"), "1.2.0");
+    }
+}

@@ -1,0 +1,307 @@
+//! The registry of the distribution project on loopback, with the logins that it knows.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use axum::{
+    Router,
+    extract::State,
+    http::{HeaderMap, StatusCode, Uri},
+    response::{IntoResponse, Response},
+};
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use rcgen::{CertificateParams, KeyPair, PKCS_RSA_SHA256, SigningKey};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    chart_repository::ChartSource,
+    port::Port,
+    process::{Invocation, Process},
+    tools::Tools,
+    wait::eventually,
+};
+
+/// The one user there is.
+pub const USERNAME: &str = "fleet";
+pub const PASSWORD: &str = "hunter2-registry";
+/// Of the password, by bcrypt with the least effort: `htpasswd -nbB`.
+const HTPASSWD: &str = "fleet:$2b$04$abcdefghijklmnopqrstuuM/Z0A7FUJ615yT0MkE8r/urtke.cnyW\n";
+const SERVICE: &str = "charts";
+const ISSUER: &str = "the fake token server";
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// How the registry wants to be told who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Login {
+    /// Not at all.
+    Open,
+    Basic,
+    /// By tokens of a [`FakeTokenServer`], as public registries do.
+    Token,
+}
+
+/// A running registry; it stops when dropped.
+#[derive(Debug)]
+pub struct Registry {
+    tools: Tools,
+    folder: TempDir,
+    port: Port,
+    login: Login,
+    process: Process,
+    tokens: Option<FakeTokenServer>,
+}
+
+impl Registry {
+    /// Starts it, and waits until it answers.
+    ///
+    /// # Errors
+    /// When the tools are not built, or it does not answer in a minute.
+    pub async fn start(login: Login) -> Result<Self> {
+        let tools = Tools::find()?;
+        let folder = TempDir::with_prefix("krypton-registry-").context("making a folder")?;
+        let port = Port::reserve()?;
+        let path = folder.path();
+        let (auth, tokens) = match login {
+            Login::Open => (None, None),
+            Login::Basic => {
+                let file = path.join("htpasswd");
+                fs::write(&file, HTPASSWD).context("writing htpasswd")?;
+                (
+                    Some(json!({"htpasswd": {"realm": "charts", "path": file}})),
+                    None,
+                )
+            }
+            Login::Token => {
+                let tokens = FakeTokenServer::start().await?;
+                let bundle = path.join("tokens.pem");
+                fs::write(&bundle, &tokens.certificate).context("writing a certificate")?;
+                let auth = json!({"token": {
+                    "realm": tokens.url,
+                    "service": SERVICE,
+                    "issuer": ISSUER,
+                    "rootcertbundle": bundle,
+                }});
+                (Some(auth), Some(tokens))
+            }
+        };
+        let mut config = json!({
+            "version": 0.1,
+            "storage": {"filesystem": {"rootdirectory": path.join("data")}},
+            "http": {"addr": port.address().to_string(), "secret": "of a test"},
+            // So few that there are pages.
+            "tags": {"maxtags": 2},
+        });
+        if let (Some(auth), Some(config)) = (auth, config.as_object_mut()) {
+            config.insert("auth".to_owned(), auth);
+        }
+        let file = path.join("config.yaml");
+        fs::write(&file, config.to_string()).context("writing the registry's configuration")?;
+        let invocation = Invocation::new(tools.binary("registry"))
+            .arg("serve")
+            .arg(&file)
+            .env("OTEL_TRACES_EXPORTER", "none");
+        let mut process = Process::spawn("registry", &invocation, &path.join("log"))?;
+        let address = port.address();
+        eventually("the registry to listen", DEADLINE, async || {
+            process.check_running()?;
+            let connected = tokio::net::TcpStream::connect(address).await;
+            Ok(connected.is_ok().then_some(()))
+        })
+        .await?;
+        Ok(Self {
+            tools,
+            folder,
+            port,
+            login,
+            process,
+            tokens,
+        })
+    }
+
+    /// `oci://127.0.0.1:<port>/team/charts`.
+    pub fn url(&self) -> String {
+        format!("oci://{}/team/charts", self.port.address())
+    }
+
+    /// Who has asked the token server for a token, by name; empty for nobody.
+    pub fn asked(&self) -> Vec<String> {
+        let tokens = self.tokens.as_ref();
+        tokens.map(FakeTokenServer::asked).unwrap_or_default()
+    }
+
+    /// Packages a chart and pushes it with helm; the digest of its manifest, `sha256:…`.
+    ///
+    /// # Errors
+    /// When helm refuses.
+    pub async fn push(&self, chart: &ChartSource) -> Result<String> {
+        let packages = TempDir::with_prefix("krypton-charts-").context("making a folder")?;
+        chart.package(&self.helm(), packages.path()).await?;
+        let mut entries = fs::read_dir(packages.path()).context("looking for the package")?;
+        let package: PathBuf = match entries.next() {
+            Some(entry) => entry.context("looking for the package")?.path(),
+            None => bail!("helm has packaged nothing"),
+        };
+        let mut push = self
+            .helm()
+            .args(["push", "--plain-http"])
+            .arg(&package)
+            .arg(self.url());
+        if self.login != Login::Open {
+            push = push.args(["--username", USERNAME, "--password", PASSWORD]);
+        }
+        push.output(DEADLINE).await?;
+        self.manifest_digest(&package)
+    }
+
+    /// The tag that was just pushed, as the registry keeps it.
+    fn manifest_digest(&self, package: &Path) -> Result<String> {
+        let stem = package.file_stem().unwrap_or_default().to_string_lossy();
+        let (name, version) = stem
+            .split_once('-')
+            .context("a package without a version")?;
+        let link = self.folder.path().join(format!(
+            "data/docker/registry/v2/repositories/team/charts/{name}/_manifests/tags/{}/current/link",
+            version.replace('+', "_")
+        ));
+        fs::read_to_string(&link).with_context(|| format!("reading {}", link.display()))
+    }
+
+    /// Everything that the registry keeps under a digest is other than it was.
+    ///
+    /// # Errors
+    /// When it keeps nothing of that digest.
+    pub fn damage(&self, digest: &str) -> Result<()> {
+        let hex = digest.trim_start_matches("sha256:");
+        let start = hex.get(..2).context("a digest")?;
+        let blob = self.folder.path().join(format!(
+            "data/docker/registry/v2/blobs/sha256/{start}/{hex}/data"
+        ));
+        let mut content = fs::read(&blob).with_context(|| format!("reading {}", blob.display()))?;
+        if let Some(last) = content.last_mut() {
+            *last ^= 1;
+        }
+        fs::write(&blob, content).with_context(|| format!("writing {}", blob.display()))
+    }
+
+    fn helm(&self) -> Invocation {
+        let home = self.folder.path().join("helm");
+        Invocation::new(self.tools.binary("helm"))
+            .env("HOME", &home)
+            .env("HELM_CACHE_HOME", home.join("cache"))
+            .env("HELM_CONFIG_HOME", home.join("config"))
+            .env("HELM_DATA_HOME", home.join("data"))
+    }
+
+    /// Ends it at once; the port refuses connections and stays ours.
+    pub fn stop(&mut self) {
+        self.process.kill();
+    }
+}
+
+/// Stands in for the token server of a public registry: it gives everybody who names the user a token for all
+/// that is asked for, and others one for nothing. The tokens are real, and the registry checks them.
+#[derive(Debug)]
+struct FakeTokenServer {
+    url: String,
+    certificate: String,
+    asked: Arc<Mutex<Vec<String>>>,
+    serving: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+struct Signer {
+    key: KeyPair,
+    certificate: String,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl FakeTokenServer {
+    async fn start() -> Result<Self> {
+        let key = KeyPair::generate_for(&PKCS_RSA_SHA256).context("making a key")?;
+        let params = CertificateParams::new(Vec::new()).context("making a certificate")?;
+        let certificate = params.self_signed(&key).context("making a certificate")?;
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let signer = Signer {
+            key,
+            certificate: STANDARD.encode(certificate.der()),
+            asked: Arc::clone(&asked),
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .context("listening for those who ask for tokens")?;
+        let address = listener.local_addr().context("finding our own address")?;
+        let app = Router::new().fallback(give).with_state(Arc::new(signer));
+        Ok(Self {
+            url: format!("http://{address}/token"),
+            certificate: certificate.pem(),
+            asked,
+            serving: tokio::spawn(async move { axum::serve(listener, app).await }),
+        })
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Drop for FakeTokenServer {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+async fn give(State(signer): State<Arc<Signer>>, uri: Uri, headers: HeaderMap) -> Response {
+    let Ok(url) = reqwest::Url::parse(&format!("http://localhost{uri}")) else {
+        return StatusCode::BAD_REQUEST.into_response();
+    };
+    let said = headers
+        .get("authorization")
+        .and_then(|value| value.to_str().ok()?.strip_prefix("Basic "))
+        .and_then(|pair| String::from_utf8(STANDARD.decode(pair).ok()?).ok())
+        .unwrap_or_default();
+    let (name, password) = said.split_once(':').unwrap_or_default();
+    signer
+        .asked
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(name.to_owned());
+    let known = name == USERNAME && password == PASSWORD;
+    if !known && !name.is_empty() {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
+    let scopes = url.query_pairs().filter(|(key, _)| key == "scope");
+    let granted: Vec<Value> = scopes
+        .filter(|_| known)
+        .filter_map(|(_, scope)| {
+            let mut parts = scope.splitn(3, ':');
+            let (kind, name, actions) = (parts.next()?, parts.next()?, parts.next()?);
+            let actions: Vec<&str> = actions.split(',').collect();
+            Some(json!({"type": kind, "name": name, "actions": actions}))
+        })
+        .collect();
+    let now = krypton_agent::clock::wall().as_second();
+    let header = json!({"alg": "RS256", "typ": "JWT", "x5c": [signer.certificate]});
+    let claims = json!({
+        "iss": ISSUER, "sub": name, "aud": SERVICE, "jti": "one",
+        "exp": now + 300, "nbf": now - 300, "iat": now,
+        "access": granted,
+    });
+    let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let content = format!("{}.{}", part(&header), part(&claims));
+    match signer.key.sign(content.as_bytes()) {
+        Ok(signature) => {
+            let token = format!("{content}.{}", URL_SAFE_NO_PAD.encode(signature));
+            json!({"token": token}).to_string().into_response()
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
