@@ -379,7 +379,10 @@ pub(super) mod tests {
                 whole(entry("small/templates/", EntryType::Directory, b"")),
             ),
             ("good-packed", packed(&[chart()])),
-            ("refused-members", [packed(&[]), packed(&[chart()])].concat()),
+            (
+                "refused-members",
+                [packed(&[]), packed(&[chart()])].concat(),
+            ),
             ("refused-parent", whole(file("small/../x", "x"))),
             ("refused-absolute", whole(file("/etc/passwd", "x"))),
             ("refused-backslash", whole(file("small\\..\\x", "x"))),
