@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,9 +20,11 @@ mod error;
 mod index;
 mod index_store;
 mod oci;
+mod origin;
 #[cfg(test)]
 mod private_tests;
 mod range;
+mod source;
 #[cfg(test)]
 mod tests;
 mod version;
@@ -32,10 +33,12 @@ pub use archive::ArchiveError;
 pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
 pub use error::{ChartError, ChartFault};
+pub use source::ChartSource;
 pub use version::{exact_version, is_range};
 
 use download::Way;
 use index_store::IndexStore;
+use origin::{Listed, Origin, inspected};
 use version::{Asked, Wanted};
 
 /// The whole of a fetch, index and chart.
@@ -141,58 +144,6 @@ impl fmt::Debug for ChartCache {
             .field("dir", &self.dir)
             .finish_non_exhaustive()
     }
-}
-
-/// Where an agent looks for a chart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ChartSource {
-    /// In its repository, and at the hub when there is no way to it.
-    #[default]
-    Auto,
-    /// In its repository only.
-    Direct,
-    /// At the hub only.
-    Hub,
-}
-
-impl FromStr for ChartSource {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "direct" => Ok(Self::Direct),
-            "hub" => Ok(Self::Hub),
-            _ => Err("write auto, direct or hub"),
-        }
-    }
-}
-
-impl fmt::Display for ChartSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Direct => "direct",
-            Self::Hub => "hub",
-        })
-    }
-}
-
-/// Where an archive comes from, and what it must hold therefore.
-enum Origin {
-    Listed(Listed),
-    /// The name is a path.
-    File,
-    Fallback,
-}
-
-/// What an index or a registry says of an archive.
-struct Listed {
-    name: String,
-    version: String,
-    sha256: Option<String>,
-    /// By which a registry knows it, too.
-    manifest_sha256: Option<String>,
 }
 
 /// One chart; its lock makes the flight single.
@@ -508,41 +459,7 @@ impl ChartCache {
         let (chart, asked) = (Arc::clone(chart), asked.clone());
         let dir = self.dir.clone();
         off_thread(move || {
-            let sha256 = krypton_common::fingerprint::sha256_hex(&bytes);
-            if let Some(wanted) = other_digest(&chart, &asked, &origin, &sha256) {
-                let (wanted, found) = (wanted.escape_debug().to_string(), sha256);
-                return Err(ChartError::Digest {
-                    chart,
-                    wanted,
-                    found,
-                });
-            }
-            let inside = inspected(&chart, &bytes)?;
-            let found = || format!("{} {}", inside.name, inside.version);
-            let other_version = match &asked.wanted {
-                Wanted::Exact(version) => !version::same(&inside.version, version),
-                Wanted::Newest | Wanted::Range(_) => false,
-            };
-            match &origin {
-                Origin::Listed(listed)
-                    if inside.name != listed.name
-                        || !version::same(&inside.version, &listed.version) =>
-                {
-                    let found = found();
-                    return Err(ChartError::Other { chart, found });
-                }
-                Origin::Fallback if other_name(&chart, &inside.name) => {
-                    let found = found();
-                    return Err(ChartError::Other { chart, found });
-                }
-                Origin::File | Origin::Fallback if other_version => {
-                    return Err(ChartError::VersionNotFound {
-                        chart,
-                        newest: Some(inside.version),
-                    });
-                }
-                _ => {}
-            }
+            let (sha256, inside) = origin.checked(&chart, &asked, &bytes)?;
             let path = dir.join(format!("{sha256}.tgz"));
             match write_file(&dir, &path, &bytes) {
                 Ok(()) => Ok(Fetched {
@@ -556,41 +473,6 @@ impl ChartCache {
         })
         .await
     }
-}
-
-/// The digest that was to be expected, when it is another.
-fn other_digest(chart: &ChartRef, asked: &Asked, origin: &Origin, sha256: &str) -> Option<String> {
-    let listed = match origin {
-        Origin::Listed(listed) => listed.sha256.as_ref(),
-        Origin::File | Origin::Fallback => None,
-    };
-    if let Some(listed) = listed.filter(|listed| *listed != sha256) {
-        return Some(listed.clone());
-    }
-    let pin = asked.sha256.as_ref().filter(|pin| *pin != sha256)?;
-    let by_manifest = match origin {
-        Origin::Listed(listed) => listed.manifest_sha256.as_ref() == Some(pin),
-        Origin::File => false,
-        // The hub has seen the manifest, and the archive alone does not say which it was.
-        Origin::Fallback => oci::is_meant(chart),
-    };
-    (!by_manifest).then(|| pin.clone())
-}
-
-/// Whether the archive is of another chart than was asked for; a path says nothing of it.
-fn other_name(chart: &ChartRef, inside: &str) -> bool {
-    if oci::is_meant(chart) {
-        chart.name.rsplit('/').next() != Some(inside)
-    } else {
-        !chart.repo.is_empty() && chart.name != inside
-    }
-}
-
-fn inspected(chart: &Arc<ChartRef>, bytes: &[u8]) -> Result<archive::Inside, ChartError> {
-    archive::inspect(bytes).map_err(|source| ChartError::Archive {
-        chart: Arc::clone(chart),
-        source,
-    })
 }
 
 fn repository(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {

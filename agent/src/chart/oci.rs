@@ -11,17 +11,18 @@ use serde::Deserialize;
 use zeroize::Zeroizing;
 
 mod challenge;
+mod place;
+
+pub(super) use place::{DOCKER_HUB, is_meant};
 
 use challenge::Challenge;
+use place::Place;
 
+use super::ChartError;
 use super::credentials::{self, Login};
 use super::download::{Ask, CHART_LIMIT, Way, is_loopback};
 use super::version::{self, Asked, Wanted};
-use super::{ChartError, ChartRef};
 
-/// Where Docker's own registry answers.
-pub(super) const DOCKER_HUB: &str = "registry-1.docker.io";
-const SCHEME: &str = "oci://";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.cncf.helm.config.v1+json";
 /// The second one is of Helm before 3.7.
@@ -41,86 +42,6 @@ const GETTING_IN: &str = "asking for a token";
 const TAGS: &str = "listing the tags";
 const READING: &str = "reading the manifest";
 const DOWNLOADING: &str = "downloading the chart";
-
-/// Whether the chart is in a registry.
-pub(super) fn is_meant(chart: &ChartRef) -> bool {
-    chart.repo.starts_with(SCHEME) || (chart.repo.is_empty() && chart.name.starts_with(SCHEME))
-}
-
-/// Where a chart is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
-    /// By https; the path is empty.
-    registry: Url,
-    repository: String,
-}
-
-impl Place {
-    fn of(chart: &ChartRef) -> Result<Self, &'static str> {
-        let whole = if chart.repo.is_empty() {
-            chart.name.clone()
-        } else {
-            format!("{}/{}", chart.repo.trim_end_matches('/'), chart.name)
-        };
-        let rest = whole.strip_prefix(SCHEME).unwrap_or_default();
-        let (host, repository) = rest.split_once('/').ok_or("it names no chart")?;
-        let host = match host {
-            "docker.io" | "index.docker.io" => DOCKER_HUB,
-            host => host,
-        };
-        if host.contains('@') {
-            return Err("credentials do not go into the address");
-        }
-        let registry =
-            Url::parse(&format!("https://{host}/")).map_err(|_| "it names no registry")?;
-        let plain = registry.path() == "/" && registry.query().is_none();
-        if !plain || registry.fragment().is_some() {
-            return Err("it names no registry");
-        }
-        if !repository.split('/').all(is_component) || repository.len() > 255 {
-            return Err("a part of its path is not one of a registry");
-        }
-        Ok(Self {
-            registry,
-            repository: repository.to_owned(),
-        })
-    }
-
-    fn name(&self) -> &str {
-        self.repository
-            .rsplit_once('/')
-            .map_or(&self.repository, |(_, name)| name)
-    }
-
-    /// `/v2/<repository>/<parts>`.
-    fn below(&self, registry: &Url, parts: &[&str]) -> Url {
-        let mut url = registry.clone();
-        if let Ok(mut path) = url.path_segments_mut() {
-            path.clear().push("v2");
-            path.extend(self.repository.split('/')).extend(parts);
-        }
-        url
-    }
-}
-
-/// Letters and digits, with `.`, `_`, `__` or some `-` between them.
-fn is_component(text: &str) -> bool {
-    let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let mut between = String::new();
-    for c in text.chars() {
-        if legal(c) {
-            let separates = matches!(between.as_str(), "" | "." | "_" | "__")
-                || between.bytes().all(|byte| byte == b'-');
-            if !separates {
-                return false;
-            }
-            between.clear();
-        } else {
-            between.push(c);
-        }
-    }
-    text.starts_with(legal) && between.is_empty()
-}
 
 /// A chart that has come from a registry.
 pub(super) struct Pulled {
@@ -538,61 +459,6 @@ fn next_page(link: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn place(repo: &str, name: &str) -> Result<(String, String), &'static str> {
-        let chart = ChartRef {
-            repo: repo.to_owned(),
-            name: name.to_owned(),
-            version: String::new(),
-        };
-        assert!(is_meant(&chart), "{repo} {name}");
-        Place::of(&chart).map(|place| (place.registry.to_string(), place.repository))
-    }
-
-    #[test]
-    fn a_chart_is_named_by_repository_and_name_or_by_one_address() {
-        for (repo, name, registry, repository) in [
-            ("oci://a.org/b", "c", "https://a.org/", "b/c"),
-            ("oci://a.org:5000", "c", "https://a.org:5000/", "c"),
-            ("oci://a.org/", "c-d", "https://a.org/", "c-d"),
-            ("", "oci://[::1]:5000/b/c", "https://[::1]:5000/", "b/c"),
-            (
-                "oci://docker.io/me",
-                "c",
-                "https://registry-1.docker.io/",
-                "me/c",
-            ),
-            (
-                "oci://a/b__c/d--e/f.g_h",
-                "1",
-                "https://a/",
-                "b__c/d--e/f.g_h/1",
-            ),
-        ] {
-            let expected = (registry.to_owned(), repository.to_owned());
-            assert_eq!(place(repo, name), Ok(expected), "{repo} {name}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_address_of_a_registry_is_refused() {
-        for (repo, name) in [
-            ("oci://", "c"),
-            ("oci://a.org/b", "../c"),
-            ("oci://a.org/b", "C"),
-            ("oci://a.org/b", "c?d"),
-            ("oci://a.org/b", "c#d"),
-            ("oci://a.org/b", "c@sha256:12"),
-            ("oci://a.org/b//", "c/"),
-            ("oci://a.org/b_-c", "d"),
-            ("oci://a.org/b...c", "d"),
-            ("oci://a.org?x=/", "d"),
-            ("oci://me:pw@a.org", "c"),
-            ("", "oci://a.org"),
-        ] {
-            assert!(place(repo, name).is_err(), "{repo} {name}");
-        }
-    }
 
     #[test]
     fn the_next_page_is_where_the_link_says() {

@@ -1,0 +1,149 @@
+//! Where a chart is in which registry: `oci://HOST[:PORT]/PATH/NAME`.
+
+use reqwest::Url;
+
+use crate::chart::ChartRef;
+
+/// Where Docker's own registry answers.
+pub(crate) const DOCKER_HUB: &str = "registry-1.docker.io";
+const SCHEME: &str = "oci://";
+
+/// Whether the chart is in a registry.
+pub(crate) fn is_meant(chart: &ChartRef) -> bool {
+    chart.repo.starts_with(SCHEME) || (chart.repo.is_empty() && chart.name.starts_with(SCHEME))
+}
+
+/// Where a chart is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// By https; the path is empty.
+    pub registry: Url,
+    pub repository: String,
+}
+
+impl Place {
+    pub(super) fn of(chart: &ChartRef) -> Result<Self, &'static str> {
+        let whole = if chart.repo.is_empty() {
+            chart.name.clone()
+        } else {
+            format!("{}/{}", chart.repo.trim_end_matches('/'), chart.name)
+        };
+        let rest = whole.strip_prefix(SCHEME).unwrap_or_default();
+        let (host, repository) = rest.split_once('/').ok_or("it names no chart")?;
+        let host = match host {
+            "docker.io" | "index.docker.io" => DOCKER_HUB,
+            host => host,
+        };
+        if host.contains('@') {
+            return Err("credentials do not go into the address");
+        }
+        let registry =
+            Url::parse(&format!("https://{host}/")).map_err(|_| "it names no registry")?;
+        let plain = registry.path() == "/" && registry.query().is_none();
+        if !plain || registry.fragment().is_some() {
+            return Err("it names no registry");
+        }
+        if !repository.split('/').all(is_component) || repository.len() > 255 {
+            return Err("a part of its path is not one of a registry");
+        }
+        Ok(Self {
+            registry,
+            repository: repository.to_owned(),
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.repository
+            .rsplit_once('/')
+            .map_or(&self.repository, |(_, name)| name)
+    }
+
+    /// `/v2/<repository>/<parts>`.
+    pub(super) fn below(&self, registry: &Url, parts: &[&str]) -> Url {
+        let mut url = registry.clone();
+        if let Ok(mut path) = url.path_segments_mut() {
+            path.clear().push("v2");
+            path.extend(self.repository.split('/')).extend(parts);
+        }
+        url
+    }
+}
+
+/// Letters and digits, with `.`, `_`, `__` or some `-` between them.
+fn is_component(text: &str) -> bool {
+    let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let mut between = String::new();
+    for c in text.chars() {
+        if legal(c) {
+            let separates = matches!(between.as_str(), "" | "." | "_" | "__")
+                || between.bytes().all(|byte| byte == b'-');
+            if !separates {
+                return false;
+            }
+            between.clear();
+        } else {
+            between.push(c);
+        }
+    }
+    text.starts_with(legal) && between.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(repo: &str, name: &str) -> Result<(String, String), &'static str> {
+        let chart = ChartRef {
+            repo: repo.to_owned(),
+            name: name.to_owned(),
+            version: String::new(),
+        };
+        assert!(is_meant(&chart), "{repo} {name}");
+        Place::of(&chart).map(|place| (place.registry.to_string(), place.repository))
+    }
+
+    #[test]
+    fn a_chart_is_named_by_repository_and_name_or_by_one_address() {
+        for (repo, name, registry, repository) in [
+            ("oci://a.org/b", "c", "https://a.org/", "b/c"),
+            ("oci://a.org:5000", "c", "https://a.org:5000/", "c"),
+            ("oci://a.org/", "c-d", "https://a.org/", "c-d"),
+            ("", "oci://[::1]:5000/b/c", "https://[::1]:5000/", "b/c"),
+            (
+                "oci://docker.io/me",
+                "c",
+                "https://registry-1.docker.io/",
+                "me/c",
+            ),
+            (
+                "oci://a/b__c/d--e/f.g_h",
+                "1",
+                "https://a/",
+                "b__c/d--e/f.g_h/1",
+            ),
+        ] {
+            let expected = (registry.to_owned(), repository.to_owned());
+            assert_eq!(place(repo, name), Ok(expected), "{repo} {name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_of_a_registry_is_refused() {
+        for (repo, name) in [
+            ("oci://", "c"),
+            ("oci://a.org/b", "../c"),
+            ("oci://a.org/b", "C"),
+            ("oci://a.org/b", "c?d"),
+            ("oci://a.org/b", "c#d"),
+            ("oci://a.org/b", "c@sha256:12"),
+            ("oci://a.org/b//", "c/"),
+            ("oci://a.org/b_-c", "d"),
+            ("oci://a.org/b...c", "d"),
+            ("oci://a.org?x=/", "d"),
+            ("oci://me:pw@a.org", "c"),
+            ("", "oci://a.org"),
+        ] {
+            assert!(place(repo, name).is_err(), "{repo} {name}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Where an agent looks for charts.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Where an agent looks for a chart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChartSource {
+    /// In its repository, and at the hub when there is no way to it.
+    #[default]
+    Auto,
+    /// In its repository only.
+    Direct,
+    /// At the hub only.
+    Hub,
+}
+
+impl FromStr for ChartSource {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "direct" => Ok(Self::Direct),
+            "hub" => Ok(Self::Hub),
+            _ => Err("write auto, direct or hub"),
+        }
+    }
+}
+
+impl fmt::Display for ChartSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Direct => "direct",
+            Self::Hub => "hub",
+        })
+    }
+}
