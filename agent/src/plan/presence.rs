@@ -33,6 +33,11 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
         (Permit::Granted, None) => None,
     };
     match held {
+        // What is left over can wait, and says nothing of the release.
+        Some(_) if matches!(next.action, Action::Sweep(_)) => Plan {
+            action: Action::Nothing,
+            ..next
+        },
         // Nothing to do is the same with and without a permit.
         Some((why, message)) if next.action != Action::Nothing => {
             let progress = Some(state(Truth::False, why, message));

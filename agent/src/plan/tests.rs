@@ -311,6 +311,19 @@ fn a_release_that_was_being_uninstalled_is_made_whole_for_a_tenant_that_is_to_be
 }
 
 #[test]
+fn what_a_failed_attempt_left_is_swept_by_who_may_write_and_the_release_is_ready_meanwhile() {
+    let mut w = world();
+    w.revisions = vec![w.ours(1, Status::Failed), w.ours(2, Status::Deployed)];
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Sweep(1));
+    assert_eq!(ready(&plan).0, Truth::True);
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    let watched = w.plan();
+    assert_eq!(watched.action, Action::Nothing);
+    assert_eq!(watched.state, plan.state);
+}
+
+#[test]
 fn an_installation_that_failed_is_repeated_and_an_upgrade_that_failed_is_upgraded() {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Failed)];

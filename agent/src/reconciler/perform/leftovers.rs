@@ -41,6 +41,8 @@ impl Performer {
         revision: u32,
         done: &mut Done,
     ) -> Result<(), Fault> {
+        // The release is as desired, whatever becomes of this.
+        self.say(job, done).await?;
         let Some(newest) = &job.newest else {
             return Err(Fault::Stale);
         };
