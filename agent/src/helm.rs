@@ -80,6 +80,8 @@ pub struct Upgrade {
     pub timeout: Duration,
     /// Server-side apply, with conflicts forced; else as Helm 3 did.
     pub server_side: bool,
+    /// The CRDs in the chart's folder `crds` are left out.
+    pub skip_crds: bool,
     pub description: String,
     /// Whose discovery cache is used: the member's name.
     pub cache_key: String,

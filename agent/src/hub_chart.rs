@@ -148,6 +148,7 @@ mod tests {
             },
             paused: false,
             drift: krypton_common::drift::DriftPolicy::default(),
+            chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_agent::clock::Boot;
+use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use tokio::sync::{Semaphore, watch};
@@ -270,15 +271,17 @@ fn refuse(member: &Member, why: &str) {
 pub struct Dealer {
     /// The same for all.
     drift: DriftPolicy,
+    chart_crds: CrdPolicy,
     generation: u64,
     /// The latest for members that are paused and that are not.
     latest: [Option<Slot>; 2],
 }
 
 impl Dealer {
-    pub fn new(drift: DriftPolicy) -> Self {
+    pub fn new(drift: DriftPolicy, chart_crds: CrdPolicy) -> Self {
         Self {
             drift,
+            chart_crds,
             ..Self::default()
         }
     }
@@ -296,6 +299,7 @@ impl Dealer {
             slot.desired.version.epoch == epoch
                 && slot.desired.paused == paused
                 && slot.desired.drift == self.drift
+                && slot.desired.chart_crds == self.chart_crds
                 && slot.desired.chart == **chart
         };
         if before.is_some_and(as_wanted) {
@@ -319,6 +323,7 @@ impl Dealer {
             chart: (**chart).clone(),
             paused,
             drift: self.drift,
+            chart_crds: self.chart_crds,
         };
         let slot = Slot {
             message: Arc::new((&desired).into()),

@@ -196,6 +196,7 @@ fn desired_state() -> DesiredState {
         chart: chart(),
         paused: false,
         drift: krypton_common::drift::DriftPolicy::default(),
+        chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
     }
 }
 

@@ -74,6 +74,9 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
     } else {
         line.add(["--server-side=false"]);
     }
+    if upgrade.skip_crds {
+        line.add(["--skip-crds"]);
+    }
     if !upgrade.labels.is_empty() {
         line.flag("--labels", OsStr::new(&labels(upgrade)?));
     }
@@ -155,6 +158,7 @@ mod tests {
             .into(),
             timeout: Duration::from_millis(180_001),
             server_side,
+            skip_crds: false,
             description: "--dry-run, as text".to_owned(),
             cache_key: "edge-1".to_owned(),
         }
