@@ -96,7 +96,7 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
         .map_err(|_| CrdError::NotServed(name))
 }
 
-fn established(crd: &CustomResourceDefinition) -> bool {
+pub(crate) fn established(crd: &CustomResourceDefinition) -> bool {
     let conditions = crd
         .status
         .as_ref()

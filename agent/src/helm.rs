@@ -85,6 +85,8 @@ pub struct Upgrade {
     pub timeout: Duration,
     /// Server-side apply, with conflicts forced; else as Helm 3 did.
     pub server_side: bool,
+    /// The CRDs in the chart's folder `crds` are left out.
+    pub skip_crds: bool,
     pub description: String,
     /// Repeats an installation that failed: its hooks run again, and what it has made is taken over.
     pub again: bool,

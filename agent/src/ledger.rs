@@ -142,6 +142,7 @@ mod tests {
             paused: false,
             retire: false,
             drift: krypton_common::drift::DriftPolicy::default(),
+            chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
         }
     }
 

@@ -10,6 +10,7 @@
 pub mod access;
 pub mod admin;
 pub mod chart;
+mod chart_crds;
 pub mod clock;
 pub mod cluster;
 pub mod crd;

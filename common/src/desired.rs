@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::crd_policy::CrdPolicy;
 use crate::drift::DriftPolicy;
 use crate::fingerprint;
 
@@ -91,6 +92,12 @@ pub struct DesiredState {
     pub retire: bool,
     #[serde(default, skip_serializing_if = "DriftPolicy::is_default")]
     pub drift: DriftPolicy,
+    #[serde(
+        default,
+        rename = "chartCrds",
+        skip_serializing_if = "CrdPolicy::is_default"
+    )]
+    pub chart_crds: CrdPolicy,
 }
 
 impl DesiredState {
@@ -104,6 +111,9 @@ impl DesiredState {
         }
         if !self.drift.is_default() {
             content["drift"] = serde_json::json!(self.drift);
+        }
+        if !self.chart_crds.is_default() {
+            content["chartCrds"] = serde_json::json!(self.chart_crds);
         }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }
@@ -190,6 +200,7 @@ mod tests {
             paused: false,
             retire: false,
             drift: DriftPolicy::default(),
+            chart_crds: CrdPolicy::default(),
         };
         // As an agent has it that knows nothing of drift.
         let before = serde_json::json!({ "chart": plain.chart, "paused": false });
@@ -206,7 +217,12 @@ mod tests {
         };
         assert_ne!(heals.digest(), plain.digest());
         assert_eq!(heals.chart.fingerprint(), plain.chart.fingerprint());
-        for state in [plain, heals] {
+        let replaces = DesiredState {
+            chart_crds: CrdPolicy::CreateReplace,
+            ..plain.clone()
+        };
+        assert_ne!(replaces.digest(), plain.digest());
+        for state in [plain, heals, replaces] {
             let recorded = serde_json::to_value(&state).unwrap();
             assert_eq!(
                 serde_json::from_value::<DesiredState>(recorded).unwrap(),

@@ -4,6 +4,7 @@ pub mod account;
 pub mod allowed;
 pub mod bundle;
 pub mod conditions;
+pub mod crd_policy;
 pub mod desired;
 pub mod drift;
 pub mod error_chain;

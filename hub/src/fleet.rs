@@ -16,6 +16,7 @@ use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{State, TARGET_RESOLVED, Truth, find};
+use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::ChartState;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::names;
@@ -90,6 +91,7 @@ pub struct Fleet {
     pub given: watch::Receiver<Given>,
     /// For all members.
     pub drift: DriftPolicy,
+    pub chart_crds: CrdPolicy,
     /// Whether this hub is the one that writes on home.
     pub lead: watch::Receiver<Hold>,
     pub shared: Arc<Shared>,
@@ -116,7 +118,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
     let mut gone: BTreeSet<String> = BTreeSet::new();
-    let mut dealer = Dealer::new(fleet.drift);
+    let mut dealer = Dealer::new(fleet.drift, fleet.chart_crds);
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
     let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();

@@ -324,6 +324,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             sources,
             given: given_rx,
             drift: settings.drift,
+            chart_crds: settings.chart_crds,
             lead,
             shared,
             members,

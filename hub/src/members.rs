@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_agent::clock::Boot;
+use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use tokio::sync::{Semaphore, watch};
@@ -270,6 +271,7 @@ fn refuse(member: &Member, why: &str) {
 pub struct Dealer {
     /// The same for all.
     drift: DriftPolicy,
+    chart_crds: CrdPolicy,
     generation: u64,
     /// The latest for members of each order.
     latest: [Option<Slot>; 4],
@@ -283,9 +285,10 @@ pub struct Order {
 }
 
 impl Dealer {
-    pub fn new(drift: DriftPolicy) -> Self {
+    pub fn new(drift: DriftPolicy, chart_crds: CrdPolicy) -> Self {
         Self {
             drift,
+            chart_crds,
             ..Self::default()
         }
     }
@@ -303,6 +306,7 @@ impl Dealer {
             slot.desired.version.epoch == epoch
                 && (slot.desired.paused, slot.desired.retire) == (order.paused, order.retire)
                 && slot.desired.drift == self.drift
+                && slot.desired.chart_crds == self.chart_crds
                 && slot.desired.chart == **chart
         };
         if before.is_some_and(as_wanted) {
@@ -327,6 +331,7 @@ impl Dealer {
             paused: order.paused,
             retire: order.retire,
             drift: self.drift,
+            chart_crds: self.chart_crds,
         };
         let slot = Slot {
             message: Arc::new((&desired).into()),

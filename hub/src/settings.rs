@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use krypton_agent::plan::Remediation;
+use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
@@ -44,6 +45,7 @@ pub struct Settings {
     pub chart_values_file: Option<PathBuf>,
     pub allow_chart_skip: bool,
     pub drift: DriftPolicy,
+    pub chart_crds: CrdPolicy,
     pub helm: HelmSettings,
     /// Cap of the pause between two tries of one Tenant.
     pub retry_max: Duration,

@@ -1,6 +1,7 @@
 //! Between messages and the domain's words. What comes from the other side is checked here.
 
 use krypton_common::conditions::{ClusterState, State, Truth};
+use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::member::MemberReport;
@@ -76,6 +77,7 @@ impl From<&DesiredState> for v1::Desired {
             paused,
             retire,
             drift,
+            chart_crds,
         } = desired;
         let ChartState {
             repo,
@@ -100,6 +102,10 @@ impl From<&DesiredState> for v1::Desired {
                 mode: drift.mode.to_string(),
                 interval_seconds: drift.interval_seconds,
             }),
+            chart_crds: match chart_crds.is_default() {
+                true => String::new(),
+                false => chart_crds.to_string(),
+            },
         }
     }
 }
@@ -115,7 +121,15 @@ impl TryFrom<v1::Desired> for DesiredState {
             retire,
             digest,
             drift,
+            chart_crds,
         } = desired;
+        let chart_crds = match chart_crds.as_str() {
+            "" => CrdPolicy::default(),
+            word => {
+                let policy = word.parse();
+                policy.map_err(|_| WireError::Name("the policy for CRDs"))?
+            }
+        };
         let drift = drift.map(DriftPolicy::try_from).transpose()?;
         let chart = chart.ok_or(WireError::Missing("the chart"))?;
         let read = Self {
@@ -132,6 +146,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             paused,
             retire,
             drift: drift.unwrap_or_default(),
+            chart_crds,
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
         if read.digest() == digest {
@@ -330,6 +345,7 @@ mod tests {
                 mode: DriftMode::Heal,
                 interval_seconds: 60,
             },
+            chart_crds: CrdPolicy::CreateReplace,
         }
     }
 

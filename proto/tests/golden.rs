@@ -197,6 +197,7 @@ fn desired_state() -> DesiredState {
         paused: false,
         retire: false,
         drift: krypton_common::drift::DriftPolicy::default(),
+        chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
     }
 }
 

@@ -83,6 +83,9 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
     line.common(&upgrade.namespace, &upgrade.kubeconfig, upgrade.timeout);
     line.flag("--values", values.as_os_str());
     line.applied(upgrade.server_side);
+    if upgrade.skip_crds {
+        line.add(["--skip-crds"]);
+    }
     if !upgrade.labels.is_empty() {
         line.flag("--labels", OsStr::new(&labels(upgrade)?));
     }
@@ -192,6 +195,7 @@ mod tests {
             .into(),
             timeout: Duration::from_millis(180_001),
             server_side,
+            skip_crds: false,
             description: "--dry-run, as text".to_owned(),
             again: false,
             cache_key: "edge-1".to_owned(),

@@ -72,6 +72,7 @@ fn world() -> World {
             paused: false,
             retire: false,
             drift: krypton_common::drift::DriftPolicy::default(),
+            chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
         },
         now: Boot(Duration::from_secs(10_000)),
         policy: Policy {

@@ -4,6 +4,7 @@ mod leftovers;
 mod rollback;
 mod unreadable;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_common::conditions::{ClusterState, reason};
+use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::DesiredState;
 use krypton_common::error_chain::chain;
 use krypton_common::names;
@@ -25,6 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::{Member, StatusMode, Tools};
 use crate::chart::{ChartFault, ChartRef};
+use crate::chart_crds::{self, ChartCrdError};
 use crate::clock::{self, Boot};
 use crate::events::Events;
 use crate::fence::Hold;
@@ -498,6 +501,9 @@ impl Performer {
         let ready = self.tools.helm.ready(&self.member.name, &values).await;
         ready.map_err(|error| unavailable(&error))?;
         self.say(job, done).await?;
+        if run == Run::Upgrade && job.desired.chart_crds == CrdPolicy::CreateReplace {
+            self.replace_crds(&fetched.path, why).await?;
+        }
         let kind = match run {
             Run::Install => INSTALL_RUN,
             Run::Upgrade => UPGRADE_RUN,
@@ -521,6 +527,7 @@ impl Performer {
             .into(),
             timeout: self.member.policy.helm_timeout,
             server_side,
+            skip_crds: job.desired.chart_crds == CrdPolicy::Skip,
             description: format!("Krypton, desired state {}", job.desired.version),
             again,
             cache_key: self.member.name.clone(),
@@ -573,6 +580,23 @@ impl Performer {
             message: chain(&error),
             permanent,
         })
+    }
+
+    async fn replace_crds(&self, chart: &Path, why: &'static str) -> Result<(), Fault> {
+        let failed = |error: ChartCrdError| match error {
+            ChartCrdError::NotPermitted => Fault::Stale,
+            error => Fault::Shown {
+                reason: why,
+                message: chain(&error),
+                permanent: false,
+            },
+        };
+        let path = chart.to_owned();
+        let reading = tokio::task::spawn_blocking(move || chart_crds::of_chart(&path));
+        let crds = reading.await.map_err(|_| Fault::Stale)?.map_err(failed)?;
+        let permitted = || self.still_permitted().is_ok();
+        let replacing = chart_crds::replace(&self.member.helm_client, &crds, permitted);
+        Box::pin(replacing).await.map_err(failed)
     }
 
     async fn uninstall(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {

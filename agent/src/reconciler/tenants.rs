@@ -157,7 +157,12 @@ impl Reconciler {
         let job = Job {
             key: key.clone(),
             newest,
-            revisions: self.index.release(&release_key).into_iter().cloned().collect(),
+            revisions: self
+                .index
+                .release(&release_key)
+                .into_iter()
+                .cloned()
+                .collect(),
             tenant,
             plan,
             told,

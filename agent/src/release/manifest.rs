@@ -23,8 +23,13 @@ pub(crate) fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseErr
             secret: full_name(secret),
             source,
         })?;
+    Ok(read(&stored.manifest))
+}
+
+/// The objects of a text of several documents.
+pub(crate) fn read(text: &str) -> (Vec<Value>, usize) {
     let (mut objects, mut unread) = (Vec::new(), 0);
-    for document in documents(&stored.manifest) {
+    for document in documents(text) {
         // As helm's parser has it: of two equal keys the last, and numbers with a 0 before them in octal.
         let options = serde_saphyr::options! {
             duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
@@ -38,7 +43,7 @@ pub(crate) fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseErr
             Err(_) => unread += 1,
         }
     }
-    Ok((objects, unread))
+    (objects, unread)
 }
 
 fn collect(mut object: Value, found: &mut Vec<Value>) {

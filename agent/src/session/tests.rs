@@ -100,6 +100,7 @@ fn desired(generation: u64) -> DesiredState {
         paused: false,
         retire: false,
         drift: krypton_common::drift::DriftPolicy::default(),
+        chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
     }
 }
 

@@ -82,6 +82,7 @@ impl Stage {
             labels: [("krypton.test/run".to_owned(), "7".to_owned())].into(),
             timeout: Duration::from_secs(600),
             server_side: true,
+            skip_crds: false,
             description: "a test".to_owned(),
             again: false,
             cache_key: "edge-1".to_owned(),

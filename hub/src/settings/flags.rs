@@ -128,6 +128,9 @@ pub struct Flags {
     /// YAML file with values for the chart; an edit reaches every member without a restart.
     #[arg(long, value_name = "FILE", help_heading = "Chart")]
     pub chart_values_file: Option<String>,
+    /// What becomes of the CRDs in the chart's folder crds: skip, create (with the first installation, as helm does it) or create-replace (and brought up to date before each upgrade). None is ever deleted.
+    #[arg(long, value_name = "POLICY", help_heading = "Chart")]
+    pub chart_crds: Option<String>,
     /// What is done where a release is no longer as its chart has it: off, warn (told on the Tenant) or heal (put right). A Tenant may have another by annotation mesh.openkcm.io/drift.
     #[arg(long, value_name = "MODE", help_heading = "Chart")]
     pub drift: Option<String>,

@@ -139,6 +139,12 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "flag --helm-timeout",
             "a duration from 1s to 24h",
         ),
+        (
+            &["--chart-crds=replace"],
+            &[],
+            "flag --chart-crds",
+            "skip, create or create-replace",
+        ),
         (&["--drift=on"], &[], "flag --drift", "off, warn or heal"),
         (
             &["--drift-interval=0s"],

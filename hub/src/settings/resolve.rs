@@ -55,6 +55,11 @@ pub(super) fn resolve(
         chart_values_file: inputs.path("chart-values-file", &flags.chart_values_file),
         allow_chart_skip: inputs.allow_chart_skip(),
         drift: inputs.drift(flags)?,
+        chart_crds: {
+            let given = inputs.text("chart-crds", &flags.chart_crds);
+            let policy = given.text.parse();
+            policy.map_err(|_| given.invalid("a policy", "write skip, create or create-replace"))?
+        },
         helm,
         retry_max: inputs.duration("retry-max", &flags.retry_max)?,
         check_interval: inputs.check_interval(),

@@ -235,6 +235,12 @@ pub const ROWS: &[Row] = &[
         "G1/G2: as here. HEAD: no such flag, and no CRDs.",
     ),
     flag("chart-values-file", &[], "", NEW),
+    flag(
+        "chart-crds",
+        &["KRYPTON_CHART_CRDS"],
+        "create",
+        "new; always `create` in the original",
+    ),
     flag("drift", &["KRYPTON_DRIFT"], "off", NEW),
     flag("drift-interval", &["KRYPTON_DRIFT_INTERVAL"], "10m", NEW),
     flag(
