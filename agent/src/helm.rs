@@ -128,6 +128,8 @@ pub struct Rollback {
     pub timeout: Duration,
     /// As for [`Upgrade`]: as the newest revision was applied.
     pub server_side: bool,
+    /// Of the revision that is given up: no secret of them is in what helm says.
+    pub values: Map<String, Value>,
     /// Whose discovery cache is used: the member's name.
     pub cache_key: String,
 }
@@ -474,7 +476,8 @@ impl Helm {
             .run(release, &run, arguments, timeout, false, stop)
             .await;
         drop(slot);
-        self.judge("rollback", release, ending?, &[], timeout)
+        let secrets = complaint::secrets(&rollback.values);
+        self.judge("rollback", release, ending?, &secrets, timeout)
     }
 
     /// Whether helm can decode a revision whose Secret is there.

@@ -276,6 +276,11 @@ impl Index {
             && self.workloads.values().all(Watched::synced)
     }
 
+    /// What is known of Tenants counts for no whole list until there is another.
+    pub fn list_tenants_anew(&mut self) {
+        self.tenants.synced = false;
+    }
+
     /// Whether all is listed that there is to list: without the CRD there are no Tenants.
     pub fn ready(&self) -> bool {
         self.crd.synced()

@@ -402,7 +402,13 @@ impl View<'_> {
                     == self.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
                 && failure.fingerprint == self.desired.chart.fingerprint()
                 // What has kept a release from being installed keeps it from nothing else.
-                && (!self.desired.retire || failure.reason == reason::UNINSTALL_FAILED)
+                && (!self.desired.retire
+                    || [
+                        reason::UNINSTALL_FAILED,
+                        reason::HELM_UNAVAILABLE,
+                        reason::SUSPENDED,
+                    ]
+                    .contains(&failure.reason))
         })
     }
 }

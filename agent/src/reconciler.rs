@@ -138,6 +138,7 @@ pub async fn run(
     let runs = 2 * tools.helm.max_concurrent();
     let performer = Arc::new(Performer {
         member: Arc::clone(&member),
+        desired: desired.clone(),
         tools,
         events: Events::start(member.client.clone(), member.instance.clone()),
         board: Arc::clone(&board),
@@ -159,6 +160,8 @@ pub async fn run(
         running: HashMap::new(),
         crd_jobs: JoinSet::new(),
         crd_checked: false,
+        crd_lost: false,
+        list_anew: false,
         crd_not_before: Boot::default(),
         crd_failures: 0,
         recording_failures: 0,
@@ -224,6 +227,11 @@ struct Reconciler {
     crd_jobs: JoinSet<Result<(), String>>,
     /// The CRD is up to date and nothing waits to be put back.
     crd_checked: bool,
+    /// The CRD was away: until it is seen to, Tenants that are not there may be such as are yet to be put
+    /// back.
+    crd_lost: bool,
+    /// Tenants are to be listed afresh.
+    list_anew: bool,
     crd_not_before: Boot,
     crd_failures: u32,
     recording_failures: u32,
@@ -249,6 +257,10 @@ impl Reconciler {
         loop {
             let now = Boot::now();
             self.see_to_member(now);
+            if std::mem::take(&mut self.list_anew) {
+                self.index.list_tenants_anew();
+                tenants = None;
+            }
             self.see_to_drift(now);
             self.see_to_tenants(now);
             self.report_member(now);
@@ -345,6 +357,7 @@ impl Reconciler {
                 if after != before {
                     tracing::debug!(member = %self.member.name, crd = ?after, "the Tenant CRD");
                     self.crd_checked = false;
+                    self.crd_lost |= before.is_some() && after != Some(CrdState::Present);
                     // The watch on Tenants starts anew with the CRD, without its back-off.
                     if after != Some(CrdState::Terminating) {
                         *tenants = None;

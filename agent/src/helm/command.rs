@@ -268,6 +268,7 @@ mod tests {
             to: 7,
             timeout: Duration::from_secs(20),
             server_side: true,
+            values: serde_json::Map::new(),
             cache_key: "edge-1".to_owned(),
         }));
         assert_eq!(

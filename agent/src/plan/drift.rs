@@ -3,7 +3,7 @@
 use krypton_common::conditions::reason;
 use krypton_common::drift::DriftMode;
 
-use super::{Permit, Plan, View};
+use super::{Action, Permit, Plan, View};
 use crate::drift::{Wanted, with_findings};
 
 /// A release that is as desired may be looked at, unless it is still being rolled out, or nobody may write.
@@ -28,7 +28,7 @@ pub(super) fn over(view: &View<'_>, mut plan: Plan) -> Plan {
     }
     let going = [reason::INSTALLING, reason::UPGRADING].contains(&ready.reason.as_str());
     let may = view.permit == Permit::Granted && view.paused().is_none();
-    if !off && may && !going {
+    if !off && may && !going && plan.action == Action::Nothing {
         plan.drift = Some(wanted);
     }
     plan

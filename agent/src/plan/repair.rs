@@ -239,12 +239,27 @@ pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
 /// Whether the run that wrote this revision began where nothing was deployed, and none has been since. In
 /// doubt it did not: the hooks of an installation may not be fit for what has once run.
 fn was_installing(revisions: &[&Revision], revision: &Revision) -> bool {
-    let install = |run: &String| run.starts_with(INSTALL_RUN);
-    revision.run.as_ref().is_some_and(install)
+    is_installations(revision)
         && !inherited(revisions, revision)
         && !revisions
             .iter()
             .any(|other| other.status == Status::Deployed)
+}
+
+fn is_installations(revision: &Revision) -> bool {
+    let install = |run: &String| run.starts_with(INSTALL_RUN);
+    revision.run.as_ref().is_some_and(install)
+}
+
+/// Whether a run that follows these revisions begins where nothing was ever deployed, and may be called an
+/// installation. What was marked failed by us says no more what it was.
+pub fn begins_anew<'a>(revisions: impl IntoIterator<Item = &'a Revision>) -> bool {
+    let mut revisions = revisions.into_iter();
+    revisions.all(|revision| match revision.status {
+        Status::Deployed | Status::Superseded => false,
+        Status::Uninstalled => true,
+        _ => is_installations(revision),
+    })
 }
 
 /// Helm copies labels from one revision to the next: one that carries the mark of an earlier run was
@@ -319,6 +334,23 @@ mod tests {
         assert_eq!(found_in(&by_hand), Found::Failed);
         let runs = [revision(1, Status::Deployed, first), failed(2, second)];
         assert_eq!(found_in(&runs), Found::Failed);
+    }
+
+    #[test]
+    fn what_follows_a_release_that_was_marked_failed_is_not_called_an_installation() {
+        let of = |status, run| revision(1, status, run);
+        assert!(begins_anew(&[]));
+        assert!(begins_anew(&[of(Status::Failed, Some("install-1"))]));
+        assert!(begins_anew(&[of(Status::Uninstalled, None)]));
+        for once_deployed in [
+            of(Status::Failed, None),
+            of(Status::Failed, Some("upgrade-1")),
+            of(Status::Deployed, Some("install-1")),
+            of(Status::Superseded, Some("install-1")),
+        ] {
+            let then = revision(2, Status::Failed, Some("install-2"));
+            assert!(!begins_anew(&[once_deployed, then]));
+        }
     }
 
     #[test]

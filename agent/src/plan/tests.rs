@@ -742,6 +742,13 @@ fn a_member_that_leaves_uninstalls_and_lets_go_of_its_tenants_which_stay() {
     let mut failed = world;
     failed = failed.failed(reason::UPGRADE_FAILED, 60);
     assert_eq!(failed.plan().action, Action::Uninstall);
+    // What keeps it from being uninstalled, too, is waited for and shown.
+    for why in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {
+        failed = failed.failed(why, 60);
+        let plan = failed.plan();
+        assert_eq!(plan.action, Action::Nothing, "{why}");
+        assert!(plan.wake.is_some(), "{why}");
+    }
     failed = failed.failed(reason::UNINSTALL_FAILED, 60);
     assert_eq!(failed.plan().action, Action::Nothing);
     assert_ne!(ready(&failed.plan()).1, reason::UNINSTALLED);

@@ -113,6 +113,10 @@ impl Reconciler {
         match done {
             Ok(Ok(())) => {
                 self.crd_checked = self.index.crd() == Some(CrdState::Present);
+                if self.crd_checked && self.crd_lost {
+                    // What was put back is not in a list that is older.
+                    (self.crd_lost, self.list_anew) = (false, true);
+                }
                 self.look_at_all();
             }
             Ok(Err(problem)) => {
@@ -128,7 +132,9 @@ impl Reconciler {
         let connected = now.since(self.heard()) < NO_NEW_RUNS_AFTER;
         let report = MemberReport {
             // By now every Tenant that was listed has its report.
-            synced: self.index.synced() && self.index.crd() == Some(CrdState::Present),
+            synced: self.index.synced()
+                && self.index.crd() == Some(CrdState::Present)
+                && !(self.permitted && (self.crd_lost || self.list_anew)),
             ready: connected && self.index.ready(),
             writing: self.permitted,
             holder: if self.permitted {

@@ -36,7 +36,7 @@ use crate::index::{
     CREATOR_LABEL, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL,
     RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
 };
-use crate::plan::{Action, Plan, Run};
+use crate::plan::{Action, Plan, Run, repair};
 use crate::release::{self, Release, Status};
 use crate::report::ReportBoard;
 use crate::status::{self, Told};
@@ -119,6 +119,8 @@ pub(super) enum Fault {
 /// The hands of a reconciler.
 pub(super) struct Performer {
     pub member: Arc<Member>,
+    /// What is wanted now, of which a job has what was wanted when it was planned.
+    pub desired: watch::Receiver<Arc<DesiredState>>,
     pub tools: Tools,
     pub events: Events,
     pub board: Arc<ReportBoard>,
@@ -504,9 +506,10 @@ impl Performer {
         if run == Run::Upgrade && job.desired.chart_crds == CrdPolicy::CreateReplace {
             self.replace_crds(&fetched.path, why).await?;
         }
-        let kind = match run {
-            Run::Install => INSTALL_RUN,
-            Run::Upgrade => UPGRADE_RUN,
+        let kind = if run == Run::Install && repair::begins_anew(&job.revisions) {
+            INSTALL_RUN
+        } else {
+            UPGRADE_RUN
         };
         let id = format!("{kind}{:016x}", rand::random::<u64>());
         let upgrade = Upgrade {
@@ -681,6 +684,18 @@ impl Performer {
         let same = fresh.metadata.uid == job.tenant.metadata.uid
             && fresh.metadata.deletion_timestamp.is_some()
                 == job.tenant.metadata.deletion_timestamp.is_some();
+        // Of one that is not deleted nothing says that it is to go but the order: it may have been taken
+        // back while this waited for its turn.
+        let annotated =
+            |name: &str| fresh.annotations().get(name) == job.tenant.annotations().get(name);
+        let ordered = fresh.metadata.deletion_timestamp.is_some() || {
+            let now = self.desired.borrow();
+            now.retire
+                && !now.paused
+                && annotated(names::ORPHAN_ANNOTATION)
+                && annotated(names::PAUSED_ANNOTATION)
+        };
+        let same = same && ordered;
         if same { Ok(()) } else { Err(Fault::Stale) }
     }
 

@@ -15,7 +15,7 @@ use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::clock::Boot;
 use crate::fence::Hold;
 use crate::index::CrdState;
-use crate::plan::{self, Action, Applied, Failure, Permit, View};
+use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
 use crate::workload;
 
 /// The longest pause after what is not the release's fault.
@@ -31,6 +31,9 @@ impl Reconciler {
         }
         // Before the lists are complete, and while the CRD goes, absence means nothing.
         if !self.index.synced() || self.index.crd() != Some(CrdState::Present) {
+            return;
+        }
+        if self.permitted && self.crd_lost {
             return;
         }
         // Who waits goes before who comes.
@@ -96,6 +99,12 @@ impl Reconciler {
             .users(&release_key.namespace)
             .into_iter()
             .any(|user| user != *key);
+        // With a namespace go the Tenants that live in it, too.
+        let going = tenant.metadata.deletion_timestamp.is_some() || desired.retire;
+        let inhabited = going
+            && self.index.tenants.iter().any(|(other, _)| {
+                other.namespace == release_key.namespace && (desired.retire || other != key)
+            });
         let allowed = self.member.allowed.borrow().clone();
         let view = View {
             cluster: &self.member.name,
@@ -109,7 +118,9 @@ impl Reconciler {
             revisions: &revisions,
             claimants: &claimants,
             workspace: self.index.workspaces.get(&release_key.namespace),
-            workspace_shared: others || self.index.has_releases(&release_key.namespace),
+            workspace_shared: others
+                || inhabited
+                || self.index.has_releases(&release_key.namespace),
             facts: facts.map(Arc::as_ref),
             unready: unready.as_deref(),
             allowed: &allowed,
@@ -283,12 +294,22 @@ impl Reconciler {
                 message,
                 permanent,
             }) => {
-                let attempts = slot.memory.failure.as_ref().map_or(0, |failure| {
-                    let same = failure.generation == done.generation
+                let before = slot.memory.failure.as_ref().filter(|failure| {
+                    failure.generation == done.generation
                         && failure.requested == done.requested
-                        && failure.fingerprint == done.fingerprint;
-                    if same { failure.attempts } else { 0 }
-                }) + 1;
+                        && failure.fingerprint == done.fingerprint
+                });
+                // What the release itself has failed at is counted for itself: that is what is given up.
+                let attempts = before
+                    .filter(|failure| is_of_release(failure.reason) == is_of_release(reason))
+                    .map_or(0, |failure| failure.attempts)
+                    + 1;
+                let policy = &self.member.policy;
+                let counts =
+                    policy.retries.is_some() || policy.remediation == Remediation::Rollback;
+                let stands = counts
+                    && !is_of_release(reason)
+                    && before.is_some_and(|failure| is_of_release(failure.reason));
                 let cap = match reason {
                     // It costs little, and may be over at any time.
                     why::HELM_UNAVAILABLE | why::SUSPENDED => {
@@ -303,24 +324,37 @@ impl Reconciler {
                 };
                 tracing::warn!(member = %self.member.name, tenant = %done.key, reason, %message,
                     attempts, retry_in_seconds = pause.as_secs(), "failed");
-                if reason == why::SUSPENDED {
-                    // To say so may be a write, too.
+                // To say so may be a write, too; and what was given up is not begun anew for this.
+                if reason == why::SUSPENDED || stands {
                     slot.not_before = Some(Boot(now.0 + pause));
                 }
-                slot.memory.failure = Some(Failure {
-                    reason,
-                    message,
-                    attempts,
-                    permanent,
-                    retry_at: Boot(now.0 + pause),
-                    fingerprint: done.fingerprint,
-                    generation: done.generation,
-                    requested: done.requested,
-                });
+                if !stands {
+                    slot.memory.failure = Some(Failure {
+                        reason,
+                        message,
+                        attempts,
+                        permanent,
+                        retry_at: Boot(now.0 + pause),
+                        fingerprint: done.fingerprint,
+                        generation: done.generation,
+                        requested: done.requested,
+                    });
+                }
             }
         }
         self.dirty.insert(done.key);
     }
+}
+
+/// Whether it is the release that has failed, and not what is needed to get at it.
+fn is_of_release(reason: &str) -> bool {
+    [
+        why::INSTALL_FAILED,
+        why::UPGRADE_FAILED,
+        why::ROLLBACK_FAILED,
+        why::UNINSTALL_FAILED,
+    ]
+    .contains(&reason)
 }
 
 fn permit(hold: &Hold, permitted: bool, recorded: bool) -> Permit {

@@ -16,6 +16,13 @@ use crate::release::{self, Declared, Status};
 use crate::status::Told;
 
 const USER_AGENT: &str = concat!("krypton-repair/", env!("CARGO_PKG_VERSION"));
+/// Kinds with which goes what no chart can make again: that is for a person to decide.
+const HOLDS_DATA: [&str; 4] = [
+    "CustomResourceDefinition",
+    "Namespace",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
+];
 /// Names in an event.
 const SHOWN: usize = 5;
 
@@ -53,7 +60,9 @@ impl Performer {
         };
         self.still_permitted()?;
         let client = self.as_helm().await?;
-        self.remove_left_over(&client, job, &failed, &kept).await?;
+        self.remove_left_over(&client, job, (&failed, &kept), false)
+            .await?;
+        self.still_permitted()?;
         let patch = Patch::Merge(json!({ "metadata": {
             "resourceVersion": failed.metadata.resource_version,
             "labels": { RUN_LABEL: null },
@@ -90,18 +99,20 @@ impl Performer {
                 .revision_secret(&job.release, revision.revision)
                 .await?
             {
-                self.remove_left_over(&client, job, &secret, &kept).await?;
+                self.remove_left_over(&client, job, (&secret, &kept), true)
+                    .await?;
             }
         }
         Ok(())
     }
 
-    pub(super) async fn remove_left_over(
+    /// `anyhow`: what refuses to go keeps nothing else from going.
+    async fn remove_left_over(
         &self,
         client: &Client,
         job: &Job,
-        former: &Secret,
-        kept: &Secret,
+        (former, kept): (&Secret, &Secret),
+        anyhow: bool,
     ) -> Result<(), Fault> {
         // What cannot be read names nothing; helm passes over it as well.
         let (Ok(former), Ok(kept)) = (release::objects(former), release::objects(kept)) else {
@@ -111,10 +122,20 @@ impl Performer {
         let (mut removed, mut stays) = (Vec::new(), Vec::new());
         for object in release::left_over(&former, &kept, namespace) {
             let shown = format!("{} {}", object.kind, object.name);
+            if HOLDS_DATA.contains(&object.kind.as_str()) {
+                stays.push(shown);
+                continue;
+            }
+            // Another may act by now, and what is found may be what it has made.
+            self.still_permitted()?;
             match remove(client, &job.release, &object).await {
                 Ok(true) => removed.push(shown),
                 Ok(false) => {}
                 Err(Refused::Forbidden) => stays.push(shown),
+                Err(Refused::Fault(Fault::Passing(problem))) if anyhow => {
+                    tracing::warn!(tenant = %job.key, object = %shown, %problem, "not removed");
+                    stays.push(shown);
+                }
                 Err(Refused::Fault(fault)) => return Err(fault),
             }
         }
@@ -128,7 +149,7 @@ impl Performer {
             (
                 true,
                 "LeftoversStay",
-                "no right to remove what a failed attempt left",
+                "of what a failed attempt left a person is to remove, if it is to go",
                 stays,
             ),
         ];

@@ -11,7 +11,7 @@ use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, unavailable};
 use crate::helm::{HelmError, Look};
 use crate::index::{ReleaseKey, Revision};
-use crate::release::{ReleaseError, Status};
+use crate::release::{self, ReleaseError, Status};
 use crate::status::Told;
 
 /// The type of a Secret that has been set aside; helm looks for its own only.
@@ -30,8 +30,9 @@ impl Performer {
         done: &mut Done,
     ) -> Result<(), Fault> {
         let (why, name) = (chain(error), secret.name_any());
+        let going = job.tenant.metadata.deletion_timestamp.is_some() || job.desired.retire;
         let failed = |message: String| Fault::Shown {
-            reason: if job.tenant.metadata.deletion_timestamp.is_some() {
+            reason: if going {
                 reason::UNINSTALL_FAILED
             } else {
                 reason::UPGRADE_FAILED
@@ -59,7 +60,7 @@ impl Performer {
             Err(error) if error.is_local() => return Err(unavailable(&error)),
             Err(error) => return Err(Fault::Passing(chain(&error))),
         }
-        if job.tenant.metadata.deletion_timestamp.is_some() {
+        if going {
             self.relist(job, done).await?;
             let alone = !matches!(&done.release,
                 Some(ReleaseNews::All { metas, .. }) if metas.len() > 1);
@@ -73,6 +74,7 @@ impl Performer {
                 )));
             }
         }
+        self.still_permitted()?;
         self.keep_copy(&job.release, secret, revision.revision)
             .await?;
         self.still_permitted()?;
@@ -160,11 +162,17 @@ impl Performer {
         let kept = self.revision_secret(&job.release, *newest).await?;
         for (revision, meta) in failed.iter().skip(FAILED_ATTEMPTS) {
             let former = self.revision_secret(&job.release, *revision).await?;
-            // With the revision goes what is known of what it made.
-            if let (Some(former), Some(kept)) = (&former, &kept) {
-                let client = self.as_helm().await?;
-                self.remove_left_over(&client, job, former, kept).await?;
+            let (Some(former), Some(kept)) = (&former, &kept) else {
+                continue;
+            };
+            let (Ok(former), Ok(kept)) = (release::objects(former), release::objects(kept)) else {
+                continue;
+            };
+            // What it alone declares may be what serves: nothing was deployed since. It is seen to later.
+            if !release::left_over(&former, &kept, &job.release.namespace).is_empty() {
+                continue;
             }
+            self.still_permitted()?;
             self.remove(&job.release, meta).await?;
         }
         Ok(())

@@ -221,12 +221,17 @@ impl Old {
     /// The same without what the apiserver and the hub have written.
     fn anew(&self) -> DynamicObject {
         let spec = self.object.data.get("spec").cloned();
+        let mut annotations = self.object.metadata.annotations.clone();
+        // Of an earlier try to replace it: it was for the one that goes.
+        if let Some(annotations) = &mut annotations {
+            annotations.remove(names::ORPHAN_ANNOTATION);
+        }
         DynamicObject {
             types: self.object.types.clone(),
             metadata: ObjectMeta {
                 name: Some(self.name.clone()),
                 labels: self.object.metadata.labels.clone(),
-                annotations: self.object.metadata.annotations.clone(),
+                annotations,
                 ..ObjectMeta::default()
             },
             data: json!({ "spec": spec.unwrap_or_else(|| json!({})) }),
@@ -339,7 +344,7 @@ mod tests {
             "apiVersion": "mesh.openkcm.io/v1alpha1", "kind": "EdgeCluster",
             "metadata": {
                 "name": "edge-1", "uid": "u-1", "resourceVersion": "7", "generation": 3,
-                "labels": {"team": "a"}, "annotations": {"mesh.openkcm.io/paused": "true"},
+                "labels": {"team": "a"}, "annotations": {"mesh.openkcm.io/paused": "true", "mesh.openkcm.io/orphan": "true"},
                 "finalizers": ["example.org/one"],
             },
             "spec": spec, "status": status,
