@@ -37,7 +37,7 @@ use crate::expiry::{Reminders, Validity};
 use crate::facts::{self, reason};
 use crate::found::Found as Clusters;
 use crate::identity::{self, Claim};
-use crate::members::{self, Admission, Dealer, Member, Members, Order};
+use crate::members::{self, Admission, Dealer, Member, Members};
 use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
@@ -271,15 +271,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let order = step.order(wishes.paused || asleep.is_some());
                 let retires =
                     (entry.slot.borrow().as_ref()).is_some_and(|slot| slot.desired.retire);
-                // Whoever is not to act is given nothing new; that it is to uninstall is taken back.
-                let order = match (&held_back, retires) {
-                    (None, _) => order,
-                    (Some(_), true) => Some(Order {
-                        paused: true,
-                        retire: false,
-                    }),
-                    (Some(_), false) => None,
-                };
+                let order = retirement::given(order, held_back.is_some(), retires);
                 let next = order.and_then(|order| {
                     let before = entry.slot.borrow();
                     dealer.next(before.as_ref(), given.epoch, &given.chart, order, now)

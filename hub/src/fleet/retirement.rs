@@ -187,6 +187,19 @@ impl LetGo {
     }
 }
 
+/// Whoever is held back is given nothing new; but that it is to uninstall, as `retires` says it was told
+/// last, is taken back: the order may be of an EdgeCluster that is no more.
+pub(super) fn given(order: Option<Order>, held_back: bool, retires: bool) -> Option<Order> {
+    let stop = Order {
+        paused: true,
+        retire: false,
+    };
+    match held_back {
+        false => order,
+        true => retires.then_some(stop),
+    }
+}
+
 /// The finalizers with ours, or without.
 fn finalizers(object: &EdgeCluster, on: bool) -> Vec<String> {
     let others = object.finalizers().iter();
@@ -435,6 +448,18 @@ mod tests {
             assert_eq!(order, ordered, "{step:?}");
         }
         assert_eq!(Step::Nothing.order(false), Some(Order::default()));
+    }
+
+    #[test]
+    fn an_order_to_uninstall_is_taken_back_from_a_member_that_is_held_back() {
+        let uninstall = Step::Uninstall(String::new()).order(false);
+        let stop = Step::Wait(String::new()).order(false);
+        assert_eq!(given(uninstall, false, false), uninstall);
+        assert_eq!(given(uninstall, true, true), stop);
+        assert_eq!(given(uninstall, true, false), None);
+        assert_eq!(given(stop, false, true), stop);
+        // Read afresh first: what it was told last stands meanwhile.
+        assert_eq!(given(None, false, true), None);
     }
 
     #[test]
