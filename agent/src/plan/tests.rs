@@ -623,9 +623,9 @@ fn a_cluster_that_is_suspended_has_not_failed() {
     assert_eq!(plan.state.error.unwrap().truth, Truth::False);
 }
 
-#[test]
-fn a_helm_that_cannot_begin_leaves_what_runs_ready() {
-    let mut w = world().deployed().failed(reason::HELM_UNAVAILABLE, 60);
+/// An upgrade that could not be begun for this reason leaves what runs as it is, and says why.
+fn stays_ready_after(why: &'static str) {
+    let mut w = world().deployed().failed(why, 60);
     w.revisions[0].fingerprint = Some("older".to_owned());
     w.memory.said = Some(ClusterState {
         ready: State::new(Truth::True, reason::INSTALLED, "release installed"),
@@ -635,22 +635,17 @@ fn a_helm_that_cannot_begin_leaves_what_runs_ready() {
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
-    assert_eq!(plan.state.error.unwrap().reason, reason::HELM_UNAVAILABLE);
+    assert_eq!(plan.state.error.unwrap().reason, why);
+}
+
+#[test]
+fn a_helm_that_cannot_begin_leaves_what_runs_ready() {
+    stays_ready_after(reason::HELM_UNAVAILABLE);
 }
 
 #[test]
 fn a_chart_that_cannot_be_fetched_leaves_what_runs_ready() {
-    let mut w = world().deployed().failed(reason::CHART_NOT_LOADED, 60);
-    w.revisions[0].fingerprint = Some("older".to_owned());
-    w.memory.said = Some(ClusterState {
-        ready: State::new(Truth::True, reason::INSTALLED, "release installed"),
-        progress: None,
-        error: None,
-    });
-    let plan = w.plan();
-    assert_eq!(plan.action, Action::Nothing);
-    assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
-    assert_eq!(plan.state.error.unwrap().reason, reason::CHART_NOT_LOADED);
+    stays_ready_after(reason::CHART_NOT_LOADED);
 }
 
 #[test]

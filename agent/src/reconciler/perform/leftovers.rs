@@ -6,16 +6,14 @@ use krypton_common::error_chain::chain;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta, PartialObjectMeta};
 use kube::discovery::{ApiCapabilities, Scope, pinned_kind};
-use kube::{Client, Config, ResourceExt};
+use kube::{Client, ResourceExt};
 use serde_json::json;
 
 use super::{Done, Fault, Job, Performer, in_time};
-use crate::access;
 use crate::index::{RUN_LABEL, ReleaseKey, Revision};
 use crate::release::{self, Declared, Status};
 use crate::status::Told;
 
-const USER_AGENT: &str = concat!("krypton-repair/", env!("CARGO_PKG_VERSION"));
 /// Kinds with which goes what no chart can make again: that is for a person to decide.
 const HOLDS_DATA: [&str; 4] = [
     "CustomResourceDefinition",
@@ -27,20 +25,6 @@ const HOLDS_DATA: [&str; 4] = [
 const SHOWN: usize = 5;
 
 impl Performer {
-    /// A client with the rights that helm has on the member.
-    pub(super) async fn as_helm(&self) -> Result<Client, Fault> {
-        let passing = |error: &(dyn std::error::Error + 'static)| {
-            Fault::Passing(format!("using helm's kubeconfig: {}", chain(error)))
-        };
-        let file = kube::config::Kubeconfig::read_from(&self.member.kubeconfig)
-            .map_err(|error| passing(&error))?;
-        let options = kube::config::KubeConfigOptions::default();
-        let config = Config::from_custom_kubeconfig(file, &options)
-            .await
-            .map_err(|error| passing(&error))?;
-        access::client_named(config, USER_AGENT).map_err(|error| passing(&error))
-    }
-
     /// Removes what the failed revision left, and takes its mark off: it has been seen to.
     pub(super) async fn sweep(
         &self,
@@ -59,8 +43,8 @@ impl Performer {
             return self.relist(job, done).await;
         };
         self.still_permitted()?;
-        let client = self.as_helm().await?;
-        self.remove_left_over(&client, job, (&failed, &kept), false)
+        let client = &self.member.helm_client;
+        self.remove_left_over(client, job, (&failed, &kept), false)
             .await?;
         self.still_permitted()?;
         let patch = Patch::Merge(json!({ "metadata": {
@@ -69,7 +53,7 @@ impl Performer {
         }}));
         let params = PatchParams::default();
         let name = failed.name_any();
-        let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
+        let api: Api<Secret> = Api::namespaced(client.clone(), &job.release.namespace);
         let call = api.patch_metadata(&name, &params, &patch);
         in_time("marking a failed revision as seen to", call).await?;
         self.relist(job, done).await
@@ -93,13 +77,13 @@ impl Performer {
         let Some(kept) = self.revision_secret(&job.release, newest.revision).await? else {
             return Err(Fault::Stale);
         };
-        let client = self.as_helm().await?;
+        let client = &self.member.helm_client;
         for revision in former {
             if let Some(secret) = self
                 .revision_secret(&job.release, revision.revision)
                 .await?
             {
-                self.remove_left_over(&client, job, (&secret, &kept), true)
+                self.remove_left_over(client, job, (&secret, &kept), true)
                     .await?;
             }
         }

@@ -113,7 +113,7 @@ impl Performer {
             ..Secret::default()
         };
         let params = PostParams::default();
-        let api: Api<Secret> = Api::namespaced(self.as_helm().await?, &release.namespace);
+        let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
         match in_time("setting a release aside", api.create(&params, &copy)).await {
             // It is there from before.
             Ok(_) | Err(Fault::Stale) => Ok(()),
@@ -131,7 +131,7 @@ impl Performer {
             ..DeleteParams::default()
         };
         // Helm has made it; our own rights are to update it at most.
-        let api: Api<Secret> = Api::namespaced(self.as_helm().await?, &release.namespace);
+        let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
         let name = of.name.clone().unwrap_or_default();
         in_time("removing a revision", api.delete(&name, &params)).await?;
         Ok(())
