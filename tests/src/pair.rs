@@ -4,9 +4,10 @@ use anyhow::{Context, Result};
 use krypton_common::names;
 
 use crate::{
+    chart_repository::{ChartRepository, ChartSource},
     cluster::{Cluster, Parts},
     daemon::Daemon,
-    fleet::Desk,
+    fleet::{Desk, ValuesFile, chart_flags, values_flag},
     hub::{Hub, HubOptions},
     membership::{Membership, Mode},
 };
@@ -26,6 +27,20 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// A member on which Deployments are installed without pods.
+    pub async fn with_small_chart(
+        name: &str,
+        mode: Mode,
+    ) -> Result<(Self, ChartRepository, ValuesFile)> {
+        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+        let mut pair = Self::start(name, mode, Parts::WithControllers).await?;
+        let values = ValuesFile::new("replicaCount: 0")?;
+        let mut flags = chart_flags(&repository, "small", "1.0.0");
+        flags.push(values_flag(&values));
+        pair.open(flags).await?;
+        Ok((pair, repository, values))
+    }
+
     /// Starts the clusters, with these parts at the member; a home that is none has only its
     /// objects.
     ///

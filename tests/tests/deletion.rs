@@ -9,11 +9,7 @@ use anyhow::bail;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_common::names;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
-    fleet::{PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
-};
+use krypton_tests::{Mode, Pair, eventually, fleet::PATIENCE, in_both_modes};
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::json;
 
@@ -25,19 +21,8 @@ in_both_modes!(
     tenants_and_releases_outlive_the_deletion_of_their_crd,
 );
 
-/// A member on which Deployments are installed without pods.
-async fn start(name: &str, mode: Mode) -> anyhow::Result<(Pair, ChartRepository, ValuesFile)> {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start(name, mode, Parts::WithControllers).await?;
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    pair.open(flags).await?;
-    Ok((pair, repository, values))
-}
-
 async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it(mode: Mode) {
-    let (pair, _repository, _values) = start("deletion", mode).await.unwrap();
+    let (pair, _repository, _values) = Pair::with_small_chart("deletion", mode).await.unwrap();
     let desk = pair.desk();
     pair.cluster()
         .kubectl(["create", "namespace", "theirs"])
@@ -115,7 +100,7 @@ async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_fo
 }
 
 async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger(mode: Mode) {
-    let (pair, _repository, _values) = start("claim", mode).await.unwrap();
+    let (pair, _repository, _values) = Pair::with_small_chart("claim", mode).await.unwrap();
     let desk = pair.desk();
     for namespace in ["older", "younger"] {
         pair.cluster()
@@ -156,7 +141,7 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd_on_home() {
 }
 
 async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
-    let (mut pair, _repository, _values) = start("crd", mode).await.unwrap();
+    let (mut pair, _repository, _values) = Pair::with_small_chart("crd", mode).await.unwrap();
     let desk = pair.desk();
     for name in ["one", "two"] {
         desk.create("default", name, json!({"workspace": format!("{name}-ws")}))

@@ -10,8 +10,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Mode, Pair, eventually,
+    fleet::{Desk, PATIENCE, condition},
     in_both_modes,
     membership::replaced,
 };
@@ -25,16 +25,6 @@ in_both_modes!(
     a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_of_its_tenants,
     a_deletion_waits_for_a_member_that_is_held_back_and_is_let_go_by_the_annotation,
 );
-
-async fn start(name: &str, mode: Mode) -> anyhow::Result<(Pair, ChartRepository, ValuesFile)> {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start(name, mode, Parts::WithControllers).await?;
-    let values = ValuesFile::new("replicaCount: 0")?;
-    let mut flags = chart_flags(&repository, "small", "1.0.0");
-    flags.push(values_flag(&values));
-    pair.open(flags).await?;
-    Ok((pair, repository, values))
-}
 
 fn members(pair: &Pair) -> Api<EdgeCluster> {
     Api::all(pair.home().client())
@@ -93,7 +83,7 @@ async fn installed(desk: &Desk, tenants: &[&str]) {
 async fn a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_of_its_tenants(
     mode: Mode,
 ) {
-    let (pair, _repository, _values) = start("leaving", mode).await.unwrap();
+    let (pair, _repository, _values) = Pair::with_small_chart("leaving", mode).await.unwrap();
     let desk = pair.desk();
     installed(&desk, &["one", "two"]).await;
     let stays = json!({"workspace": "stays-ws"});
@@ -138,7 +128,7 @@ async fn a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_
 async fn a_deletion_waits_for_a_member_that_is_held_back_and_is_let_go_by_the_annotation(
     mode: Mode,
 ) {
-    let (mut pair, _repository, _values) = start("held", mode).await.unwrap();
+    let (mut pair, _repository, _values) = Pair::with_small_chart("held", mode).await.unwrap();
     let desk = pair.desk();
     installed(&desk, &["one"]).await;
     let releases = desk.releases().await.unwrap();
@@ -169,7 +159,7 @@ async fn a_deletion_waits_for_a_member_that_is_held_back_and_is_let_go_by_the_an
 
 #[tokio::test]
 async fn neither_the_deletion_of_the_crd_nor_a_replacement_uninstalls_anything() {
-    let (pair, _repository, _values) = start("crd", Mode::Proxy).await.unwrap();
+    let (pair, _repository, _values) = Pair::with_small_chart("crd", Mode::Proxy).await.unwrap();
     let desk = pair.desk();
     installed(&desk, &["one"]).await;
     let releases = desk.releases().await.unwrap();
