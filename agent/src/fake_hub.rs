@@ -183,7 +183,7 @@ type Renew = Box<dyn Fn(RenewRequest) -> Result<RenewResponse, Status> + Send + 
 pub(crate) struct Answers {
     pub(crate) enrol: Enrol,
     pub(crate) renew: Renew,
-    pub(crate) chart: Mutex<(Option<FetchChartRequest>, Vec<ChartPart>)>,
+    pub(crate) chart: Mutex<(Option<FetchChartRequest>, Vec<Result<ChartPart, Status>>)>,
 }
 
 impl Default for Answers {
@@ -361,7 +361,7 @@ impl Fleet for FakeService {
     ) -> Result<Response<Self::FetchChartStream>, Status> {
         let mut chart = self.answers.chart.lock().unwrap();
         chart.0 = Some(request.into_inner());
-        let parts: Vec<_> = chart.1.iter().cloned().map(Ok).collect();
+        let parts: Vec<_> = chart.1.clone();
         Ok(Response::new(tokio_stream::iter(parts)))
     }
 }

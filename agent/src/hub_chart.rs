@@ -1,14 +1,14 @@
 //! A chart from the hub, for a cluster that has no way to the repository.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use krypton_common::desired::DesiredState;
 use krypton_common::fingerprint::sha256_hex;
-use krypton_proto::v1::{ChartPart, FetchChartRequest, chart_part};
+use krypton_proto::v1::{ChartHead, FetchChartRequest, chart_part};
 use tokio::sync::watch;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use crate::chart::{CHART_LIMIT, ChartRef, Fallback};
 use crate::dial::Connection;
@@ -19,6 +19,28 @@ use crate::session::Link;
 pub struct HubChart {
     link: watch::Receiver<Link>,
     desired: watch::Receiver<Option<Arc<DesiredState>>>,
+    /// What an answer that broke off has brought: over a bad link, the next one goes on after it.
+    kept: Mutex<Part>,
+}
+
+/// The beginning of a chart, of [`CHART_LIMIT`] bytes at most.
+#[derive(Debug, Default)]
+struct Part {
+    sha256: String,
+    bytes: Vec<u8>,
+}
+
+/// A part that is added to. It is kept when the answer breaks off, also when nobody waits for it any more.
+struct Growing<'a> {
+    part: Part,
+    kept: &'a Mutex<Part>,
+}
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        let part = std::mem::take(&mut self.part);
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = part;
+    }
 }
 
 impl HubChart {
@@ -26,7 +48,11 @@ impl HubChart {
         link: watch::Receiver<Link>,
         desired: watch::Receiver<Option<Arc<DesiredState>>>,
     ) -> Self {
-        Self { link, desired }
+        Self {
+            link,
+            desired,
+            kept: Mutex::default(),
+        }
     }
 
     async fn get(&self, chart: ChartRef) -> Result<Vec<u8>, String> {
@@ -42,7 +68,23 @@ impl HubChart {
         let Some(connection) = connection else {
             return Err("there is no session with the hub".to_owned());
         };
-        download(&connection, digest).await
+        let mut growing = Growing {
+            part: std::mem::take(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner)),
+            kept: &self.kept,
+        };
+        let got = download(&connection, digest, &mut growing.part).await;
+        got.map_err(|problem| match problem {
+            Problem::Call(status) => {
+                let words: String = status.message().chars().take(500).collect();
+                let address = connection.address();
+                format!("the hub at {address} does not give it: {words}")
+            }
+            Problem::Content(problem) => {
+                // Whatever came is not to be gone on with.
+                growing.part = Part::default();
+                problem.to_owned()
+            }
+        })
     }
 }
 
@@ -59,66 +101,73 @@ fn is_of(desired: &DesiredState, chart: &ChartRef) -> bool {
         && (present.version == chart.version || present.version.is_empty())
 }
 
-/// The cache sets the deadline.
-async fn download(connection: &Connection, digest: String) -> Result<Vec<u8>, String> {
-    let words = |status: Status| {
-        let words: String = status.message().chars().take(500).collect();
-        format!(
-            "the hub at {} does not give it: {words}",
-            connection.address()
-        )
-    };
-    let request = FetchChartRequest {
-        digest,
-        have_sha256: String::new(),
-    };
-    let answer = connection.fleet().fetch_chart(request).await;
-    collect(answer.map_err(words)?.into_inner())
-        .await
-        .map_err(|problem| match problem {
-            Problem::Call(status) => words(*status),
-            Problem::Content(problem) => problem.to_owned(),
-        })
-}
-
 enum Problem {
     Call(Box<Status>),
     Content(&'static str),
 }
 
-async fn collect(mut parts: Streaming<ChartPart>) -> Result<Vec<u8>, Problem> {
+/// The cache sets the deadline.
+async fn download(
+    connection: &Connection,
+    digest: String,
+    part: &mut Part,
+) -> Result<Vec<u8>, Problem> {
+    let call = |status: Status| Problem::Call(Box::new(status));
+    let request = FetchChartRequest {
+        digest,
+        from: part.bytes.len() as u64,
+        from_sha256: part.sha256.clone(),
+        ..FetchChartRequest::default()
+    };
+    let answer = connection.fleet().fetch_chart(request).await;
+    let mut parts = answer.map_err(call)?.into_inner();
     let mut next = async || {
-        let part = parts.message().await;
-        part.map_err(|status| Problem::Call(Box::new(status)))
-            .map(|part| part.and_then(|part| part.kind))
+        let part = parts.message().await.map_err(call)?;
+        Ok(part.and_then(|part| part.kind))
     };
     let Some(chart_part::Kind::Head(head)) = next().await? else {
         return Err(Problem::Content("the hub's answer has no head"));
     };
-    if head.size > CHART_LIMIT {
-        return Err(Problem::Content("the hub's chart is too large"));
-    }
-    let size = usize::try_from(head.size).unwrap_or(usize::MAX);
-    let mut bytes = Vec::with_capacity(size);
-    while let Some(part) = next().await? {
-        let chart_part::Kind::Chunk(chunk) = part else {
+    let size = continued(&head, part).map_err(Problem::Content)?;
+    while let Some(chunk) = next().await? {
+        let chart_part::Kind::Chunk(chunk) = chunk else {
             return Err(Problem::Content("the hub's answer has two heads"));
         };
-        if bytes.len() + chunk.len() > size {
+        if part.bytes.len() + chunk.len() > size {
             return Err(Problem::Content("the hub's answer is longer than it said"));
         }
-        bytes.extend_from_slice(&chunk);
+        part.bytes.extend_from_slice(&chunk);
     }
-    if bytes.len() != size || sha256_hex(&bytes) != head.sha256 {
+    let whole = std::mem::take(part);
+    if whole.bytes.len() != size || sha256_hex(&whole.bytes) != head.sha256 {
         return Err(Problem::Content("the hub's answer came damaged"));
     }
-    Ok(bytes)
+    Ok(whole.bytes)
+}
+
+/// The whole chart's size. What is there already stays only where the hub goes on after it.
+fn continued(head: &ChartHead, part: &mut Part) -> Result<usize, &'static str> {
+    if head.size > CHART_LIMIT {
+        return Err("the hub's chart is too large");
+    }
+    let goes_on = head.sha256 == part.sha256 && head.from == part.bytes.len() as u64;
+    if head.from != 0 && !goes_on {
+        return Err("the hub's answer does not begin where it was asked to");
+    }
+    let size = usize::try_from(head.size).unwrap_or(usize::MAX);
+    if head.from == 0 {
+        *part = Part {
+            sha256: head.sha256.clone(),
+            bytes: Vec::with_capacity(size),
+        };
+    }
+    Ok(size)
 }
 
 #[cfg(test)]
 mod tests {
     use krypton_common::desired::{ChartState, Version};
-    use krypton_proto::v1::ChartHead;
+    use krypton_proto::v1::ChartPart;
 
     use super::*;
     use crate::fake_hub::{FakeAuthority, FakeHub, Valid};
@@ -159,6 +208,7 @@ mod tests {
                 sha256: sha256_hex(bytes),
                 size: bytes.len() as u64,
                 version: "1.0.0".to_owned(),
+                from: 0,
             })),
         }
     }
@@ -182,7 +232,8 @@ mod tests {
         let authority = FakeAuthority::new();
         let hub = FakeHub::start(&authority).await;
         let from_hub = linked(&hub, &authority).await;
-        hub.answers.chart.lock().unwrap().1 = vec![head(b"archive"), chunk(b"arch"), chunk(b"ive")];
+        hub.answers.chart.lock().unwrap().1 =
+            vec![Ok(head(b"archive")), Ok(chunk(b"arch")), Ok(chunk(b"ive"))];
         assert_eq!(from_hub.fetch(&chart()).await.unwrap(), b"archive");
         let asked = hub.answers.chart.lock().unwrap().0.clone().unwrap();
         assert_eq!(asked.digest, desired().digest());
@@ -213,9 +264,51 @@ mod tests {
             (vec![head(b"archive"), head(b"archive")], "two heads"),
             (vec![huge], "too large"),
         ] {
-            hub.answers.chart.lock().unwrap().1 = parts;
+            hub.answers.chart.lock().unwrap().1 = parts.into_iter().map(Ok).collect();
             let said = from_hub.fetch(&chart()).await.unwrap_err();
             assert!(said.contains(word), "{word}: {said}");
         }
+    }
+
+    fn after(from: u64, mut part: ChartPart) -> ChartPart {
+        if let Some(chart_part::Kind::Head(head)) = &mut part.kind {
+            head.from = from;
+        }
+        part
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_breaks_off_is_gone_on_with_and_another_chart_begins_anew() {
+        let authority = FakeAuthority::new();
+        let hub = FakeHub::start(&authority).await;
+        let from_hub = linked(&hub, &authority).await;
+        let gone = || Err(Status::unavailable("the link is gone"));
+        let answers = |parts: Vec<Result<ChartPart, Status>>| {
+            hub.answers.chart.lock().unwrap().1 = parts;
+        };
+        let asked = || {
+            let asked = hub.answers.chart.lock().unwrap().0.clone().unwrap();
+            (asked.from, asked.from_sha256)
+        };
+        answers(vec![Ok(head(b"archive")), Ok(chunk(b"arch")), gone()]);
+        let said = from_hub.fetch(&chart()).await.unwrap_err();
+        assert!(said.contains("the link is gone"), "{said}");
+        // Nothing more comes: what is there stays.
+        answers(vec![gone()]);
+        from_hub.fetch(&chart()).await.unwrap_err();
+        assert_eq!(asked(), (4, sha256_hex(b"archive")));
+        answers(vec![Ok(after(4, head(b"archive"))), Ok(chunk(b"ive"))]);
+        assert_eq!(from_hub.fetch(&chart()).await.unwrap(), b"archive");
+
+        answers(vec![Ok(head(b"archive")), Ok(chunk(b"arch")), gone()]);
+        from_hub.fetch(&chart()).await.unwrap_err();
+        answers(vec![Ok(head(b"another")), Ok(chunk(b"another"))]);
+        assert_eq!(from_hub.fetch(&chart()).await.unwrap(), b"another");
+
+        // Begins where nobody has asked it to: nothing of it is used.
+        answers(vec![Ok(after(4, head(b"archive"))), Ok(chunk(b"ive"))]);
+        let said = from_hub.fetch(&chart()).await.unwrap_err();
+        assert!(said.contains("where it was asked"), "{said}");
+        assert_eq!(asked(), (0, String::new()));
     }
 }

@@ -9,7 +9,7 @@ use krypton_agent::clock::{self, Boot};
 use krypton_common::error_chain::chain;
 use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
 use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -153,7 +153,7 @@ impl Fleet for FleetService {
             Status::unavailable(format!("the hub has no chart either: {}", chain(&*error)))
         })?;
         let (parts, stream) = mpsc::channel(CHUNKS_AHEAD);
-        tokio::spawn(send_chart(fetched, asked.have_sha256, parts, permits));
+        tokio::spawn(send_chart(fetched, asked, parts, permits));
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 }
@@ -162,7 +162,7 @@ type Parts = mpsc::Sender<Result<v1::ChartPart, Status>>;
 
 async fn send_chart(
     fetched: Fetched,
-    have: String,
+    asked: v1::FetchChartRequest,
     parts: Parts,
     _permits: [OwnedSemaphorePermit; 2],
 ) {
@@ -172,15 +172,18 @@ async fn send_chart(
         };
         let mut file = tokio::fs::File::open(&fetched.path).await.map_err(read)?;
         let size = file.metadata().await.map_err(read)?.len();
+        let from = begin(&asked, &fetched.sha256, size);
         let head = v1::ChartHead {
             sha256: fetched.sha256.clone(),
             size,
             version: fetched.version.clone(),
+            from,
         };
         send_part(&parts, chart_part::Kind::Head(head)).await?;
-        if have == fetched.sha256 {
+        if asked.have_sha256 == fetched.sha256 {
             return Ok(());
         }
+        file.seek(SeekFrom::Start(from)).await.map_err(read)?;
         let mut buffer = vec![0; CHUNK];
         loop {
             let length = file.read(&mut buffer).await.map_err(read)?;
@@ -201,10 +204,38 @@ async fn send_chart(
     }
 }
 
+/// Where the chunks begin: after what the agent has of this very chart.
+fn begin(asked: &v1::FetchChartRequest, sha256: &str, size: u64) -> u64 {
+    if asked.from_sha256 == sha256 && asked.from <= size {
+        asked.from
+    } else {
+        0
+    }
+}
+
 async fn send_part(parts: &Parts, kind: chart_part::Kind) -> Result<(), Status> {
     let part = v1::ChartPart { kind: Some(kind) };
     parts
         .send(Ok(part))
         .await
         .map_err(|_| Status::cancelled("the agent has gone"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chart_goes_on_where_it_broke_off_only_when_it_is_the_same() {
+        let begin = |from, of: &str| {
+            let asked = v1::FetchChartRequest {
+                from,
+                from_sha256: of.to_owned(),
+                ..v1::FetchChartRequest::default()
+            };
+            begin(&asked, "ab", 10)
+        };
+        assert_eq!([begin(0, ""), begin(4, "ab"), begin(10, "ab")], [0, 4, 10]);
+        assert_eq!([begin(4, "cd"), begin(4, ""), begin(11, "ab")], [0, 0, 0]);
+    }
 }

@@ -1036,7 +1036,7 @@ async fn certificates_and_charts_are_given_to_one_member_at_a_rate_and_to_others
     ];
     let chart = || FetchChartRequest {
         digest: "another".to_owned(),
-        have_sha256: String::new(),
+        ..FetchChartRequest::default()
     };
     let renewal = || {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
