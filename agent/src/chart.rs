@@ -23,6 +23,7 @@ mod oci;
 mod origin;
 #[cfg(test)]
 mod private_tests;
+mod provenance;
 mod range;
 mod source;
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub use archive::ArchiveError;
 pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
 pub use error::{ChartError, ChartFault};
+pub use provenance::Prover;
 pub use source::ChartSource;
 pub use version::{exact_version, is_range};
 
@@ -49,7 +51,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Distinct charts remembered. A fleet runs one; the rest are former ones.
 const REMEMBERED: usize = 256;
-/// Prefix of files that are not complete.
+/// Prefix of files that are not complete, and of folders for a while.
 const PARTIAL: &str = ".partial-";
 
 /// Which chart is meant.
@@ -136,6 +138,7 @@ pub struct ChartCache {
     slots: Mutex<HashMap<ChartRef, Arc<Slot>>>,
     fallback: Option<Arc<dyn Fallback>>,
     source: ChartSource,
+    prover: Option<Arc<dyn Prover>>,
 }
 
 impl fmt::Debug for ChartCache {
@@ -172,7 +175,11 @@ impl ChartCache {
             for entry in std::fs::read_dir(dir)? {
                 let entry = entry?;
                 if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
-                    std::fs::remove_file(entry.path())?;
+                    if entry.file_type()?.is_dir() {
+                        std::fs::remove_dir_all(entry.path())?;
+                    } else {
+                        std::fs::remove_file(entry.path())?;
+                    }
                 }
             }
             // A full or read-only disk is better noticed now.
@@ -193,6 +200,7 @@ impl ChartCache {
             slots: Mutex::default(),
             fallback: None,
             source: ChartSource::Auto,
+            prover: None,
         })
     }
 
@@ -221,6 +229,15 @@ impl ChartCache {
         }
     }
 
+    /// Takes no chart that `prover` does not vouch for, by the provenance file that lies beside it.
+    #[must_use]
+    pub fn with_prover(self, prover: Arc<dyn Prover>) -> Self {
+        Self {
+            prover: Some(prover),
+            ..self
+        }
+    }
+
     /// The version that `chart.version`, a range as a rule, means now. Nothing is remembered.
     ///
     /// # Errors
@@ -236,7 +253,7 @@ impl ChartCache {
                 let way = self.way(&chart, &credentials);
                 oci::resolve(&way, &asked.wanted).await
             } else if chart.repo.is_empty() {
-                let bytes = local(&chart).await?;
+                let bytes = local(&chart, String::new(), CHART_LIMIT).await?;
                 let inside = {
                     let chart = Arc::clone(&chart);
                     off_thread(move || inspected(&chart, &bytes)).await?
@@ -365,7 +382,14 @@ impl ChartCache {
             .await
             .unwrap_or_else(|_| Err(format!("no full answer within {} s", DEADLINE.as_secs())));
         match (given, error) {
-            (Ok(bytes), _) => self.keep(chart, &asked, bytes, Origin::Fallback).await,
+            (Ok(bytes), _) => {
+                let came = Came {
+                    bytes,
+                    provenance: None,
+                    origin: Origin::Fallback,
+                };
+                self.keep(chart, &asked, came).await
+            }
             // A person is told of the repository: the other way is not theirs to mend.
             (Err(problem), Some(error)) => {
                 tracing::warn!(%chart, %problem, "the chart is not to be had from the hub either");
@@ -379,33 +403,56 @@ impl ChartCache {
     }
 
     async fn load(&self, chart: &Arc<ChartRef>, asked: &Asked) -> Result<Fetched, ChartError> {
+        let proven = self.prover.is_some();
         let fetched = async {
-            let (bytes, origin) = if oci::is_meant(chart) {
+            let came = if oci::is_meant(chart) {
                 let credentials = self.credentials(chart)?;
-                let pulled = oci::pull(&self.way(chart, &credentials), asked).await?;
+                let pulled = oci::pull(&self.way(chart, &credentials), asked, proven).await?;
                 let listed = Listed {
                     name: pulled.name,
                     version: pulled.version,
                     sha256: Some(pulled.sha256),
                     manifest_sha256: Some(pulled.manifest_sha256),
                 };
-                (pulled.bytes, Origin::Listed(listed))
+                Came {
+                    bytes: pulled.bytes,
+                    provenance: pulled.provenance,
+                    origin: Origin::Listed(listed),
+                }
             } else if chart.repo.is_empty() {
-                (local(chart).await?, Origin::File)
+                let bytes = local(chart, String::new(), CHART_LIMIT).await?;
+                let beside = local(chart, provenance::SUFFIX.to_owned(), provenance::LIMIT);
+                let provenance = match proven.then_some(beside) {
+                    Some(beside) => provenance::or_none(beside.await)?,
+                    None => None,
+                };
+                Came {
+                    bytes,
+                    provenance,
+                    origin: Origin::File,
+                }
             } else {
                 let (repo, entry) = self.listed(chart, &asked.wanted).await?;
                 let credentials = self.credentials(chart)?;
                 let way = self.way(chart, &credentials);
                 let bytes = way.archive(&repo, &entry).await?;
+                let provenance = match proven.then_some(way.provenance(&repo, &entry)) {
+                    Some(beside) => provenance::or_none(beside.await)?,
+                    None => None,
+                };
                 let listed = Listed {
                     name: chart.name.clone(),
                     version: entry.version,
                     sha256: entry.digest,
                     manifest_sha256: None,
                 };
-                (bytes, Origin::Listed(listed))
+                Came {
+                    bytes,
+                    provenance,
+                    origin: Origin::Listed(listed),
+                }
             };
-            self.keep(chart, asked, bytes, origin).await
+            self.keep(chart, asked, came).await
         };
         in_time(chart, fetched).await
     }
@@ -453,13 +500,30 @@ impl ChartCache {
         &self,
         chart: &Arc<ChartRef>,
         asked: &Asked,
-        bytes: Vec<u8>,
-        origin: Origin,
+        came: Came,
     ) -> Result<Fetched, ChartError> {
-        let (chart, asked) = (Arc::clone(chart), asked.clone());
-        let dir = self.dir.clone();
+        let Came {
+            bytes,
+            provenance,
+            origin,
+        } = came;
+        let bytes = Arc::new(bytes);
+        let (sha256, inside) = {
+            let (chart, asked) = (Arc::clone(chart), asked.clone());
+            let bytes = Arc::clone(&bytes);
+            off_thread(move || origin.checked(&chart, &asked, &bytes)).await?
+        };
+        if let Some(prover) = &self.prover {
+            let archive = provenance::Signed {
+                dir: self.dir.clone(),
+                inside: &inside,
+                archive: Arc::clone(&bytes),
+                provenance,
+            };
+            archive.prove(prover.as_ref(), chart).await?;
+        }
+        let (chart, dir) = (Arc::clone(chart), self.dir.clone());
         off_thread(move || {
-            let (sha256, inside) = origin.checked(&chart, &asked, &bytes)?;
             let path = dir.join(format!("{sha256}.tgz"));
             match write_file(&dir, &path, &bytes) {
                 Ok(()) => Ok(Fetched {
@@ -473,6 +537,13 @@ impl ChartCache {
         })
         .await
     }
+}
+
+/// An archive as it came, and what lay beside it where that is asked for.
+struct Came {
+    bytes: Vec<u8>,
+    provenance: Option<Vec<u8>>,
+    origin: Origin,
 }
 
 fn repository(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
@@ -497,7 +568,8 @@ async fn in_time<T>(
         })
 }
 
-async fn local(chart: &Arc<ChartRef>) -> Result<Vec<u8>, ChartError> {
+/// The file whose path is the chart's name with `suffix`.
+async fn local(chart: &Arc<ChartRef>, suffix: String, limit: u64) -> Result<Vec<u8>, ChartError> {
     if !chart.name.ends_with(".tgz") {
         return Err(ChartError::Address {
             chart: Arc::clone(chart),
@@ -505,26 +577,24 @@ async fn local(chart: &Arc<ChartRef>) -> Result<Vec<u8>, ChartError> {
     }
     let chart = Arc::clone(chart);
     off_thread(move || {
+        let path = format!("{}{suffix}", chart.name);
         let read = || {
             // A pipe or a device of that name would be read for ever.
-            if !std::fs::metadata(&chart.name)?.is_file() {
+            if !std::fs::metadata(&path)?.is_file() {
                 return Err(std::io::Error::other("it is not a file"));
             }
             let mut bytes = Vec::new();
-            let file = std::fs::File::open(&chart.name)?;
-            let limited = std::io::Read::take(file, download::CHART_LIMIT + 1);
+            let file = std::fs::File::open(&path)?;
+            let limited = std::io::Read::take(file, limit + 1);
             std::io::copy(&mut std::io::BufReader::new(limited), &mut bytes)?;
             Ok(bytes)
         };
         match read() {
-            Ok(bytes) if bytes.len() as u64 > download::CHART_LIMIT => {
-                let limit = download::CHART_LIMIT;
-                Err(ChartError::TooLarge {
-                    chart,
-                    what: "the file",
-                    limit,
-                })
-            }
+            Ok(bytes) if bytes.len() as u64 > limit => Err(ChartError::TooLarge {
+                chart,
+                what: "the file",
+                limit,
+            }),
             Ok(bytes) => Ok(bytes),
             Err(source) => Err(ChartError::Local { chart, source }),
         }

@@ -15,11 +15,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 mod command;
 mod complaint;
+mod keyring;
 mod process;
 mod scratch;
 mod stop;
 mod supervisor;
 
+pub use keyring::Keyring;
 #[cfg(test)]
 pub(crate) use stop::{Order, Orders};
 pub use stop::{StopHandle, StopSignal};

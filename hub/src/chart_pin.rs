@@ -1,4 +1,5 @@
-//! What a range of chart versions means: found out once for all members, and kept on home over restarts.
+//! Which chart a range of versions means, or which one has proven itself: found out once for all members, and
+//! kept on home over restarts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_agent::chart::{ChartCache, ChartError, ChartRef};
+use krypton_agent::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
 use krypton_agent::clock;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
@@ -44,6 +45,8 @@ enum PinError {
     },
     #[error("the range of chart versions could not be looked up")]
     Lookup(#[source] ChartError),
+    #[error("the chart has not proven itself")]
+    Unproven(#[source] Arc<ChartError>),
 }
 
 /// Which range, and where it is looked up.
@@ -52,10 +55,12 @@ pub struct ChartPin {
     /// The hub's, on home.
     pub namespace: String,
     pub charts: Arc<ChartCache>,
-    /// With the range as its version.
+    /// With the version as it was asked for.
     pub chart: ChartRef,
     /// How often it is looked up again; `None`: not for as long as repository, name and range are the same.
     pub every: Option<Duration>,
+    /// Members are given a version only with the digest of a chart that `charts` has taken.
+    pub proven: bool,
 }
 
 impl std::fmt::Debug for ChartPin {
@@ -108,12 +113,29 @@ fn good_for(record: &Record, every: Option<Duration>, now: Timestamp) -> Option<
     }
 }
 
+/// What stands in the place of a version whose chart has not proven itself: a range, with which members do
+/// nothing.
+pub fn withheld(version: &str) -> String {
+    match unpinned(version) {
+        "" => "*".to_owned(),
+        exact if exact_version(exact).is_some() => format!("={exact}"),
+        range => range.to_owned(),
+    }
+}
+
+fn unpinned(version: &str) -> &str {
+    version.split('@').next().unwrap_or_default()
+}
+
 /// The version to go on with. An older one than before is most likely a repository that is not whole.
 fn chosen(before: Option<&str>, found: String) -> String {
-    let parse = |text: &str| krypton_agent::chart::exact_version(text);
+    let parse = |text: &str| exact_version(unpinned(text));
+    let pin = |text: &str| text.split_once('@').map(|(_, pin)| pin.to_owned());
     match before {
         // Written otherwise, it would be another version to helm.
-        Some(before) if parse(before) == parse(&found) => before.to_owned(),
+        Some(before) if parse(before) == parse(&found) && pin(before) == pin(&found) => {
+            before.to_owned()
+        }
         Some(before) if parse(before) > parse(&found) => {
             tracing::warn!(%before, %found, "the repository offers an older version for the range than before; the newer one stays");
             before.to_owned()
@@ -144,7 +166,29 @@ impl ChartPin {
             name,
             version,
         } = &self.chart;
-        sha256_hex(format!("{repo}\n{name}\n{version}").as_bytes())
+        let proven = if self.proven { "\nproven" } else { "" };
+        sha256_hex(format!("{repo}\n{name}\n{version}{proven}").as_bytes())
+    }
+
+    /// What was asked for means now.
+    async fn meaning(&self) -> Result<String, PinError> {
+        let asked = &self.chart.version;
+        let version = if asked.is_empty() || is_range(asked) {
+            let resolved = Box::pin(self.charts.resolve(&self.chart)).await;
+            resolved.map_err(PinError::Lookup)?
+        } else {
+            asked.clone()
+        };
+        if !self.proven {
+            return Ok(version);
+        }
+        let chart = ChartRef {
+            version: version.clone(),
+            ..self.chart.clone()
+        };
+        let fetched = Box::pin(self.charts.fetch(&chart)).await;
+        let sha256 = fetched.map_err(PinError::Unproven)?.sha256;
+        Ok(format!("{}@sha256:{sha256}", unpinned(&version)))
     }
 
     /// The version that holds now, and how long for.
@@ -160,8 +204,7 @@ impl ChartPin {
                 left => return Ok((record.version.clone(), left)),
             }
         }
-        let resolved = Box::pin(self.charts.resolve(&self.chart)).await;
-        let resolved = resolved.map_err(PinError::Lookup)?;
+        let resolved = self.meaning().await?;
         let before = before.map(|record| record.version);
         let version = chosen(before.as_deref(), resolved);
         let data = [
@@ -193,7 +236,7 @@ impl ChartPin {
                 self.in_time(attempt, api.create(&params, &object)).await?
             }
         };
-        tracing::info!(range = %self.chart.version, %version, "the range of chart versions was looked up");
+        tracing::info!(range = %self.chart.version, %version, "the version of the chart was found out");
         Ok((version, self.every))
     }
 
@@ -246,7 +289,7 @@ impl Kept {
             }
             Err(error) => {
                 let range = &self.pin.chart.version;
-                tracing::warn!(%range, error = %chain(&error), "what the range of chart versions means is not known; what is known stays, and it is tried again");
+                tracing::warn!(%range, error = %chain(&error), "which chart members are to run is not known; what is known stays, and it is tried again");
                 self.failures += 1;
                 Some(backoff(self.failures, RETRY_MAX, rand::random()))
             }
@@ -323,5 +366,34 @@ mod tests {
         assert_eq!(chosen(Some("1.10.0"), "1.9.0"), "1.10.0");
         assert_eq!(chosen(Some("1.2.0"), "v1.2.0"), "1.2.0");
         assert_eq!(chosen(Some("rubbish"), "1.2.0"), "1.2.0");
+        // Another content of the same version.
+        assert_eq!(
+            chosen(Some("1.2.0@sha256:a"), "v1.2.0@sha256:a"),
+            "1.2.0@sha256:a"
+        );
+        assert_eq!(
+            chosen(Some("1.2.0@sha256:a"), "1.2.0@sha256:b"),
+            "1.2.0@sha256:b"
+        );
+        assert_eq!(
+            chosen(Some("1.3.0@sha256:a"), "1.2.0@sha256:b"),
+            "1.3.0@sha256:a"
+        );
+    }
+
+    #[test]
+    fn what_is_withheld_is_a_range_with_which_members_do_nothing() {
+        for (asked, shown) in [
+            ("", "*"),
+            ("1.2.3", "=1.2.3"),
+            ("v1.2.3", "=v1.2.3"),
+            ("1.2.3@sha256:ab", "=1.2.3"),
+            ("^1", "^1"),
+        ] {
+            assert_eq!(withheld(asked), shown);
+            assert!(is_range(shown), "{shown}");
+        }
+        // Members refuse it as it is.
+        assert_eq!(withheld("rubbish"), "rubbish");
     }
 }

@@ -238,4 +238,51 @@ mod tests {
         assert_eq!([begin(0, ""), begin(4, "ab"), begin(10, "ab")], [0, 4, 10]);
         assert_eq!([begin(4, "cd"), begin(4, ""), begin(11, "ab")], [0, 0, 0]);
     }
+
+    /// Where the hub says that it begins, and what it sends.
+    async fn sent(fetched: &Fetched, asked: v1::FetchChartRequest) -> (u64, Vec<u8>) {
+        let permit = async || {
+            let one = Arc::new(Semaphore::new(1)).acquire_owned();
+            one.await.unwrap()
+        };
+        let (parts, mut stream) = mpsc::channel(CHUNKS_AHEAD);
+        let permits = [permit().await, permit().await];
+        let sending = tokio::spawn(send_chart(fetched.clone(), asked, parts, permits));
+        let (mut from, mut bytes) = (None, Vec::new());
+        while let Some(part) = stream.recv().await {
+            match part.unwrap().kind.unwrap() {
+                chart_part::Kind::Head(head) => from = Some(head.from),
+                chart_part::Kind::Chunk(chunk) => bytes.extend_from_slice(&chunk),
+            }
+        }
+        sending.await.unwrap();
+        (from.unwrap(), bytes)
+    }
+
+    #[tokio::test]
+    async fn what_is_sent_is_what_the_agent_does_not_have() {
+        let whole = vec![7; CHUNK + 10];
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("chart.tgz");
+        std::fs::write(&path, &whole).unwrap();
+        let fetched = Fetched {
+            path,
+            sha256: "ab".to_owned(),
+            name: "small".to_owned(),
+            version: "1.0.0".to_owned(),
+        };
+        let plain = v1::FetchChartRequest::default();
+        assert_eq!(sent(&fetched, plain.clone()).await, (0, whole.clone()));
+        let rest = v1::FetchChartRequest {
+            from: 20,
+            from_sha256: "ab".to_owned(),
+            ..plain.clone()
+        };
+        assert_eq!(sent(&fetched, rest).await, (20, whole[20..].to_vec()));
+        let all = v1::FetchChartRequest {
+            have_sha256: "ab".to_owned(),
+            ..plain
+        };
+        assert_eq!(sent(&fetched, all).await, (0, Vec::new()));
+    }
 }

@@ -11,7 +11,7 @@ use krypton_agent::chart::{ChartCache, ChartRef, is_range};
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::drift::DriftMetrics;
 use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish};
-use krypton_agent::helm::{Helm, HelmConfig};
+use krypton_agent::helm::{Helm, HelmConfig, Keyring};
 use krypton_agent::patience::{Settling, patiently};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
 use crate::chart_credentials::{self, ChartCredentials};
-use crate::chart_pin::ChartPin;
+use crate::chart_pin::{self, ChartPin};
 use crate::desired;
 use crate::discovery::cluster_api::ClusterApi;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
@@ -107,20 +107,32 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         settings.kubeconfig_policy,
     )
     .context("making a folder for the credentials of ClusterProfiles failed; name another with --helm-cache-dir")?;
-    let helm = Helm::new(HelmConfig {
-        binary: settings.helm.program.clone(),
-        // Not the path: the program may be replaced on disk while it runs.
-        supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
-        scratch: scratch.path().join("helm"),
-        max_concurrent: settings.helm.max_concurrent,
-    })
-    .await?;
+    let helm = Arc::new(
+        Helm::new(HelmConfig {
+            binary: settings.helm.program.clone(),
+            // Not the path: the program may be replaced on disk while it runs.
+            supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
+            scratch: scratch.path().join("helm"),
+            max_concurrent: settings.helm.max_concurrent,
+        })
+        .await?,
+    );
     let (credentials_tx, credentials) =
         watch::channel(chart_credentials::NOT_READ.map_err(Into::into));
     let mut charts =
         ChartCache::new(scratch.path().join("charts"))?.with_plain_http(settings.chart.plain_http);
     if settings.chart.credentials_secret.is_some() {
         charts = charts.with_credentials(credentials.clone());
+    }
+    if let Some(file) = settings.chart.keyring.clone() {
+        std::fs::File::open(&file).with_context(|| {
+            format!(
+                "--chart-keyring: {} cannot be read; name the file that 'gpg --export' has written",
+                file.display()
+            )
+        })?;
+        let helm = Arc::clone(&helm);
+        charts = charts.with_prover(Arc::new(Keyring { helm, file }));
     }
     let charts = Arc::new(charts);
     let found = Arc::new(Found::default());
@@ -185,8 +197,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         ));
     }
     // What a range means is known before anything is given: members never see two meanings in turn.
-    let (version_tx, mut version_rx) = watch::channel(settings.chart.version.clone());
-    if is_range(&settings.chart.version) {
+    let proven = settings.chart.keyring.is_some();
+    let (version_tx, mut version_rx) = watch::channel(if proven {
+        chart_pin::withheld(&settings.chart.version)
+    } else {
+        settings.chart.version.clone()
+    });
+    if proven || is_range(&settings.chart.version) {
         let pin = ChartPin {
             client: client.clone(),
             namespace: settings.namespace.clone(),
@@ -197,6 +214,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
                 version: settings.chart.version.clone(),
             },
             every: settings.chart.resolve_every,
+            proven,
         };
         if settings.chart.credentials_secret.is_some() {
             chart_credentials::first(credentials).await;
@@ -233,7 +251,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let sources = discovery::start(providers(&client, &settings, &profile_access), &stop);
     let shared = Arc::new(Shared {
         tools: Tools {
-            helm: Arc::new(helm),
+            helm,
             charts: Arc::clone(&charts),
             drift: drift.clone(),
         },

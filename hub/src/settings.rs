@@ -135,6 +135,8 @@ pub struct ChartSettings {
     pub install_crds: bool,
     /// Name of the Secret in the hub's namespace with what the repository asks for.
     pub credentials_secret: Option<String>,
+    /// The keys by which charts must be signed; `None`: they need not be.
+    pub keyring: Option<PathBuf>,
     /// Whether credentials go, and registries are spoken to, over plain HTTP.
     pub plain_http: bool,
     /// How often a range of versions is looked up again; `None`: when the flags change.

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     ops::{Deref, DerefMut},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use anyhow::Result;
@@ -69,6 +69,14 @@ impl<'a> AgentOptions<'a> {
 pub struct Agent(Daemon);
 
 impl Agent {
+    /// The program, which is also the supervisor that helm is run under.
+    ///
+    /// # Errors
+    /// When it is not built, saying what builds it.
+    pub fn program() -> Result<PathBuf> {
+        PROGRAM.find()
+    }
+
     /// Starts the agent of `KRYPTON_AGENT_BIN`, or the one that cargo has put beside this
     /// executable. Does not wait for it to be ready, which it is once it has enrolled: see `ready`,
     /// and `wait` for one that is to refuse.

@@ -22,6 +22,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{port::Port, process::Invocation, tools::Tools, wait::eventually};
 
+const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/keys");
 const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
 const HELM_DEADLINE: Duration = Duration::from_secs(60);
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
@@ -35,6 +36,28 @@ pub struct ChartSource {
     folder: PathBuf,
     name: Option<String>,
     version: Option<String>,
+    signer: Option<Signer>,
+}
+
+/// Whose key a chart is signed by. The keys are for these tests, and worth nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signer {
+    Signer,
+    Stranger,
+}
+
+impl Signer {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Signer => "signer",
+            Self::Stranger => "stranger",
+        }
+    }
+
+    /// The public key, as `gpg --export` has written it.
+    pub fn keyring(self) -> PathBuf {
+        Path::new(KEYS).join(format!("{}.gpg", self.word()))
+    }
 }
 
 impl ChartSource {
@@ -43,7 +66,15 @@ impl ChartSource {
             folder: folder.into(),
             name: None,
             version: None,
+            signer: None,
         }
+    }
+
+    /// With a provenance file beside the package.
+    #[must_use]
+    pub fn signed(mut self, signer: Signer) -> Self {
+        self.signer = Some(signer);
+        self
     }
 
     /// The chart `small`: ConfigMap, Service and Deployment; values `replicaCount`, `message`,
@@ -91,6 +122,12 @@ impl ChartSource {
             .arg(packages);
         if let Some(version) = &self.version {
             package = package.args(["--version", version]);
+        }
+        if let Some(signer) = self.signer.map(Signer::word) {
+            package = package
+                .args(["--sign", "--key", &format!("Krypton tests, {signer}")])
+                .arg("--keyring")
+                .arg(Path::new(KEYS).join(format!("{signer}.secret.gpg")));
         }
         package.output(HELM_DEADLINE).await?;
         Ok(())
@@ -172,6 +209,15 @@ impl ChartRepository {
         let files = read_files(&packages)?;
         lock(&self.served).files = files;
         Ok(())
+    }
+
+    /// What it serves, by name.
+    pub fn files(&self) -> Vec<(String, Bytes)> {
+        let files = lock(&self.served).files.clone();
+        files
+            .into_iter()
+            .map(|(path, bytes)| (path.trim_start_matches('/').to_owned(), bytes))
+            .collect()
     }
 
     pub fn set_fault(&self, fault: Fault) {

@@ -23,7 +23,7 @@ pub mod tools;
 pub mod wait;
 
 pub use agent::{Agent, AgentOptions};
-pub use chart_repository::{ChartRepository, ChartSource, Fault};
+pub use chart_repository::{ChartRepository, ChartSource, Fault, Signer};
 pub use cluster::{Audited, Cluster, Parts};
 pub use daemon::Daemon;
 pub use fault_proxy::{FaultProxy, Traffic};

@@ -2,12 +2,12 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use axum::{
     Router,
     extract::State,
@@ -143,11 +143,12 @@ impl Registry {
     pub async fn push(&self, chart: &ChartSource) -> Result<String> {
         let packages = TempDir::with_prefix("krypton-charts-").context("making a folder")?;
         chart.package(&self.helm(), packages.path()).await?;
-        let mut entries = fs::read_dir(packages.path()).context("looking for the package")?;
-        let package: PathBuf = match entries.next() {
-            Some(entry) => entry.context("looking for the package")?.path(),
-            None => bail!("helm has packaged nothing"),
-        };
+        let entries = fs::read_dir(packages.path()).context("looking for the package")?;
+        // A provenance file may lie beside it, which helm pushes along.
+        let package = entries
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.extension().is_some_and(|it| it == "tgz"))
+            .context("helm has packaged nothing")?;
         let mut push = self
             .helm()
             .args(["push", "--plain-http"])

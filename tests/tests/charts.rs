@@ -13,10 +13,12 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::chart::{
     ChartCache, ChartError, ChartFault, ChartRef, Credentials, CredentialsNow,
 };
+use krypton_agent::helm::{Helm, HelmConfig, Keyring};
 use krypton_tests::fleet::{Desk, ValuesFile, values_flag};
 use krypton_tests::registry::{Login, PASSWORD, USERNAME};
 use krypton_tests::{
-    ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Registry, in_both_modes,
+    Agent, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts,
+    Registry, Signer, Tools, in_both_modes,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -183,13 +185,83 @@ async fn a_login_leads_into_a_registry_by_password_and_by_token() {
     }
 }
 
-in_both_modes!(a_fleet_runs_a_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning);
+/// Takes charts that are signed by [`Signer::Signer`] only.
+async fn strict_cache() -> (TempDir, ChartCache) {
+    let (dir, cache) = cache();
+    let helm = Helm::new(HelmConfig {
+        binary: Tools::find().unwrap().binary("helm"),
+        supervisor: vec![Agent::program().unwrap().into(), "helm-run".into()],
+        scratch: dir.path().join("helm"),
+        max_concurrent: 1,
+    });
+    let keyring = Keyring {
+        helm: Arc::new(helm.await.unwrap()),
+        file: Signer::Signer.keyring(),
+    };
+    (dir, cache.with_prover(Arc::new(keyring)))
+}
 
-async fn a_fleet_runs_a_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning(mode: Mode) {
+#[tokio::test]
+async fn with_a_keyring_only_what_is_signed_by_one_of_its_keys_is_taken_wherever_it_lies() {
+    let sources = [
+        ChartSource::small("1.0.0").signed(Signer::Signer),
+        ChartSource::small("1.1.0").signed(Signer::Stranger),
+        ChartSource::small("1.2.0"),
+        ChartSource::small("1.3.0+build.7").signed(Signer::Signer),
+    ];
+    let registry = Registry::start(Login::Open).await.unwrap();
+    for source in &sources {
+        registry.push(source).await.unwrap();
+    }
+    let repository = ChartRepository::start(&sources).await.unwrap();
+    let (_dir, cache) = strict_cache().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |version: &str| ChartRef {
+        repo: String::new(),
+        name: format!("{}/small-{version}.tgz", folder.path().display()),
+        version: version.to_owned(),
+    };
+    for (name, bytes) in repository.files() {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let of = |version: &str| {
+        let by_http = ChartRef {
+            repo: repository.url(),
+            ..chart(&registry, version)
+        };
+        [chart(&registry, version), by_http, file(version)]
+    };
+    for version in ["1.0.0", "1.3.0+build.7"] {
+        for chart in of(version) {
+            assert_eq!(cache.fetch(&chart).await.unwrap().version, version);
+        }
+    }
+    for (version, why) in [("1.1.0", "not good"), ("1.2.0", "no provenance file")] {
+        for chart in of(version) {
+            let error = cache.fetch(&chart).await.unwrap_err();
+            assert!(matches!(*error, ChartError::Unproven { .. }), "{error}");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+    // A good signature of another content.
+    let [from, to] =
+        ["1.0.0", "1.2.0"].map(|version| folder.path().join(format!("small-{version}.tgz.prov")));
+    std::fs::copy(from, to).unwrap();
+    let (_dir, fresh) = strict_cache().await;
+    let error = fresh.fetch(&file("1.2.0")).await.unwrap_err();
+    assert!(error.to_string().contains("not good"), "{error}");
+}
+
+in_both_modes!(a_fleet_runs_a_signed_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning);
+
+async fn a_fleet_runs_a_signed_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning(
+    mode: Mode,
+) {
     const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
     let registry = Registry::start(Login::Token).await.unwrap();
     for version in ["1.0.0", "1.1.0", "2.0.0"] {
-        registry.push(&ChartSource::small(version)).await.unwrap();
+        let source = ChartSource::small(version).signed(Signer::Signer);
+        registry.push(&source).await.unwrap();
     }
     let before = registry.asked().len();
     let (home, edge) = tokio::try_join!(
@@ -208,8 +280,10 @@ async fn a_fleet_runs_a_chart_of_a_private_registry_by_a_range_that_keeps_its_me
     desk.apply_secret("charts", &secret).await.unwrap();
     let values = ValuesFile::new("replicaCount: 0").unwrap();
     let url = registry.url();
+    let keyring = format!("--chart-keyring={}", Signer::Signer.keyring().display());
     let options = || {
         HubOptions::new(home.kubeconfig())
+            .args([keyring.clone()])
             .args([format!("--chart-repo={url}"), values_flag(&values)])
             .args(["--chart-name=small", "--chart-version=^1"])
             .args(["--chart-install-crds=false", "--retry-max=5s"])
@@ -220,12 +294,11 @@ async fn a_fleet_runs_a_chart_of_a_private_registry_by_a_range_that_keeps_its_me
         .await
         .unwrap();
     at_edge.create("default", "acme", json!({})).await.unwrap();
-    let applied = format!("{url}/small:1.1.0");
     let tenant = at_edge.shows("default", "acme", &[READY]).await.unwrap();
-    assert_eq!(
-        tenant.status.unwrap().last_applied_chart,
-        Some(applied.clone())
-    );
+    let applied = tenant.status.unwrap().last_applied_chart.unwrap();
+    // Every member takes the content that has proven itself at the hub, wherever it gets it.
+    let pinned = format!("{url}/small:1.1.0@sha256:");
+    assert!(applied.starts_with(&pinned), "{applied}");
     // The agent was refused by the registry, whose password it does not know, and the hub was not.
     let asked = registry.asked().split_off(before);
     assert_eq!(
@@ -236,7 +309,8 @@ async fn a_fleet_runs_a_chart_of_a_private_registry_by_a_range_that_keeps_its_me
     assert!(asked.contains(&USERNAME.to_owned()), "{asked:?}");
 
     // A newer version is there, and the hub is restarted: nobody has asked for another version.
-    registry.push(&ChartSource::small("1.2.0")).await.unwrap();
+    let newer = ChartSource::small("1.2.0").signed(Signer::Signer);
+    registry.push(&newer).await.unwrap();
     hub.stop().await.unwrap();
     let mut hub = Hub::start(&options().in_place_of(&hub)).unwrap();
     at_edge.create("default", "later", json!({})).await.unwrap();

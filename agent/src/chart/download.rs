@@ -8,7 +8,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Method, Response, Url};
 
 use super::credentials::Credentials;
-use super::{ChartError, ChartRef, index};
+use super::{ChartError, ChartRef, index, provenance};
 
 /// A packaged chart's size limit, in bytes (as Flux has it).
 pub const CHART_LIMIT: u64 = 10 << 20;
@@ -16,6 +16,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// Nothing comes for this long: the connection is dead.
 const SILENCE: Duration = Duration::from_secs(20);
 const REDIRECTS: usize = 5;
+const DOWNLOADING: &str = "downloading the chart";
 
 /// What every client has in common. The process-wide rustls provider must be installed.
 pub(super) fn client() -> ClientBuilder {
@@ -179,10 +180,40 @@ impl Way<'_> {
         repo: &Url,
         entry: &index::Entry,
     ) -> Result<Vec<u8>, ChartError> {
-        const ATTEMPT: &str = "downloading the chart";
-        let url = resolve(repo, entry).ok_or_else(|| ChartError::Link {
+        let url = self.address(repo, entry)?;
+        let response = self.listed(repo, url, DOWNLOADING).await?;
+        self.body(response, DOWNLOADING, "the chart", CHART_LIMIT)
+            .await
+    }
+
+    /// The provenance file beside the archive of an entry of the index.
+    pub(super) async fn provenance(
+        &self,
+        repo: &Url,
+        entry: &index::Entry,
+    ) -> Result<Vec<u8>, ChartError> {
+        const ATTEMPT: &str = "downloading the provenance file";
+        let mut url = self.address(repo, entry)?;
+        url.set_path(&format!("{}{}", url.path(), provenance::SUFFIX));
+        let response = self.listed(repo, url, ATTEMPT).await?;
+        let limit = provenance::LIMIT;
+        self.body(response, ATTEMPT, "the provenance file", limit)
+            .await
+    }
+
+    fn address(&self, repo: &Url, entry: &index::Entry) -> Result<Url, ChartError> {
+        resolve(repo, entry).ok_or_else(|| ChartError::Link {
             chart: Arc::clone(self.chart),
-        })?;
+        })
+    }
+
+    /// The answer of what the index names.
+    async fn listed(
+        &self,
+        repo: &Url,
+        url: Url,
+        attempt: &'static str,
+    ) -> Result<Response, ChartError> {
         let own = url.origin() == repo.origin();
         let credentials;
         let way = if own {
@@ -196,13 +227,12 @@ impl Way<'_> {
             }
         };
         let ask = Ask {
-            attempt: ATTEMPT,
+            attempt,
             url,
             headers: HeaderMap::new(),
             authorization: self.authorization(repo).filter(|_| own),
         };
-        let (response, _) = way.send(&ask).await?;
-        way.body(response, ATTEMPT, "the chart", CHART_LIMIT).await
+        Ok(way.send(&ask).await?.0)
     }
 }
 

@@ -141,6 +141,13 @@ pub enum ChartError {
         "chart not loaded: {chart}: the archive holds chart {found}; the repository needs repair"
     )]
     Other { chart: Arc<ChartRef>, found: String },
+    #[error(
+        "chart not loaded: {chart}: {problem}; charts must be signed by a key of --chart-keyring"
+    )]
+    Unproven {
+        chart: Arc<ChartRef>,
+        problem: String,
+    },
     #[error("chart not loaded: {chart}: reading the file failed; check the path")]
     Local {
         chart: Arc<ChartRef>,

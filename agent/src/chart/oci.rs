@@ -21,6 +21,7 @@ use place::Place;
 use super::ChartError;
 use super::credentials::{self, Login};
 use super::download::{Ask, CHART_LIMIT, Way, is_loopback};
+use super::provenance;
 use super::version::{self, Asked, Wanted};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -30,6 +31,7 @@ const CONTENT: [&str; 2] = [
     "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
     "application/tar+gzip",
 ];
+const PROVENANCE: &str = "application/vnd.cncf.helm.chart.provenance.v1.prov";
 /// What registries take at most (distribution-spec).
 const MANIFEST_LIMIT: u64 = 4 << 20;
 const TAGS_LIMIT: u64 = 4 << 20;
@@ -42,6 +44,7 @@ const GETTING_IN: &str = "asking for a token";
 const TAGS: &str = "listing the tags";
 const READING: &str = "reading the manifest";
 const DOWNLOADING: &str = "downloading the chart";
+const PROVING: &str = "downloading the provenance file";
 
 /// A chart that has come from a registry.
 pub(super) struct Pulled {
@@ -53,6 +56,8 @@ pub(super) struct Pulled {
     pub sha256: String,
     /// Of the manifest, by which Helm names a chart in a registry.
     pub manifest_sha256: String,
+    /// Where it was asked for and is there.
+    pub provenance: Option<Vec<u8>>,
 }
 
 #[derive(Deserialize)]
@@ -62,7 +67,13 @@ struct Manifest {
     layers: Vec<Descriptor>,
 }
 
-#[derive(Deserialize)]
+/// What a manifest says of a chart.
+struct Layers {
+    chart: Descriptor,
+    provenance: Option<Descriptor>,
+}
+
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Descriptor {
     media_type: String,
@@ -84,7 +95,7 @@ struct Token {
 }
 
 /// The chart that is wanted, pulled and checked against the digests on the way.
-pub(super) async fn pull(way: &Way<'_>, asked: &Asked) -> Result<Pulled, ChartError> {
+pub(super) async fn pull(way: &Way<'_>, asked: &Asked, proven: bool) -> Result<Pulled, ChartError> {
     let mut registry = Registry::open(way)?;
     let version = match &asked.wanted {
         Wanted::Exact(version) => version.clone(),
@@ -92,28 +103,22 @@ pub(super) async fn pull(way: &Way<'_>, asked: &Asked) -> Result<Pulled, ChartEr
     };
     let (version, manifest) = registry.manifest(&version).await?;
     let manifest_sha256 = sha256_hex(&manifest);
-    let layer = registry.layer(&manifest)?;
-    let sha256 = layer.digest.strip_prefix("sha256:").unwrap_or_default();
-    let ask = registry.ask(DOWNLOADING, &["blobs", &layer.digest]);
-    let response = registry.get(ask).await?;
-    let bytes = way
-        .body(
-            response,
-            DOWNLOADING,
-            "the chart",
-            layer.size.min(CHART_LIMIT),
-        )
+    let layers = registry.layers(&manifest)?;
+    let (bytes, found) = registry
+        .blob(&layers.chart, DOWNLOADING, "the chart")
         .await?;
-    let found = sha256_hex(&bytes);
-    if found != sha256 {
-        return Err(ChartError::Digest {
-            chart: Arc::clone(way.chart),
-            wanted: sha256.to_owned(),
-            found,
-        });
-    }
+    let provenance = match layers.provenance.filter(|_| proven) {
+        Some(layer) => {
+            let (bytes, _) = registry
+                .blob(&layer, PROVING, "the provenance file")
+                .await?;
+            Some(bytes)
+        }
+        None => None,
+    };
     Ok(Pulled {
         bytes,
+        provenance,
         name: registry.place.name().to_owned(),
         version,
         sha256: found,
@@ -335,8 +340,30 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// The layer that holds the chart.
-    fn layer(&self, manifest: &[u8]) -> Result<Descriptor, ChartError> {
+    /// A layer's content, and its digest, which is that of the manifest.
+    async fn blob(
+        &mut self,
+        layer: &Descriptor,
+        attempt: &'static str,
+        what: &'static str,
+    ) -> Result<(Vec<u8>, String), ChartError> {
+        let ask = self.ask(attempt, &["blobs", &layer.digest]);
+        let response = self.get(ask).await?;
+        let bytes = self.way.body(response, attempt, what, layer.size).await?;
+        let wanted = layer.digest.strip_prefix("sha256:").unwrap_or_default();
+        let found = sha256_hex(&bytes);
+        if found == wanted {
+            return Ok((bytes, found));
+        }
+        Err(ChartError::Digest {
+            chart: Arc::clone(self.way.chart),
+            wanted: wanted.to_owned(),
+            found,
+        })
+    }
+
+    /// The layers that hold the chart and, perhaps, what proves it.
+    fn layers(&self, manifest: &[u8]) -> Result<Layers, ChartError> {
         let problem = |problem| ChartError::Answer {
             chart: Arc::clone(self.way.chart),
             attempt: READING,
@@ -347,25 +374,37 @@ impl<'a> Registry<'a> {
         if read.config.media_type != CONFIG {
             return Err(problem("it is not a chart"));
         }
-        let mut layers = read
-            .layers
-            .into_iter()
-            .filter(|layer| CONTENT.contains(&layer.media_type.as_str()));
-        let (Some(layer), None) = (layers.next(), layers.next()) else {
+        let of_kind = |kinds: &[&str]| {
+            let all = read.layers.iter().cloned();
+            let mut found = all.filter(|layer| kinds.contains(&layer.media_type.as_str()));
+            (found.next(), found.next())
+        };
+        let (Some(chart), None) = of_kind(&CONTENT) else {
             return Err(problem("it does not hold exactly one chart"));
         };
-        let digest = layer.digest.strip_prefix("sha256:");
-        if !digest.is_some_and(version::is_sha256) {
-            return Err(problem("the chart's digest is no sha256"));
+        let (provenance, None) = of_kind(&[PROVENANCE]) else {
+            return Err(problem("it holds more than one provenance file"));
+        };
+        let limits = [
+            (Some(&chart), "the chart", CHART_LIMIT),
+            (
+                provenance.as_ref(),
+                "the provenance file",
+                provenance::LIMIT,
+            ),
+        ];
+        for (layer, what, limit) in limits {
+            let Some(layer) = layer else { continue };
+            let digest = layer.digest.strip_prefix("sha256:");
+            if !digest.is_some_and(version::is_sha256) {
+                return Err(problem("the digest of a layer is no sha256"));
+            }
+            if layer.size > limit {
+                let chart = Arc::clone(self.way.chart);
+                return Err(ChartError::TooLarge { chart, what, limit });
+            }
         }
-        if layer.size > CHART_LIMIT {
-            return Err(ChartError::TooLarge {
-                chart: Arc::clone(self.way.chart),
-                what: "the chart",
-                limit: CHART_LIMIT,
-            });
-        }
-        Ok(layer)
+        Ok(Layers { chart, provenance })
     }
 
     async fn picked(&mut self, wanted: &Wanted) -> Result<String, ChartError> {

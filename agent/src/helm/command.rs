@@ -128,6 +128,15 @@ pub(super) fn look(look: &Look) -> Vec<OsString> {
     line.0
 }
 
+pub(super) fn verify(archive: &Path, keyring: &Path) -> Vec<OsString> {
+    let mut line = Line::default();
+    line.add(["verify"]);
+    line.flag("--keyring", keyring.as_os_str());
+    line.add(["--"]);
+    line.0.push(archive.into());
+    line.0
+}
+
 fn labels(upgrade: &Upgrade) -> Result<String, HelmError> {
     let mut joined = Vec::new();
     for (key, value) in &upgrade.labels {

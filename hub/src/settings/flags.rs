@@ -140,6 +140,9 @@ pub struct Flags {
     /// Secret in the hub's namespace with what the repository asks for: username and password, token, tls.crt and tls.key, ca.crt, .dockerconfigjson. Only the hub has it; agents get such charts from the hub.
     #[arg(long, value_name = "NAME", help_heading = "Chart")]
     pub chart_credentials_secret: Option<String>,
+    /// File with the public keys of which one must have signed the chart, as 'gpg --export' writes it. With it the chart's provenance file is checked with helm verify, and members take that content only.
+    #[arg(long, value_name = "PATH", help_heading = "Chart")]
+    pub chart_keyring: Option<String>,
     /// How often a range in --chart-version is looked up again, from 1m to 24h; 0 means when repository, name or range are changed only.
     #[arg(long, value_name = "DURATION", help_heading = "Chart")]
     pub chart_resolve_interval: Option<String>,

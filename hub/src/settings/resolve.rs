@@ -413,6 +413,8 @@ impl Inputs<'_> {
             version: self.text("chart-version", &flags.chart_version).text,
             install_crds: self.boolean("chart-install-crds", &flags.chart_install_crds)?,
             credentials_secret: self.chart_credentials_secret(flags)?,
+            keyring: non_empty(Some(self.text("chart-keyring", &flags.chart_keyring).text))
+                .map(PathBuf::from),
             plain_http: self.boolean("insecure-chart-http", &flags.insecure_chart_http)?,
             resolve_every: self.chart_resolve_interval(flags)?,
         })

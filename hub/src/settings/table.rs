@@ -249,6 +249,7 @@ pub const ROWS: &[Row] = &[
         "",
         NEW,
     ),
+    flag("chart-keyring", &["KRYPTON_CHART_KEYRING"], "", NEW),
     flag(
         "chart-resolve-interval",
         &["KRYPTON_CHART_RESOLVE_INTERVAL"],

@@ -61,6 +61,7 @@ fn without_anything_the_defaults_of_the_original_hold() {
             version: "1.19.1".to_owned(),
             install_crds: true,
             credentials_secret: None,
+            keyring: None,
             plain_http: false,
             resolve_every: None,
         }

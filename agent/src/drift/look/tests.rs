@@ -224,6 +224,36 @@ async fn what_is_deleted_is_made_again_without_taking_over_what_somebody_makes_m
     assert!(!writes[0].query.contains("force"), "{}", writes[0].query);
 }
 
+#[tokio::test]
+async fn a_job_that_is_gone_has_been_done_and_is_not_run_again() {
+    let server = Server::start(Arc::new(|seen| match seen.path.as_str() {
+        "/apis/batch/v1" => {
+            let kind = json!({"name": "jobs", "singularName": "", "kind": "Job", "namespaced": true, "verbs": []});
+            (
+                200,
+                json!({"groupVersion": "batch/v1", "resources": [kind]}),
+            )
+        }
+        _ => (404, json!("not found")),
+    }));
+    let mut looks = Looks::at(server, DriftMode::Heal);
+    let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "once"}});
+    let seen = looks.look(&job).await.unwrap();
+    let asked = looks.server.asked();
+    assert!(
+        asked.iter().any(|seen| seen.path.ends_with("/jobs/once")),
+        "{asked:?}"
+    );
+    assert!(
+        seen.findings.is_empty() && seen.unseen.is_empty(),
+        "{seen:?}"
+    );
+    assert!(
+        asked.iter().all(|seen| seen.method == Method::GET),
+        "{asked:?}"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_comes_back_each_time_is_held_back_and_told() {
     let mut looks = Looks::at(server(Some(live("edited"))), DriftMode::Heal);

@@ -1,0 +1,78 @@
+//! Helm's provenance files: whether a chart was signed by somebody whose key is trusted.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+
+use super::archive::Inside;
+use super::{ChartError, ChartRef, PARTIAL, off_thread};
+
+/// Added to the archive's name.
+pub(super) const SUFFIX: &str = ".prov";
+/// The file holds a Chart.yaml, a digest and a signature.
+pub(super) const LIMIT: u64 = 1 << 20;
+
+/// Who can tell whether a chart was signed by whom it is to be signed by.
+pub trait Prover: Send + Sync {
+    /// Of an archive with its provenance file beside it. The error completes a sentence.
+    fn prove<'a>(&'a self, archive: &'a Path) -> BoxFuture<'a, Result<(), String>>;
+}
+
+/// What is not there is no provenance file, and no other failure.
+pub(super) fn or_none(got: Result<Vec<u8>, ChartError>) -> Result<Option<Vec<u8>>, ChartError> {
+    match got {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(ChartError::Refused { status: 404, .. }) => Ok(None),
+        Err(ChartError::Local { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A chart that has to prove itself.
+pub(super) struct Signed<'a> {
+    /// The cache's.
+    pub dir: PathBuf,
+    pub inside: &'a Inside,
+    pub archive: Arc<Vec<u8>>,
+    pub provenance: Option<Vec<u8>>,
+}
+
+impl Signed<'_> {
+    pub(super) async fn prove(
+        self,
+        prover: &dyn Prover,
+        chart: &Arc<ChartRef>,
+    ) -> Result<(), ChartError> {
+        let unproven = |problem| ChartError::Unproven {
+            chart: Arc::clone(chart),
+            problem,
+        };
+        let Some(provenance) = self.provenance else {
+            let problem = format!("there is no provenance file ({SUFFIX}) beside it");
+            return Err(unproven(problem));
+        };
+        // The name under which `helm package` has signed it, wherever it lies now.
+        let name = format!("{}-{}.tgz", self.inside.name, self.inside.version);
+        let (dir, archive) = (self.dir.clone(), self.archive);
+        let laid_out = off_thread(move || {
+            let folder = tempfile::Builder::new().prefix(PARTIAL).tempdir_in(&dir)?;
+            let path = folder.path().join(&name);
+            // Names are checked with the archive; this one would lead elsewhere.
+            if path.parent() != Some(folder.path()) {
+                return Err(std::io::Error::other("its name is no file's"));
+            }
+            std::fs::write(folder.path().join(format!("{name}{SUFFIX}")), provenance)?;
+            std::fs::write(&path, archive.as_slice())?;
+            Ok((folder, path))
+        });
+        let (_folder, path) = laid_out.await.map_err(|source| ChartError::Store {
+            chart: Arc::clone(chart),
+            dir: self.dir,
+            source,
+        })?;
+        prover.prove(&path).await.map_err(unproven)
+    }
+}
