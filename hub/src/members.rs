@@ -356,6 +356,7 @@ mod tests {
             version: format!("1.0.{version}"),
             install_crds: false,
             values: serde_json::Map::new(),
+            confidential: None,
         })
     }
 

@@ -68,6 +68,7 @@ fn chart(version: &str) -> Arc<ChartState> {
         version: version.to_owned(),
         install_crds: false,
         values: serde_json::Map::new(),
+        confidential: None,
     })
 }
 
