@@ -319,7 +319,9 @@ mod tests {
         assert_eq!(without.helm_values()["installCRDs"], false);
         assert_ne!(without.fingerprint(), fleet.fingerprint());
         // What says nothing new is no news for helm.
-        let same = fleet.overlaid(&over(serde_json::json!({"a": {"x": 1}, "installCRDs": true})));
+        let same = fleet.overlaid(&over(
+            serde_json::json!({"a": {"x": 1}, "installCRDs": true}),
+        ));
         assert_eq!(same.fingerprint(), fleet.fingerprint());
         assert_eq!(fleet.overlaid(&Map::new()), fleet);
     }

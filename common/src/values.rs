@@ -101,14 +101,38 @@ mod tests {
     #[test]
     fn maps_are_merged_and_all_else_is_replaced() {
         let cases = [
-            (json!({"a": {"x": 1}}), json!({"a": {"y": 2}}), json!({"a": {"x": 1, "y": 2}})),
+            (
+                json!({"a": {"x": 1}}),
+                json!({"a": {"y": 2}}),
+                json!({"a": {"x": 1, "y": 2}}),
+            ),
             (json!({"a": [1, 2]}), json!({"a": [3]}), json!({"a": [3]})),
             (json!({"a": {"x": 1}}), json!({"a": 1}), json!({"a": 1})),
-            (json!({"a": 1}), json!({"a": {"x": 1}}), json!({"a": {"x": 1}})),
-            (json!({"a": {"x": 1}}), json!({"a": {}}), json!({"a": {"x": 1}})),
-            (json!({"a": {"x": 1}}), json!({"a": null}), json!({"a": null})),
-            (json!({"a": null}), json!({"a": {"x": 1}}), json!({"a": {"x": 1}})),
-            (json!({}), json!({"a": {"x": null}}), json!({"a": {"x": null}})),
+            (
+                json!({"a": 1}),
+                json!({"a": {"x": 1}}),
+                json!({"a": {"x": 1}}),
+            ),
+            (
+                json!({"a": {"x": 1}}),
+                json!({"a": {}}),
+                json!({"a": {"x": 1}}),
+            ),
+            (
+                json!({"a": {"x": 1}}),
+                json!({"a": null}),
+                json!({"a": null}),
+            ),
+            (
+                json!({"a": null}),
+                json!({"a": {"x": 1}}),
+                json!({"a": {"x": 1}}),
+            ),
+            (
+                json!({}),
+                json!({"a": {"x": null}}),
+                json!({"a": {"x": null}}),
+            ),
         ];
         for (under, over, expected) in cases {
             let found = laid(&map(under.clone()), &map(over.clone()));
@@ -118,8 +142,12 @@ mod tests {
 
     #[test]
     fn the_order_counts_where_a_map_gives_way_to_something_else() {
-        let [first, second, third] =
-            [json!({"a": {"x": 1}}), json!({"a": null}), json!({"a": {"y": 2}})].map(map);
+        let [first, second, third] = [
+            json!({"a": {"x": 1}}),
+            json!({"a": null}),
+            json!({"a": {"y": 2}}),
+        ]
+        .map(map);
         let one_by_one = laid(&laid(&first, &second), &third);
         assert_eq!(Value::Object(one_by_one), json!({"a": {"y": 2}}));
         let last_first = laid(&first, &laid(&second, &third));
@@ -160,9 +188,7 @@ mod tests {
             let leaves = prop::collection::btree_map("[a-c]", leaf, 0..4);
             let maps = prop::collection::btree_map("m[a-c]", inner, 0..3);
             (leaves, maps).prop_map(|(leaves, maps)| {
-                let maps = maps
-                    .into_iter()
-                    .map(|(key, map)| (key, Value::Object(map)));
+                let maps = maps.into_iter().map(|(key, map)| (key, Value::Object(map)));
                 leaves.into_iter().chain(maps).collect()
             })
         })

@@ -125,7 +125,9 @@ pub struct ValuesReference {
 }
 
 /// What holds values.
-#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub enum ValuesKind {
     ConfigMap,
     Secret,

@@ -1,8 +1,8 @@
 //! The three APIs of Krypton as Rust types, and the CRDs generated from them.
 
 mod condition_list;
-mod free_form;
 pub mod edge_cluster;
+mod free_form;
 pub mod krypton_deployment;
 mod published;
 pub mod tenant;

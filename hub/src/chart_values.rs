@@ -55,7 +55,9 @@ pub struct Source {
 
 /// A text that names no source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("write configmap/NAME, configmap/NAME/KEY or the same with secret; with ? at the end, it may be missing")]
+#[error(
+    "write configmap/NAME, configmap/NAME/KEY or the same with secret; with ? at the end, it may be missing"
+)]
 pub struct NotASource;
 
 impl FromStr for Source {
@@ -162,11 +164,7 @@ impl Problem {
 
     /// As a condition, with what becomes of the member meanwhile.
     pub fn state(&self, meanwhile: &str) -> State {
-        State::new(
-            Truth::False,
-            self.reason(),
-            format!("{self} ({meanwhile})"),
-        )
+        State::new(Truth::False, self.reason(), format!("{self} ({meanwhile})"))
     }
 }
 
@@ -269,10 +267,7 @@ fn laid(
     Ok(())
 }
 
-fn found(
-    source: &Source,
-    readings: &Readings,
-) -> Result<Option<Arc<Map<String, Value>>>, Problem> {
+fn found(source: &Source, readings: &Readings) -> Result<Option<Arc<Map<String, Value>>>, Problem> {
     let place = source.place.clone();
     match readings.by_place.get(&place).cloned() {
         None => Err(Problem::NotYet(place)),

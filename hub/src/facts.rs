@@ -231,7 +231,13 @@ pub fn status(
             .conditions
             .retain(|condition| condition.type_ != VALUES_RESOLVED),
         Values::Said(state) => {
-            conditions::set(&mut next.conditions, VALUES_RESOLVED, state, generation, now);
+            conditions::set(
+                &mut next.conditions,
+                VALUES_RESOLVED,
+                state,
+                generation,
+                now,
+            );
         }
     }
     if facts.kubernetes_version.is_some() {

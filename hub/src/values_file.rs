@@ -180,12 +180,11 @@ pub fn mapping(bytes: &[u8]) -> Result<Map<String, Value>, NotValues> {
     // Without snippets: the lines around an error may hold secrets. Octals as helm reads them, so
     // that `defaultMode: 0644` means the same as with `helm --values`.
     let options = serde_saphyr::options! { with_snippet: false, legacy_octal_numbers: true };
-    let value: Value = serde_saphyr::from_slice_with_options(bytes, options).map_err(|error| {
-        NotValues::Yaml {
+    let value: Value =
+        serde_saphyr::from_slice_with_options(bytes, options).map_err(|error| NotValues::Yaml {
             line: error.location().map_or(1, |location| location.line()),
             reason: error.render_with_formatter(&UserMessageFormatter),
-        }
-    })?;
+        })?;
     let found = match value {
         Value::Object(values) => return Ok(values),
         Value::Null => return Ok(Map::new()),

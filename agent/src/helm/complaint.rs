@@ -464,7 +464,9 @@ mod tests {
             "message": "correct horse battery", "db": { "user": "admin-of-all", "port": 54321 },
             "quoted": "say \"pass\" now", "list": ["first-of-list"], "short": "abc", "open": "seen",
         });
-        let paths = ["/message", "/db/user", "/db/port", "/quoted", "/list", "/short", "/gone"];
+        let paths = [
+            "/message", "/db/user", "/db/port", "/quoted", "/list", "/short", "/gone",
+        ];
         let paths = paths.map(str::to_owned);
         let secrets = secrets(values.as_object().unwrap(), &paths);
         let login = STANDARD.encode("x:admin-of-all@");
@@ -472,9 +474,17 @@ mod tests {
             "Error: execution error: correct horse battery, admin-of-all, 54321, \"say \\\"pass\\\" now\", first-of-list, {login}, seen",
         );
         let text = Complaint::of(said.as_bytes(), &secrets).text;
-        assert!(text.starts_with("execution error: [redacted], [redacted], [redacted], \"[redacted]\", [redacted], "), "{text}");
+        assert!(
+            text.starts_with(
+                "execution error: [redacted], [redacted], [redacted], \"[redacted]\", [redacted], "
+            ),
+            "{text}"
+        );
         assert!(text.ends_with(", seen"), "{text}");
-        assert!(!text.contains(&login) && text.matches("[redacted]").count() == 6, "{text}");
+        assert!(
+            !text.contains(&login) && text.matches("[redacted]").count() == 6,
+            "{text}"
+        );
     }
 
     proptest! {

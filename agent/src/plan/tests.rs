@@ -248,7 +248,10 @@ fn values_of_the_tenant_change_its_release_where_the_fleet_allows_it() {
     let mut w = w.deployed();
     assert_eq!(w.plan().action, Action::Nothing);
     // None, and such as change nothing.
-    for same in [serde_json::json!({}), serde_json::json!({"installCRDs": true})] {
+    for same in [
+        serde_json::json!({}),
+        serde_json::json!({"installCRDs": true}),
+    ] {
         w.tenant.spec.values = own_values(same);
         assert_eq!(w.plan().action, Action::Nothing);
     }
@@ -265,7 +268,11 @@ fn values_of_the_tenant_change_its_release_where_the_fleet_allows_it() {
 fn a_tenant_whose_values_may_not_count_is_not_changed_and_says_so() {
     let large = serde_json::json!({"a": "x".repeat(krypton_common::values::MOST_BYTES)});
     let cases = [
-        (false, serde_json::json!({"a": 1}), reason::VALUES_NOT_ALLOWED),
+        (
+            false,
+            serde_json::json!({"a": 1}),
+            reason::VALUES_NOT_ALLOWED,
+        ),
         (true, large, reason::VALUES_TOO_LARGE),
     ];
     for (allowed, values, why) in cases {

@@ -18,7 +18,7 @@ use krypton_crds::edge_cluster::ValuesKind;
 use kube::api::{Api, PostParams};
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Config, Event, metadata_watcher};
+use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Client, ResourceExt};
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -58,7 +58,9 @@ impl std::fmt::Debug for Follow {
 
 #[derive(Debug, Error)]
 enum ReadError {
-    #[error("{what} failed; check that home answers and that the hub has its rights in namespace {namespace}")]
+    #[error(
+        "{what} failed; check that home answers and that the hub has its rights in namespace {namespace}"
+    )]
     Call {
         what: String,
         namespace: String,
@@ -113,8 +115,7 @@ impl Follow {
                     Err(error) => {
                         tracing::warn!(error = %chain(&error), "values of the chart were not read; it is tried again");
                         failures += 1;
-                        not_before =
-                            Boot(now.0 + backoff(failures, RETRY_MAX, rand::random()));
+                        not_before = Boot(now.0 + backoff(failures, RETRY_MAX, rand::random()));
                     }
                 }
                 self.publish(&held);
@@ -176,9 +177,9 @@ impl Follow {
                 }
                 Err(error) => {
                     for place in places {
-                        held.by_place
-                            .entry(place.clone())
-                            .or_insert_with(|| Reading::Unread(format!("{place}: {}", chain(&error))));
+                        held.by_place.entry(place.clone()).or_insert_with(|| {
+                            Reading::Unread(format!("{place}: {}", chain(&error)))
+                        });
                     }
                     // Who has answered will answer to the others, too.
                     let answered = error.is_answer();
@@ -216,7 +217,11 @@ impl Follow {
         if let Some(salt) = found.as_ref().and_then(salt_in) {
             return Ok(salt);
         }
-        let salt = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
+        let salt = format!(
+            "{:032x}{:032x}",
+            rand::random::<u128>(),
+            rand::random::<u128>()
+        );
         let data = [(SALT_KEY.to_owned(), ByteString(salt.clone().into_bytes()))];
         let data = Some(data.into());
         let params = PostParams::default();
@@ -268,11 +273,14 @@ impl Follow {
     fn watch(&self, kind: ValuesKind) -> BoxStream<'static, Seen> {
         let config = Config::default().page_size(PAGE);
         match kind {
-            ValuesKind::ConfigMap => shown(
-                kind,
-                metadata_watcher(self.api::<ConfigMap>(), config),
-            ),
-            ValuesKind::Secret => shown(kind, metadata_watcher(self.api::<Secret>(), config)),
+            ValuesKind::ConfigMap => {
+                let api = self.api::<PartialObjectMeta<ConfigMap>>();
+                shown(kind, watcher(api, config))
+            }
+            ValuesKind::Secret => {
+                let api = self.api::<PartialObjectMeta<Secret>>();
+                shown(kind, watcher(api, config))
+            }
         }
     }
 }
@@ -367,7 +375,9 @@ fn reading(place: &Place, found: Option<&Content>) -> Reading {
         return Reading::Missing(format!("there is no {kind} {name} in the hub's namespace"));
     };
     if let Some(why) = &content.refused {
-        return Reading::Invalid(format!("{kind} {name} {why}, and is never values of the chart"));
+        return Reading::Invalid(format!(
+            "{kind} {name} {why}, and is never values of the chart"
+        ));
     }
     let Some(bytes) = content.data.get(key) else {
         return Reading::Missing(format!("{kind} {name} has no key {key}"));
@@ -440,7 +450,12 @@ mod tests {
             ("a", None, "hunter2: [", "is not valid YAML"),
             ("a", None, kubeconfig, "kubeconfig"),
             ("a", None, large.as_str(), "1 MiB"),
-            ("a", Some("kubernetes.io/tls"), "a: 1", "of type kubernetes.io/tls"),
+            (
+                "a",
+                Some("kubernetes.io/tls"),
+                "a: 1",
+                "of type kubernetes.io/tls",
+            ),
             ("krypton-hub-ca", None, "a: 1", "Krypton's own"),
         ] {
             match of(name, type_, "values.yaml", content) {

@@ -44,7 +44,13 @@ fn spec(value: Value) -> EdgeClusterSpec {
 #[test]
 fn a_source_is_read_as_it_is_written() {
     for (text, kind, name, key, optional) in [
-        ("configmap/a", ValuesKind::ConfigMap, "a", "values.yaml", false),
+        (
+            "configmap/a",
+            ValuesKind::ConfigMap,
+            "a",
+            "values.yaml",
+            false,
+        ),
         ("secret/a.b/k_1?", ValuesKind::Secret, "a.b", "k_1", true),
         ("secret/a?", ValuesKind::Secret, "a", "values.yaml", true),
     ] {
@@ -53,7 +59,17 @@ fn a_source_is_read_as_it_is_written() {
         assert_eq!((place.kind, &*place.name, &*place.key), (kind, name, key));
         assert_eq!(read.optional, optional, "{text}");
     }
-    for bad in ["", "a", "configmap/", "ConfigMap/a", "secret/A", "secret/a/", "secret/a/b/c", "secret/a/b c", "file/a"] {
+    for bad in [
+        "",
+        "a",
+        "configmap/",
+        "ConfigMap/a",
+        "secret/A",
+        "secret/a/",
+        "secret/a/b/c",
+        "secret/a/b c",
+        "file/a",
+    ] {
         assert_eq!(bad.parse::<Source>(), Err(NotASource), "{bad}");
     }
 }
@@ -61,9 +77,18 @@ fn a_source_is_read_as_it_is_written() {
 #[test]
 fn layers_lie_in_the_order_that_is_told() {
     let readings = readings(&[
-        ("configmap/one", json!({"a": "one", "b": "one", "c": "one", "d": "one", "m": {"one": 1}})),
-        ("secret/two", json!({"b": "two", "c": "two", "d": "two", "installCRDs": false, "m": {"two": 2}})),
-        ("secret/mine", json!({"c": "mine", "d": "mine", "m": {"one": null}})),
+        (
+            "configmap/one",
+            json!({"a": "one", "b": "one", "c": "one", "d": "one", "m": {"one": 1}}),
+        ),
+        (
+            "secret/two",
+            json!({"b": "two", "c": "two", "d": "two", "installCRDs": false, "m": {"two": 2}}),
+        ),
+        (
+            "secret/mine",
+            json!({"c": "mine", "d": "mine", "m": {"one": null}}),
+        ),
     ]);
     let sources = [source("configmap/one"), source("secret/two")];
     let file = json!({"a": "file", "z": "file", "m": {"file": 0}});
@@ -110,14 +135,20 @@ fn without_sources_all_is_as_it_was() {
 fn what_is_missing_is_passed_over_only_where_it_may_be() {
     let readings = readings(&[
         ("configmap/gone", Value::Null),
-        ("configmap/bad", json!("ConfigMap bad, key values.yaml, line 1 holds a list")),
+        (
+            "configmap/bad",
+            json!("ConfigMap bad, key values.yaml, line 1 holds a list"),
+        ),
         ("secret/there", json!({"a": 1})),
     ]);
     let of = |texts: &[&str]| {
         let sources: Vec<Source> = texts.iter().map(|text| source(text)).collect();
         fleet(chart(json!({})), &sources, &readings)
     };
-    assert_eq!(of(&["configmap/gone?", "secret/there"]).unwrap().values["a"], 1);
+    assert_eq!(
+        of(&["configmap/gone?", "secret/there"]).unwrap().values["a"],
+        1
+    );
     let reasons = [
         ("configmap/gone", reason::VALUES_MISSING),
         ("configmap/bad", reason::VALUES_INVALID),
@@ -135,7 +166,10 @@ fn what_is_missing_is_passed_over_only_where_it_may_be() {
 fn a_secret_waits_for_the_salt() {
     let unsalted = Readings {
         salt: None,
-        ..readings(&[("secret/a", json!({"a": 1})), ("configmap/b", json!({"b": 1}))])
+        ..readings(&[
+            ("secret/a", json!({"a": 1})),
+            ("configmap/b", json!({"b": 1})),
+        ])
     };
     let problem = fleet(chart(json!({})), &[source("secret/a")], &unsalted).unwrap_err();
     assert_eq!(problem, Problem::NotYet(source("secret/a").place));

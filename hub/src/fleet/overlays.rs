@@ -153,7 +153,7 @@ impl Overlays {
 
 impl Overlaying {
     /// Asks for all places that the fleet or a member names.
-    pub(super) fn ask<'a>(&self, objects: impl Iterator<Item = &'a EdgeCluster>) {
+    pub fn ask<'a>(&self, objects: impl Iterator<Item = &'a EdgeCluster>) {
         let fixed = self.fixed.iter().map(|source| source.place.clone());
         let of_members = objects
             .flat_map(|object| &object.spec.values_from)
@@ -210,7 +210,10 @@ mod tests {
 
     fn readings(reading: Option<Reading>) -> Arc<Readings> {
         Arc::new(Readings {
-            by_place: reading.map(|reading| (place(), reading)).into_iter().collect(),
+            by_place: reading
+                .map(|reading| (place(), reading))
+                .into_iter()
+                .collect(),
             salt: None,
         })
     }
@@ -228,11 +231,15 @@ mod tests {
         // Nothing is known yet, and nothing was ever given.
         let found = overlays.of(at, &first, &readings(None), || None);
         assert!(found.chart.is_none() && found.values == Values::NotKnown);
-        let found = overlays.of(at, &first, &readings(Some(values(json!({"a": 1})))), || None);
+        let found = overlays.of(at, &first, &readings(Some(values(json!({"a": 1})))), || {
+            None
+        });
         let good = found.chart.unwrap();
         assert!(found.own && good.values["a"] == 1);
         assert!(matches!(&found.values, Values::Said(state) if state.truth == Truth::True));
-        let missing = readings(Some(Reading::Missing("there is no ConfigMap own".to_owned())));
+        let missing = readings(Some(Reading::Missing(
+            "there is no ConfigMap own".to_owned(),
+        )));
         // Whatever the fleet is given meanwhile.
         for fleet in [first, given(Some(chart("2")), None)] {
             let found = overlays.of(at, &fleet, &missing, || None);
