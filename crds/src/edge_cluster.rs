@@ -113,7 +113,10 @@ pub struct EdgeClusterSpec {
 #[serde(rename_all = "camelCase")]
 pub struct ValuesReference {
     pub kind: ValuesKind,
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
+    )]
     pub name: String,
     /// The key in its data; by default `values.yaml`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -91,17 +91,24 @@ impl FromStr for Source {
     }
 }
 
-impl From<&ValuesReference> for Source {
-    fn from(reference: &ValuesReference) -> Self {
+impl Source {
+    /// # Errors
+    /// When it names no object: whatever is asked for becomes part of a URL.
+    pub fn of(reference: &ValuesReference) -> Result<Self, Problem> {
         let key = reference.values_key.as_deref().unwrap_or(DEFAULT_KEY);
-        Self {
-            place: Place {
-                kind: reference.kind,
-                name: reference.name.clone(),
-                key: key.to_owned(),
-            },
-            optional: reference.optional,
+        let place = Place {
+            kind: reference.kind,
+            name: reference.name.clone(),
+            key: key.to_owned(),
+        };
+        if !names::is_dns_subdomain(&place.name) {
+            let what = format!("spec.valuesFrom: {:?} is no name of an object", place.name);
+            return Err(Problem::Invalid { place, what });
         }
+        Ok(Self {
+            place,
+            optional: reference.optional,
+        })
     }
 }
 
@@ -206,7 +213,8 @@ pub fn member(
     spec: &EdgeClusterSpec,
     readings: &Readings,
 ) -> Result<ChartState, Problem> {
-    let sources: Vec<Source> = spec.values_from.iter().map(Source::from).collect();
+    let sources = spec.values_from.iter().map(Source::of);
+    let sources: Vec<Source> = sources.collect::<Result<_, _>>()?;
     let layers: Vec<_> = sources
         .iter()
         .map(Layer::From)

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_common::values::lay_over;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts,
-    Tools, eventually,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
+    eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes,
     process::Invocation,
@@ -31,7 +31,9 @@ const EDGE: &str = "edge-1";
 const HOME: &str = "self-cluster";
 const SECRET: &str = "fleet-secret";
 
-in_both_modes!(values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones_change_nothing);
+in_both_modes!(
+    values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones_change_nothing
+);
 
 /// The release of Tenant `acme` on one member.
 struct Release<'a> {
@@ -97,7 +99,11 @@ async fn says_nothing_of_values(home: &Desk, member: &str) {
     let members: Api<EdgeCluster> = Api::all(home.client.clone());
     eventually("nothing to be said of values", PATIENCE, async || {
         let conditions = members.get(member).await?.status.unwrap_or_default();
-        match conditions.conditions.iter().find(|it| it.type_ == MISSING.0) {
+        match conditions
+            .conditions
+            .iter()
+            .find(|it| it.type_ == MISSING.0)
+        {
             None => Ok(Some(())),
             Some(found) => bail!("{found:?}"),
         }
@@ -234,7 +240,10 @@ async fn values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones
     // Where they are not allowed any more, the Tenant that has some stays as it is and says so.
     hub.stop().await.unwrap();
     hub = Hub::start(&options(&[]).in_place_of(&hub)).unwrap();
-    let (error, ready) = (format!("ClusterError/{EDGE}"), format!("ClusterReady/{EDGE}"));
+    let (error, ready) = (
+        format!("ClusterError/{EDGE}"),
+        format!("ClusterReady/{EDGE}"),
+    );
     let refused = [
         (error.as_str(), "True", "ValuesNotAllowed"),
         (ready.as_str(), "True", "Installed"),
@@ -300,14 +309,38 @@ async fn layers_of_values_mean_what_they_mean_to_helm() {
     });
     let cases = [
         [json!({}), json!({}), json!({})],
-        [json!({"a": {"x": 2}}), json!({"a": {"y": 3}}), json!({"a": {"deep": {"two": 3}}})],
-        [json!({"list": [3]}), json!({"list": []}), json!({"text": 5})],
+        [
+            json!({"a": {"x": 2}}),
+            json!({"a": {"y": 3}}),
+            json!({"a": {"deep": {"two": 3}}}),
+        ],
+        [
+            json!({"list": [3]}),
+            json!({"list": []}),
+            json!({"text": 5}),
+        ],
         [json!({"gone": null}), json!({"a": null}), json!({})],
         [json!({"gone": null}), json!({"gone": "back"}), json!({})],
-        [json!({"a": {"x": null}}), json!({"a": {"y": 1}}), json!({"a": {"deep": {"one": null}}})],
-        [json!({"new": {"k": 1}}), json!({"new": null}), json!({"new": {"l": 2}})],
-        [json!({"text": {"was": "text"}}), json!({"text": "again"}), json!({"list": null})],
-        [json!({"n": {"k": null}}), json!({"n": {"l": {}}}), json!({"n": {"l": {"m": [null, {}]}}})],
+        [
+            json!({"a": {"x": null}}),
+            json!({"a": {"y": 1}}),
+            json!({"a": {"deep": {"one": null}}}),
+        ],
+        [
+            json!({"new": {"k": 1}}),
+            json!({"new": null}),
+            json!({"new": {"l": 2}}),
+        ],
+        [
+            json!({"text": {"was": "text"}}),
+            json!({"text": "again"}),
+            json!({"list": null}),
+        ],
+        [
+            json!({"n": {"k": null}}),
+            json!({"n": {"l": {}}}),
+            json!({"n": {"l": {"m": [null, {}]}}}),
+        ],
     ];
     for layers in cases {
         let mut merged = Map::new();

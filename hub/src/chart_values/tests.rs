@@ -163,6 +163,16 @@ fn what_is_missing_is_passed_over_only_where_it_may_be() {
 }
 
 #[test]
+fn a_name_that_leads_elsewhere_is_not_asked_for() {
+    let fleet = chart(json!({}));
+    for name in ["../../kube-system/secrets/a", "a/b", "A", "a?b", ""] {
+        let own = spec(json!({"valuesFrom": [{"kind": "Secret", "name": name, "optional": true}]}));
+        let problem = member(&fleet, &own, &Readings::default()).unwrap_err();
+        assert_eq!(problem.reason(), reason::VALUES_INVALID, "{name}");
+    }
+}
+
+#[test]
 fn a_secret_waits_for_the_salt() {
     let unsalted = Readings {
         salt: None,

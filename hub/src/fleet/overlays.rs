@@ -157,7 +157,7 @@ impl Overlaying {
         let fixed = self.fixed.iter().map(|source| source.place.clone());
         let of_members = objects
             .flat_map(|object| &object.spec.values_from)
-            .map(|reference| Source::from(reference).place);
+            .filter_map(|reference| Some(Source::of(reference).ok()?.place));
         let places: BTreeSet<Place> = fixed.chain(of_members).collect();
         self.wanted.send_if_modified(|before| {
             let changed = *before != places;
