@@ -7,6 +7,10 @@ use serde_json::{Map, Value};
 /// The most that one member is given, as JSON: it is kept in one Secret there, which holds 1 MiB.
 pub const MOST_BYTES: usize = 1_000_000;
 
+/// The most that a Tenant has of its own, as JSON: an agent holds those of all its Tenants, and puts them
+/// into one Secret when their CRD is deleted.
+pub const MOST_BYTES_OF_TENANT: usize = 64 * 1024;
+
 /// Lays `over` over `under`, as helm does with `--values under --values over`: maps are merged, all else is
 /// replaced. A `null` stays: helm deletes the chart's own value where it finds one.
 pub fn lay_over(under: &mut Map<String, Value>, over: &Map<String, Value>) {

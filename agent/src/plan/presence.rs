@@ -90,18 +90,23 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
 /// for, so what there is stays as it is.
 fn values_refused(view: &View<'_>) -> Option<ClusterState> {
     let own = view.tenant.spec.values.as_ref();
-    own.filter(|own| !own.is_empty())?;
+    let own = own.filter(|own| !own.is_empty())?;
     if !view.desired.tenant_values {
         let message = "the fleet takes no values of single Tenants: remove spec.values, or have the hub run with --tenant-values";
         return Some(after_failure(view, reason::VALUES_NOT_ALLOWED, message));
     }
-    let size = values::size(&view.chart.values);
-    (size > values::MOST_BYTES).then(|| {
-        let message = format!(
-            "with spec.values the values are {size} bytes as JSON, more than {}: shorten spec.values",
-            values::MOST_BYTES
-        );
-        after_failure(view, reason::VALUES_TOO_LARGE, &message)
+    let sizes = [
+        ("spec.values are", own, values::MOST_BYTES_OF_TENANT),
+        (
+            "with spec.values, all values are",
+            &view.chart.values,
+            values::MOST_BYTES,
+        ),
+    ];
+    sizes.into_iter().find_map(|(what, values, most)| {
+        let size = values::size(values);
+        let message = format!("{what} {size} bytes as JSON, more than {most}: shorten spec.values");
+        (size > most).then(|| after_failure(view, reason::VALUES_TOO_LARGE, &message))
     })
 }
 

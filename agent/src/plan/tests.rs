@@ -266,7 +266,8 @@ fn values_of_the_tenant_change_its_release_where_the_fleet_allows_it() {
 
 #[test]
 fn a_tenant_whose_values_may_not_count_is_not_changed_and_says_so() {
-    let large = serde_json::json!({"a": "x".repeat(krypton_common::values::MOST_BYTES)});
+    let most = krypton_common::values::MOST_BYTES_OF_TENANT;
+    let large = serde_json::json!({"a": "x".repeat(most)});
     let cases = [
         (
             false,
