@@ -116,7 +116,9 @@ pub async fn serve_health(
     let ready = move || async move {
         let waiting = readiness.waiting_for();
         if waiting.is_empty() {
-            (StatusCode::OK, "ok\n".to_owned())
+            let notes = readiness.notes();
+            let notes: String = notes.iter().map(|note| format!("but {note}\n")).collect();
+            (StatusCode::OK, format!("ok\n{notes}"))
         } else {
             (
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -154,6 +156,7 @@ pub async fn logged(what: &str, serve: impl Future<Output = Result<(), AdminErro
 pub struct Readiness {
     /// How many guards of each name are held.
     held: Arc<Mutex<BTreeMap<String, usize>>>,
+    notes: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
 impl Readiness {
@@ -169,6 +172,20 @@ impl Readiness {
             name,
             readiness: self.clone(),
         }
+    }
+
+    /// Something that whoever asks is told, though the process is ready; `None` takes it back.
+    pub fn note(&self, about: &'static str, text: Option<String>) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        match text {
+            Some(text) => notes.insert(about, text),
+            None => notes.remove(about),
+        };
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.values().cloned().collect()
     }
 
     pub fn is_ready(&self) -> bool {

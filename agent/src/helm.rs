@@ -81,6 +81,8 @@ pub struct Upgrade {
     /// A local `.tgz`.
     pub chart: PathBuf,
     pub values: Map<String, Value>,
+    /// JSON pointers to what is secret in them, whatever its name.
+    pub secret_paths: Vec<String>,
     /// Put on the release Secret.
     pub labels: BTreeMap<String, String>,
     /// For each phase of helm; whole seconds.
@@ -132,6 +134,8 @@ pub struct Rollback {
     pub server_side: bool,
     /// Of the revision that is given up: no secret of them is in what helm says.
     pub values: Map<String, Value>,
+    /// JSON pointers to what is secret in them, whatever its name.
+    pub secret_paths: Vec<String>,
     /// Whose discovery cache is used: the member's name.
     pub cache_key: String,
 }
@@ -404,7 +408,7 @@ impl Helm {
         let run = self.scratch.run(&upgrade.cache_key)?;
         let values = run.write_values(&upgrade.values)?;
         let arguments = command::upgrade(upgrade, &values)?;
-        let secrets = complaint::secrets(&upgrade.values);
+        let secrets = complaint::secrets(&upgrade.values, &upgrade.secret_paths);
         let ending = self
             .run(
                 &upgrade.release,
@@ -478,7 +482,7 @@ impl Helm {
             .run(release, &run, arguments, timeout, false, stop)
             .await;
         drop(slot);
-        let secrets = complaint::secrets(&rollback.values);
+        let secrets = complaint::secrets(&rollback.values, &rollback.secret_paths);
         self.judge("rollback", release, ending?, &secrets, timeout)
     }
 

@@ -194,11 +194,13 @@ mod tests {
                 version,
                 install_crds: false,
                 values: serde_json::Map::new(),
+                confidential: None,
             },
             paused: false,
             retire: false,
             drift: krypton_common::drift::DriftPolicy::default(),
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
+            tenant_values: false,
         }
     }
 

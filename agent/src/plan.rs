@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
-use krypton_common::desired::DesiredState;
+use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::names;
 use krypton_crds::tenant::Tenant;
 
@@ -101,6 +101,8 @@ pub struct View<'a> {
     pub policy: &'a Policy,
     pub permit: Permit,
     pub desired: &'a DesiredState,
+    /// Of `desired`, with what the Tenant has of its own.
+    pub chart: &'a ChartState,
     pub tenant: &'a Tenant,
     pub release_key: &'a ReleaseKey,
     /// The release's revisions, oldest first.
@@ -400,7 +402,7 @@ impl View<'_> {
             failure.generation == self.generation()
                 && failure.requested.as_deref()
                     == self.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
-                && failure.fingerprint == self.desired.chart.fingerprint()
+                && failure.fingerprint == self.chart.fingerprint()
                 // What has kept a release from being installed keeps it from nothing else.
                 && (!self.desired.retire
                     || [

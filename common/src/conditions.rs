@@ -51,6 +51,10 @@ pub mod reason {
     pub const SUSPENDED: &str = "Suspended";
     /// Helm could not be begun: not there, of another version, no room for its files.
     pub const HELM_UNAVAILABLE: &str = "HelmUnavailable";
+    /// The Tenant has values of its own, and the fleet does not take any.
+    pub const VALUES_NOT_ALLOWED: &str = "ValuesNotAllowed";
+    /// With the Tenant's own, the values are more than a member holds.
+    pub const VALUES_TOO_LARGE: &str = "ValuesTooLarge";
     /// Written in the place of a reason that the apiserver would refuse.
     pub const UNSPECIFIED: &str = "Unspecified";
 

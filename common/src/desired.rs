@@ -1,5 +1,6 @@
 //! Desired state: what one member is to run, and its place in the order of all desired states.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -8,6 +9,10 @@ use serde_json::{Map, Value};
 use crate::crd_policy::CrdPolicy;
 use crate::drift::DriftPolicy;
 use crate::fingerprint;
+use crate::values::lay_over;
+
+/// The value that `install_crds` adds.
+const INSTALL_CRDS: &str = "installCRDs";
 
 /// Which chart, at which version, with which values. One per fleet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +25,19 @@ pub struct ChartState {
     /// Adds the value `installCRDs: true`, as the original's `-chart-install-crds` did.
     pub install_crds: bool,
     pub values: Map<String, Value>,
+    /// Where some of the values are secrets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confidential: Option<Confidential>,
+}
+
+/// What is to be known of values that came out of Secrets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confidential {
+    /// A random text of the fleet, part of every digest over the values: without it, whoever reads a digest
+    /// could try what a short password might be.
+    pub salt: String,
+    /// JSON pointers into the values, to what must not be shown.
+    pub paths: Vec<String>,
 }
 
 impl ChartState {
@@ -34,19 +52,41 @@ impl ChartState {
     pub fn helm_values(&self) -> Map<String, Value> {
         let mut values = self.values.clone();
         if self.install_crds {
-            values.insert("installCRDs".to_owned(), Value::Bool(true));
+            values.insert(INSTALL_CRDS.to_owned(), Value::Bool(true));
         }
         values
     }
 
+    /// With another layer of values over all there are, `installCRDs` too.
+    #[must_use]
+    pub fn overlaid(&self, over: &Map<String, Value>) -> Self {
+        let replaced = over.contains_key(INSTALL_CRDS);
+        let mut next = self.clone();
+        if replaced {
+            next.values = self.helm_values();
+            next.install_crds = false;
+        }
+        lay_over(&mut next.values, over);
+        next
+    }
+
+    /// JSON pointers into what helm gets, to what must not be shown.
+    pub fn secret_paths(&self) -> &[String] {
+        let confidential = self.confidential.as_ref();
+        confidential.map_or(&[], |confidential| &confidential.paths)
+    }
+
     /// The full fingerprint, over everything that helm is given. Goes to a label: 63 characters.
     pub fn fingerprint(&self) -> String {
-        let canonical = serde_json::json!({
+        let mut canonical = serde_json::json!({
             "repo": self.repo,
             "name": self.name,
             "version": self.version,
             "values": self.helm_values(),
         });
+        if let Some(confidential) = &self.confidential {
+            canonical["salt"] = Value::String(confidential.salt.clone());
+        }
         let mut digest = fingerprint::sha256_hex(canonical.to_string().as_bytes());
         digest.truncate(63);
         digest
@@ -98,9 +138,24 @@ pub struct DesiredState {
         skip_serializing_if = "CrdPolicy::is_default"
     )]
     pub chart_crds: CrdPolicy,
+    /// Whether `spec.values` of a Tenant counts.
+    #[serde(
+        default,
+        rename = "tenantValues",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub tenant_values: bool,
 }
 
 impl DesiredState {
+    /// The chart for a Tenant with these values of its own, where they count.
+    pub fn chart_with(&self, own: Option<&Map<String, Value>>) -> Cow<'_, ChartState> {
+        match own.filter(|own| self.tenant_values && !own.is_empty()) {
+            Some(own) => Cow::Owned(self.chart.overlaid(own)),
+            None => Cow::Borrowed(&self.chart),
+        }
+    }
+
     /// A digest of the content, without its version. What is as it was before there was such a field
     /// is not part of it, so that agents of that time agree.
     pub fn digest(&self) -> String {
@@ -114,6 +169,9 @@ impl DesiredState {
         }
         if !self.chart_crds.is_default() {
             content["chartCrds"] = serde_json::json!(self.chart_crds);
+        }
+        if self.tenant_values {
+            content["tenantValues"] = Value::Bool(true);
         }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }
@@ -131,6 +189,7 @@ mod tests {
             version: "1.19.1".to_owned(),
             install_crds: true,
             values: Map::new(),
+            confidential: None,
         }
     }
 
@@ -201,6 +260,7 @@ mod tests {
             retire: false,
             drift: DriftPolicy::default(),
             chart_crds: CrdPolicy::default(),
+            tenant_values: false,
         };
         // As an agent has it that knows nothing of drift.
         let before = serde_json::json!({ "chart": plain.chart, "paused": false });
@@ -222,13 +282,87 @@ mod tests {
             ..plain.clone()
         };
         assert_ne!(replaces.digest(), plain.digest());
-        for state in [plain, heals, replaces] {
+        let with_tenants = DesiredState {
+            tenant_values: true,
+            ..plain.clone()
+        };
+        assert_ne!(with_tenants.digest(), plain.digest());
+        let mut salted = plain.clone();
+        salted.chart.confidential = Some(Confidential {
+            salt: "s".to_owned(),
+            paths: vec!["/a".to_owned()],
+        });
+        assert_ne!(salted.digest(), plain.digest());
+        for state in [plain, heals, replaces, with_tenants, salted] {
             let recorded = serde_json::to_value(&state).unwrap();
             assert_eq!(
                 serde_json::from_value::<DesiredState>(recorded).unwrap(),
                 state
             );
         }
+    }
+
+    #[test]
+    fn a_layer_goes_over_the_values_and_over_install_crds_and_nothing_else_changes() {
+        let over = |value: Value| match value {
+            Value::Object(over) => over,
+            other => panic!("{other}"),
+        };
+        let mut fleet = chart();
+        fleet.values = over(serde_json::json!({"a": {"x": 1}, "b": [1, 2]}));
+        let laid = fleet.overlaid(&over(serde_json::json!({"a": {"y": 2}, "b": [3]})));
+        assert_eq!(
+            Value::Object(laid.helm_values()),
+            serde_json::json!({"a": {"x": 1, "y": 2}, "b": [3], "installCRDs": true})
+        );
+        let without = fleet.overlaid(&over(serde_json::json!({"installCRDs": false})));
+        assert_eq!(without.helm_values()["installCRDs"], false);
+        assert_ne!(without.fingerprint(), fleet.fingerprint());
+        // What says nothing new is no news for helm.
+        let same = fleet.overlaid(&over(
+            serde_json::json!({"a": {"x": 1}, "installCRDs": true}),
+        ));
+        assert_eq!(same.fingerprint(), fleet.fingerprint());
+        assert_eq!(fleet.overlaid(&Map::new()), fleet);
+    }
+
+    #[test]
+    fn values_of_a_tenant_count_where_the_fleet_allows_it() {
+        let own: Map<String, Value> = [("a".to_owned(), Value::from(1))].into_iter().collect();
+        let mut desired = DesiredState {
+            version: Version::default(),
+            chart: chart(),
+            paused: false,
+            retire: false,
+            drift: DriftPolicy::default(),
+            chart_crds: CrdPolicy::default(),
+            tenant_values: false,
+        };
+        assert_eq!(*desired.chart_with(Some(&own)), chart());
+        desired.tenant_values = true;
+        assert_eq!(desired.chart_with(Some(&own)).helm_values()["a"], 1);
+        assert_eq!(*desired.chart_with(Some(&Map::new())), chart());
+        assert_eq!(*desired.chart_with(None), chart());
+    }
+
+    #[test]
+    fn a_digest_over_secrets_is_another_in_every_fleet_and_the_same_when_only_the_places_change() {
+        let salted = |salt: &str, paths: &[&str]| ChartState {
+            confidential: Some(Confidential {
+                salt: salt.to_owned(),
+                paths: paths.iter().map(|path| (*path).to_owned()).collect(),
+            }),
+            ..chart()
+        };
+        assert_ne!(salted("a", &[]).fingerprint(), chart().fingerprint());
+        assert_ne!(
+            salted("a", &[]).fingerprint(),
+            salted("b", &[]).fingerprint()
+        );
+        assert_eq!(
+            salted("a", &["/x"]).fingerprint(),
+            salted("a", &["/y"]).fingerprint()
+        );
     }
 
     #[test]

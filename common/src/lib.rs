@@ -17,3 +17,4 @@ pub mod spiffe;
 pub mod telemetry;
 pub mod tenant;
 pub mod tls;
+pub mod values;

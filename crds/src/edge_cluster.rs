@@ -16,8 +16,9 @@ use k8s_openapi::{
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use crate::{condition_list, published::published};
+use crate::{condition_list, free_form, published::published};
 
 /// What is wanted of a member. What is as by default is not written, so that who applies this owns
 /// only what it has set.
@@ -96,6 +97,43 @@ pub struct EdgeClusterSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub allowed_namespaces: Option<Vec<String>>,
+    /// Values of the chart for this member, over the fleet's: ConfigMaps and Secrets in the hub's
+    /// namespace, each over the one before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub values_from: Vec<ValuesReference>,
+    /// Values of the chart for this member, over those of `valuesFrom`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "free_form::schema")]
+    pub values: Option<Map<String, Value>>,
+}
+
+/// An object in the hub's namespace that holds values of the chart.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ValuesReference {
+    pub kind: ValuesKind,
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
+    )]
+    pub name: String,
+    /// The key in its data; by default `values.yaml`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub values_key: Option<String>,
+    /// Whether it may be missing, object or key.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub optional: bool,
+}
+
+/// What holds values.
+#[derive(
+    JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
+)]
+pub enum ValuesKind {
+    ConfigMap,
+    Secret,
 }
 
 /// The object on home that a member was found by.
@@ -133,7 +171,8 @@ pub struct EdgeClusterStatus {
     /// Who reconciles the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
-    /// `Connected`, `TargetClusterResolved` and `Healthy`.
+    /// `Connected`, `TargetClusterResolved` and `Healthy`; `ValuesResolved` where the member has values of
+    /// its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,

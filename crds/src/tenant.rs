@@ -16,8 +16,9 @@ use k8s_openapi::{
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use crate::{condition_list, published::published};
+use crate::{condition_list, free_form, published::published};
 
 /// What is wanted for a tenant. An object without a spec is a Tenant with all defaults.
 #[derive(
@@ -82,6 +83,11 @@ pub struct TenantSpec {
     /// The member of the fleet that this Tenant is for; by default the cluster that it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster_ref: Option<ClusterRef>,
+    /// Values for the chart, over all others. They count where the hub runs with `--tenant-values`; where
+    /// it does not, a Tenant that has any is not changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "free_form::schema")]
+    pub values: Option<Map<String, Value>>,
 }
 
 /// A member of the fleet, named by the Secret that holds its kubeconfig.

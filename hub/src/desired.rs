@@ -100,6 +100,7 @@ pub fn chart_state(
         version: version.to_owned(),
         install_crds: chart.install_crds,
         values: values.clone(),
+        confidential: None,
     }
 }
 

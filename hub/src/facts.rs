@@ -48,7 +48,16 @@ pub mod reason {
     pub const AGENT_AWAY: &str = "AgentAway";
     pub const UNINSTALLING: &str = "Uninstalling";
     pub const UNINSTALL_WAITS: &str = "UninstallWaits";
+    /// ConfigMap, Secret or key are not there.
+    pub const VALUES_MISSING: &str = "ValuesMissing";
+    pub const VALUES_INVALID: &str = "ValuesInvalid";
+    pub const VALUES_TOO_LARGE: &str = "ValuesTooLarge";
+    /// They could not be read yet.
+    pub const VALUES_UNREAD: &str = "ValuesUnread";
 }
+
+/// Condition of an EdgeCluster: whether the values that it is to have can be had.
+pub const VALUES_RESOLVED: &str = "ValuesResolved";
 
 /// One member, as the hub sees it now.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,6 +82,19 @@ pub struct Facts {
     pub access: Option<Validity>,
     /// How the member's leaving stands, where its releases are to go with it.
     pub uninstalled: Option<State>,
+    /// How the values stand that the member is given.
+    pub values: Values,
+}
+
+/// What there is to be said of a member's values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Values {
+    /// Nothing new: what was said before stands.
+    #[default]
+    NotKnown,
+    /// Nothing: it has the fleet's, and those are well.
+    Plain,
+    Said(State),
 }
 
 impl Default for Facts {
@@ -93,6 +115,7 @@ impl Default for Facts {
             roots: None,
             access: None,
             uninstalled: None,
+            values: Values::NotKnown,
         }
     }
 }
@@ -201,6 +224,21 @@ pub fn status(
     }
     if let Some(state) = &facts.uninstalled {
         conditions::set(&mut next.conditions, "Uninstalled", state, generation, now);
+    }
+    match &facts.values {
+        Values::NotKnown => {}
+        Values::Plain => next
+            .conditions
+            .retain(|condition| condition.type_ != VALUES_RESOLVED),
+        Values::Said(state) => {
+            conditions::set(
+                &mut next.conditions,
+                VALUES_RESOLVED,
+                state,
+                generation,
+                now,
+            );
+        }
     }
     if facts.kubernetes_version.is_some() {
         next.kubernetes_version

@@ -3,6 +3,7 @@
 
 mod book;
 mod edge_clusters;
+mod overlays;
 mod retirement;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,13 +32,14 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{Reports, Target, Targets};
+use crate::chart_values::{self, Problem};
 use crate::discovery::membership::{self, Before, Membership, Refusal};
 use crate::discovery::{Found, Origin, Source, Sources, Unresolved};
 use crate::expiry::{Reminders, Validity};
-use crate::facts::{self, reason};
+use crate::facts::{self, Values, reason};
 use crate::found::Found as Clusters;
 use crate::identity::{self, Claim};
-use crate::members::{self, Admission, Dealer, Member, Members};
+use crate::members::{self, Admission, Dealer, Dealt, Member, Members};
 use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
@@ -47,6 +49,9 @@ use edge_clusters::{
     Bound, EdgeClusters, Written, bind, certificate_end, create, enrolled, joined,
     write_finalizers, write_status,
 };
+pub use overlays::Overlaying;
+
+use overlays::Overlays;
 use retirement::{Reading, Retirements, Standing, Step};
 
 /// Two writes of one EdgeCluster's status are at least so far apart.
@@ -68,7 +73,10 @@ const BATCH: usize = 512;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Given {
     pub epoch: u64,
-    pub chart: Arc<ChartState>,
+    /// `None` while there has not been one yet.
+    pub chart: Option<Arc<ChartState>>,
+    /// Why `chart` is not what it should be.
+    pub problem: Option<Problem>,
 }
 
 /// A member's proxy.
@@ -92,6 +100,9 @@ pub struct Fleet {
     /// For all members.
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
+    pub tenant_values: bool,
+    /// Of members, over the fleet's.
+    pub overlaying: Overlaying,
     /// Whether this hub is the one that writes on home.
     pub lead: watch::Receiver<Hold>,
     pub shared: Arc<Shared>,
@@ -118,7 +129,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
     let mut gone: BTreeSet<String> = BTreeSet::new();
-    let mut dealer = Dealer::new(fleet.drift, fleet.chart_crds);
+    let mut dealer = Dealer::new(fleet.drift, fleet.chart_crds, fleet.tenant_values);
+    let mut overlays = Overlays::default();
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
     let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();
@@ -230,6 +242,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 });
             }
             let given = fleet.given.borrow_and_update().clone();
+            fleet.overlaying.ask(known.objects.values());
+            let held = fleet.overlaying.readings.borrow_and_update().clone();
             let claims = claims(&known, wanted, &membership, &fleet.found);
             let verdicts = identity::verdicts(&claims);
             for (name, object) in &known.objects {
@@ -272,9 +286,16 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let retires =
                     (entry.slot.borrow().as_ref()).is_some_and(|slot| slot.desired.retire);
                 let order = retirement::given(order, held_back.is_some(), retires);
+                let had = || Some(entry.slot.borrow().as_ref()?.desired.chart.clone());
+                let chart = overlays.of((name, object), &given, &held, had);
+                tell_of_values(&fleet.shared, object, &chart.values, leading);
                 let next = order.and_then(|order| {
                     let before = entry.slot.borrow();
-                    dealer.next(before.as_ref(), given.epoch, &given.chart, order, now)
+                    let dealt = Dealt {
+                        chart: chart.chart.as_deref()?,
+                        own: chart.own,
+                    };
+                    dealer.next(before.as_ref(), given.epoch, &dealt, order, now)
                 });
                 if let Some(next) = next {
                     entry.slot.send_replace(Some(next));
@@ -342,6 +363,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 send(&proxy.permit, Permit::default());
             }
             reminders.keep(here);
+            overlays.keep(here);
             let uids: BTreeSet<&str> = known
                 .objects
                 .values()
@@ -428,6 +450,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 // A new chart goes out at once.
                 (look, look_next) = (true, Boot::default());
             }
+            changed = fleet.overlaying.readings.changed() => { if changed.is_err() { break } look = true; }
             changed = fleet.lead.changed() => { if changed.is_err() { break } look = true; }
             () = fleet.found.changed.notified() => look = true,
             () = fleet.shared.facts.changed.notified() => {}
@@ -498,6 +521,34 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         }
     }
     while leaving.join_next().await.is_some() {}
+}
+
+/// How the values stand that a member is to get: in its EdgeCluster, and in an event where they are its own
+/// and cannot be had.
+fn tell_of_values(shared: &Shared, object: &EdgeCluster, values: &Values, leading: bool) {
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    let mut news = None;
+    shared.facts.set(name, |facts| {
+        if *values == Values::NotKnown {
+            return;
+        }
+        if facts.values != *values
+            && let Values::Said(state) = values
+            && state.truth == Truth::False
+        {
+            news = Some(state.message.clone());
+        }
+        facts.values = values.clone();
+    });
+    let own = chart_values::has_own(&object.spec);
+    if let Some(message) = news.filter(|_| leading && own) {
+        shared.notices.tell(Notice {
+            member: name.to_owned(),
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            reason: "ValuesUnresolved",
+            message,
+        });
+    }
 }
 
 /// Which source is which member, by what is known now.

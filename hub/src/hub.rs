@@ -16,6 +16,7 @@ use krypton_agent::patience::{Settling, patiently};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
 use krypton_agent::{admin, scratch, signals};
+use krypton_common::desired::ChartState;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
@@ -27,6 +28,9 @@ use tokio_util::sync::CancellationToken;
 use crate::aggregate::{self, Reports, Rules};
 use crate::chart_credentials::{self, ChartCredentials};
 use crate::chart_pin::{self, ChartPin};
+use crate::chart_values::fleet_wide::Teller;
+use crate::chart_values::follow::Follow;
+use crate::chart_values::{self, Problem, Readings};
 use crate::desired;
 use crate::discovery::cluster_api::ClusterApi;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
@@ -37,7 +41,7 @@ use crate::discovery::labelled_secrets::LabelledSecrets;
 use crate::discovery::paired::Paired;
 use crate::discovery::{self, Provider};
 use crate::facts::FactsBoard;
-use crate::fleet::{self, Fleet, Given};
+use crate::fleet::{self, Fleet, Given, Overlaying};
 use crate::found::Found;
 use crate::gateway::{self, Gateway};
 use crate::home::{self, Home, HomeError};
@@ -223,12 +227,31 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tasks.spawn(keeping.keep(stop.clone()));
         drop(version_rx.borrow_and_update());
     }
-    let chart = |version: &str, values: &Values| {
-        Arc::new(desired::chart_state(&settings.chart, version, values))
+    let (wanted, wanted_rx) = watch::channel(BTreeSet::new());
+    let (readings_tx, mut readings_rx) = watch::channel(Arc::default());
+    let overlaying = Overlaying {
+        fixed: settings.chart_values_from.clone(),
+        wanted,
+        readings: readings_rx.clone(),
     };
+    let following = Follow {
+        client: client.clone(),
+        namespace: settings.namespace.clone(),
+        wanted: wanted_rx,
+        readings: readings_tx,
+    };
+    overlaying.ask(std::iter::empty());
+    tasks.spawn(following.run(stop.clone()));
+    // The fleet's chart, or why there is none that is as it should be.
+    let chart = |version: &str, values: &Values, readings: &Readings| {
+        let file = desired::chart_state(&settings.chart, version, values);
+        chart_values::fleet(file, &settings.chart_values_from, readings).map(Arc::new)
+    };
+    let first = chart(&version_rx.borrow(), &values, &readings_rx.borrow());
     let (given, given_rx) = watch::channel(Given {
         epoch,
-        chart: chart(&version_rx.borrow(), &values),
+        problem: first.as_ref().err().cloned(),
+        chart: first.ok(),
     });
     let (values_tx, mut values_rx) = watch::channel(values);
     if let Some(path) = settings.chart_values_file.clone() {
@@ -248,6 +271,16 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         .reporting_instance
         .clone()
         .unwrap_or_else(|| "krypton-hub".to_owned());
+    let mut teller = Teller::new(
+        client.clone(),
+        settings.namespace.clone(),
+        instance.clone(),
+        readiness.clone(),
+    );
+    teller.tell(
+        given.borrow().problem.as_ref(),
+        given.borrow().chart.is_some(),
+    );
     let sources = discovery::start(providers(&client, &settings, &profile_access), &stop);
     let shared = Arc::new(Shared {
         tools: Tools {
@@ -343,6 +376,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             given: given_rx,
             drift: settings.drift,
             chart_crds: settings.chart_crds,
+            tenant_values: settings.tenant_values,
+            overlaying,
             lead,
             shared,
             members,
@@ -354,20 +389,32 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 
     let mut epoch_taken = Boot::now();
     let mut epoch_due = None;
+    let mut changes = false;
     loop {
+        if std::mem::take(&mut changes) {
+            let (version, values) = (
+                version_rx.borrow_and_update(),
+                values_rx.borrow_and_update(),
+            );
+            let next = chart(&version, &values, &readings_rx.borrow_and_update());
+            drop((version, values));
+            give(&given, next, &mut teller);
+        }
         tokio::select! {
             () = stop.cancelled() => break,
             changed = values_rx.changed() => {
                 if changed.is_err() { break }
-                let chart = chart(&version_rx.borrow(), &values_rx.borrow_and_update());
-                given.send_modify(|given| given.chart = chart);
-                tracing::info!("the values file has changed; every member gets the new desired state");
+                tracing::info!("the values file has changed");
+                changes = true;
             }
             changed = version_rx.changed() => {
                 if changed.is_err() { break }
-                let chart = chart(&version_rx.borrow_and_update(), &values_rx.borrow());
-                tracing::info!(version = %chart.version, "the range means another version; every member gets it");
-                given.send_modify(|given| given.chart = chart);
+                tracing::info!(version = %*version_rx.borrow(), "the range means another version; every member gets it");
+                changes = true;
+            }
+            changed = readings_rx.changed() => {
+                if changed.is_err() { break }
+                changes = true;
             }
             changed = ahead_rx.changed() => {
                 if changed.is_err() { break }
@@ -403,6 +450,24 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     tasks.abort_all();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// A new chart goes to every member; while it cannot be had, the last good one stays.
+fn give(given: &watch::Sender<Given>, next: Result<Arc<ChartState>, Problem>, teller: &mut Teller) {
+    let problem = next.as_ref().err().cloned();
+    teller.tell(problem.as_ref(), given.borrow().chart.is_some());
+    given.send_if_modified(|given| {
+        let changed = given.problem != problem;
+        given.problem = problem;
+        match next {
+            Ok(chart) if given.chart.as_ref() != Some(&chart) => {
+                tracing::info!("every member gets the new desired state");
+                given.chart = Some(chart);
+                true
+            }
+            _ => changed,
+        }
+    });
 }
 
 /// What looks for members, as the settings want it.

@@ -11,6 +11,7 @@ pub mod authority;
 pub mod bucket;
 pub mod chart_credentials;
 pub mod chart_pin;
+pub mod chart_values;
 pub mod desired;
 pub mod discovery;
 pub mod enrolment;

@@ -272,6 +272,7 @@ pub struct Dealer {
     /// The same for all.
     drift: DriftPolicy,
     chart_crds: CrdPolicy,
+    tenant_values: bool,
     generation: u64,
     /// The latest for members of each order.
     latest: [Option<Slot>; 4],
@@ -284,11 +285,20 @@ pub struct Order {
     pub retire: bool,
 }
 
+/// A chart state that is given.
+#[derive(Clone, Copy, Debug)]
+pub struct Dealt<'a> {
+    pub chart: &'a ChartState,
+    /// Whether it is one member's alone: then nobody else is given the same.
+    pub own: bool,
+}
+
 impl Dealer {
-    pub fn new(drift: DriftPolicy, chart_crds: CrdPolicy) -> Self {
+    pub fn new(drift: DriftPolicy, chart_crds: CrdPolicy, tenant_values: bool) -> Self {
         Self {
             drift,
             chart_crds,
+            tenant_values,
             ..Self::default()
         }
     }
@@ -298,16 +308,18 @@ impl Dealer {
         &mut self,
         before: Option<&Slot>,
         epoch: u64,
-        chart: &Arc<ChartState>,
+        chart: &Dealt<'_>,
         order: Order,
         now: Boot,
     ) -> Option<Slot> {
+        let Dealt { chart, own } = *chart;
         let as_wanted = |slot: &Slot| {
             slot.desired.version.epoch == epoch
                 && (slot.desired.paused, slot.desired.retire) == (order.paused, order.retire)
                 && slot.desired.drift == self.drift
                 && slot.desired.chart_crds == self.chart_crds
-                && slot.desired.chart == **chart
+                && slot.desired.tenant_values == self.tenant_values
+                && slot.desired.chart == *chart
         };
         if before.is_some_and(as_wanted) {
             return None;
@@ -317,7 +329,7 @@ impl Dealer {
         let latest = &mut self.latest[usize::from(order.paused) + 2 * usize::from(order.retire)];
         if let Some(slot) = latest
             .as_ref()
-            .filter(|slot| as_wanted(slot) && after(slot))
+            .filter(|slot| !own && as_wanted(slot) && after(slot))
         {
             return Some(slot.clone());
         }
@@ -327,18 +339,21 @@ impl Dealer {
                 epoch,
                 generation: self.generation,
             },
-            chart: (**chart).clone(),
+            chart: chart.clone(),
             paused: order.paused,
             retire: order.retire,
             drift: self.drift,
             chart_crds: self.chart_crds,
+            tenant_values: self.tenant_values,
         };
         let slot = Slot {
             message: Arc::new((&desired).into()),
             desired: Arc::new(desired),
             since: now,
         };
-        *latest = Some(slot.clone());
+        if !own {
+            *latest = Some(slot.clone());
+        }
         Some(slot)
     }
 }
@@ -356,7 +371,35 @@ mod tests {
             version: format!("1.0.{version}"),
             install_crds: false,
             values: serde_json::Map::new(),
+            confidential: None,
         })
+    }
+
+    fn of_all(chart: &ChartState) -> Dealt<'_> {
+        Dealt { chart, own: false }
+    }
+
+    #[test]
+    fn what_one_member_has_for_itself_leaves_alone_what_the_others_share() {
+        let mut dealer = Dealer::default();
+        let (now, order) = (Boot::now(), Order::default());
+        let (all, alone) = (chart(1), chart(2));
+        let first = dealer.next(None, 1, &of_all(&all), order, now).unwrap();
+        let own = Dealt {
+            chart: &alone,
+            own: true,
+        };
+        let mine = dealer.next(Some(&first), 1, &own, order, now).unwrap();
+        assert!(mine.desired.version > first.desired.version);
+        assert!(dealer.next(Some(&mine), 1, &own, order, now).is_none());
+        let second = dealer.next(None, 1, &of_all(&all), order, now).unwrap();
+        assert!(Arc::ptr_eq(&first.desired, &second.desired));
+        // Whoever gives it up is given what the others have, and later than what it had.
+        let back = dealer
+            .next(Some(&mine), 1, &of_all(&all), order, now)
+            .unwrap();
+        assert_eq!(back.desired.chart, *all);
+        assert!(back.desired.version > mine.desired.version);
     }
 
     #[test]
@@ -364,15 +407,15 @@ mod tests {
         let mut dealer = Dealer::default();
         let now = Boot::now();
         let first = dealer
-            .next(None, 1, &chart(1), Order::default(), now)
+            .next(None, 1, &of_all(&chart(1)), Order::default(), now)
             .unwrap();
         let second = dealer
-            .next(None, 1, &chart(1), Order::default(), now)
+            .next(None, 1, &of_all(&chart(1)), Order::default(), now)
             .unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
         assert!(
             dealer
-                .next(Some(&first), 1, &chart(1), Order::default(), now)
+                .next(Some(&first), 1, &of_all(&chart(1)), Order::default(), now)
                 .is_none()
         );
     }
@@ -389,7 +432,7 @@ mod tests {
                 let order = Order { paused, retire };
                 epoch += u64::from(later_epoch);
                 let before = members[member].clone();
-                if let Some(next) = dealer.next(before.as_ref(), epoch, &chart(version), order, Boot::now()) {
+                if let Some(next) = dealer.next(before.as_ref(), epoch, &of_all(&chart(version)), order, Boot::now()) {
                     prop_assert!(before.is_none_or(|before| before.desired.version < next.desired.version));
                     members[member] = Some(next);
                 }

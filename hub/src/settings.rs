@@ -17,6 +17,8 @@ use krypton_common::drift::DriftPolicy;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
 
+use crate::chart_values::Source;
+
 pub use flags::{Flags, command, normalise_args};
 pub use krypton_agent::access::{LocalSource, ServiceAccount, service_account_namespace};
 pub use krypton_agent::admin::{BindAddress, NotABindAddress};
@@ -43,6 +45,10 @@ pub struct Settings {
     pub proxy_grace: Duration,
     pub chart: ChartSettings,
     pub chart_values_file: Option<PathBuf>,
+    /// In the hub's namespace, each over the one before and all over the file.
+    pub chart_values_from: Vec<Source>,
+    /// Whether values of single Tenants count.
+    pub tenant_values: bool,
     pub allow_chart_skip: bool,
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,

@@ -149,24 +149,49 @@ fn read(path: &Path) -> Result<Vec<u8>, ValuesFileError> {
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, ValuesFileError> {
+    mapping(bytes).map_err(|error| match error {
+        NotValues::Yaml { line, reason } => ValuesFileError::Yaml {
+            path: path.to_owned(),
+            line,
+            reason,
+        },
+        NotValues::NotAMapping { line, found } => ValuesFileError::NotAMapping {
+            path: path.to_owned(),
+            line,
+            found,
+        },
+    })
+}
+
+/// Why a text is no values. Never holds it, as it may be secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotValues {
+    #[error("line {line} is not valid YAML: {reason}")]
+    Yaml { line: u64, reason: String },
+    #[error("line {line} holds {found}; write a mapping of value names to values")]
+    NotAMapping { line: u64, found: &'static str },
+}
+
+/// The values in a text. An empty one, or one with comments only, has none.
+///
+/// # Errors
+/// When it is not YAML, or something else than a mapping.
+pub fn mapping(bytes: &[u8]) -> Result<Map<String, Value>, NotValues> {
     // Without snippets: the lines around an error may hold secrets. Octals as helm reads them, so
     // that `defaultMode: 0644` means the same as with `helm --values`.
     let options = serde_saphyr::options! { with_snippet: false, legacy_octal_numbers: true };
-    let value: Value = serde_saphyr::from_slice_with_options(bytes, options).map_err(|error| {
-        ValuesFileError::Yaml {
-            path: path.to_owned(),
+    let value: Value =
+        serde_saphyr::from_slice_with_options(bytes, options).map_err(|error| NotValues::Yaml {
             line: error.location().map_or(1, |location| location.line()),
             reason: error.render_with_formatter(&UserMessageFormatter),
-        }
-    })?;
+        })?;
     let found = match value {
         Value::Object(values) => return Ok(values),
         Value::Null => return Ok(Map::new()),
         Value::Array(_) => "a list",
         Value::Bool(_) | Value::Number(_) | Value::String(_) => "a single value",
     };
-    Err(ValuesFileError::NotAMapping {
-        path: path.to_owned(),
+    Err(NotValues::NotAMapping {
         line: first_line(bytes),
         found,
     })

@@ -36,7 +36,7 @@ use krypton_hub::facts::{Facts, FactsBoard};
 use krypton_hub::fleet_service::FleetService;
 use krypton_hub::found::Found;
 use krypton_hub::listener;
-use krypton_hub::members::{Admission, Dealer, Members, Order};
+use krypton_hub::members::{Admission, Dealer, Dealt, Members, Order};
 use krypton_hub::metrics::{Message, SessionMetrics};
 use krypton_hub::notices::Notices;
 use krypton_hub::session::Sessions;
@@ -68,6 +68,7 @@ fn chart(version: &str) -> Arc<ChartState> {
         version: version.to_owned(),
         install_crds: false,
         values: serde_json::Map::new(),
+        confidential: None,
     })
 }
 
@@ -143,7 +144,10 @@ impl Home {
             let next = self.dealer.next(
                 before.as_ref(),
                 1,
-                &chart(version),
+                &Dealt {
+                    chart: &chart(version),
+                    own: false,
+                },
                 Order::default(),
                 Boot::now(),
             );

@@ -2,7 +2,7 @@
 
 use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::crd_policy::CrdPolicy;
-use krypton_common::desired::{ChartState, DesiredState, Version};
+use krypton_common::desired::{ChartState, Confidential, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::member::MemberReport;
 use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
@@ -78,6 +78,7 @@ impl From<&DesiredState> for v1::Desired {
             retire,
             drift,
             chart_crds,
+            tenant_values,
         } = desired;
         let ChartState {
             repo,
@@ -85,6 +86,7 @@ impl From<&DesiredState> for v1::Desired {
             version: chart_version,
             install_crds,
             values,
+            confidential,
         } = chart;
         Self {
             version: Some((*version).into()),
@@ -94,6 +96,10 @@ impl From<&DesiredState> for v1::Desired {
                 version: chart_version.clone(),
                 install_crds: *install_crds,
                 values: serde_json::Value::Object(values.clone()).to_string().into(),
+                confidential: confidential.as_ref().map(|confidential| v1::Confidential {
+                    salt: confidential.salt.clone(),
+                    paths: confidential.paths.clone(),
+                }),
             }),
             paused: *paused,
             retire: *retire,
@@ -106,6 +112,7 @@ impl From<&DesiredState> for v1::Desired {
                 true => String::new(),
                 false => chart_crds.to_string(),
             },
+            tenant_values: *tenant_values,
         }
     }
 }
@@ -122,6 +129,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             digest,
             drift,
             chart_crds,
+            tenant_values,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
@@ -142,11 +150,16 @@ impl TryFrom<v1::Desired> for DesiredState {
                 version: chart.version,
                 install_crds: chart.install_crds,
                 values: serde_json::from_slice(&chart.values).map_err(WireError::Values)?,
+                confidential: chart.confidential.map(|confidential| Confidential {
+                    salt: confidential.salt,
+                    paths: confidential.paths,
+                }),
             },
             paused,
             retire,
             drift: drift.unwrap_or_default(),
             chart_crds,
+            tenant_values,
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
         if read.digest() == digest {
@@ -338,6 +351,10 @@ mod tests {
                 values: [("a".to_owned(), serde_json::json!({"b": [1, null]}))]
                     .into_iter()
                     .collect(),
+                confidential: Some(Confidential {
+                    salt: "salt".to_owned(),
+                    paths: vec!["/a/b".to_owned()],
+                }),
             },
             paused: true,
             retire: false,
@@ -346,6 +363,7 @@ mod tests {
                 interval_seconds: 60,
             },
             chart_crds: CrdPolicy::CreateReplace,
+            tenant_values: true,
         }
     }
 
@@ -426,6 +444,20 @@ mod tests {
         assert!(matches!(
             DesiredState::try_from(sent),
             Err(WireError::Name(_))
+        ));
+        let mut sent = v1::Desired::from(&desired());
+        sent.tenant_values = false;
+        assert!(matches!(
+            DesiredState::try_from(sent),
+            Err(WireError::Digest)
+        ));
+        let mut sent = v1::Desired::from(&desired());
+        if let Some(chart) = &mut sent.chart {
+            chart.confidential = None;
+        }
+        assert!(matches!(
+            DesiredState::try_from(sent),
+            Err(WireError::Digest)
         ));
         let mut sent = v1::Desired::from(&desired());
         sent.chart = None;

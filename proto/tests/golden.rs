@@ -184,6 +184,7 @@ fn chart() -> ChartState {
         version: "1.0.0".to_owned(),
         install_crds: true,
         values: serde_json::from_str(r#"{"replicaCount":0,"a":{"b":[1,null]}}"#).unwrap(),
+        confidential: None,
     }
 }
 
@@ -198,6 +199,7 @@ fn desired_state() -> DesiredState {
         retire: false,
         drift: krypton_common::drift::DriftPolicy::default(),
         chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
+        tenant_values: false,
     }
 }
 

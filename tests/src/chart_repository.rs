@@ -78,7 +78,8 @@ impl ChartSource {
     }
 
     /// The chart `small`: ConfigMap, Service and Deployment; values `replicaCount`, `message`,
-    /// `broken` (the apiserver refuses the Deployment) and `unready` (its pods never run).
+    /// `broken` (the apiserver refuses the Deployment), `unready` (its pods never run) and `failWith`
+    /// (rendering fails, and helm quotes it).
     pub fn small(version: &str) -> Self {
         Self::folder(SMALL).version(version)
     }

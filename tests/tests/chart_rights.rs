@@ -33,8 +33,11 @@ use tempfile::TempDir;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
-/// Drift is looked for often.
-const HEALS: [&str; 1] = ["--set=extraArgs={--drift=heal,--drift-interval=2s}"];
+/// Drift is looked for often, and there are values of the fleet in objects of home.
+const MORE: [&str; 2] = [
+    "--set=extraArgs={--drift=heal,--drift-interval=2s}",
+    "--set=chart.valuesFrom={configmap/fleet,secret/fleet?}",
+];
 const SCHEMA_VERSION: &str = "mesh.openkcm.io/schema-version";
 
 /// Krypton's own account and helm's.
@@ -219,6 +222,24 @@ async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &Desk) {
     .unwrap();
 }
 
+/// The fleet's values are not there: the hub says so on the object that is missing, until it is made.
+async fn values_are_missed_and_given(home: &Cluster, desk: &Desk) {
+    let namespace = OwnChart::Hub.namespace();
+    desk.told(namespace, "fleet", "ValuesMissing")
+        .await
+        .unwrap();
+    let values = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "fleet", "namespace": namespace},
+        "data": {"values.yaml": "message: from a ConfigMap"},
+    });
+    home.apply(&values.to_string()).await.unwrap();
+    desk.told(namespace, "fleet", "ValuesResolved")
+        .await
+        .unwrap();
+}
+
 /// The name of a join token that expired long ago.
 async fn stale_token(home: &Cluster) -> String {
     let (namespace, hour) = (OwnChart::Hub.namespace(), Duration::from_secs(60 * 60));
@@ -261,7 +282,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
     let (of_hub, of_agent) = (accounts(OwnChart::Hub), accounts(OwnChart::Agent));
 
     OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.0.0", &HEALS))
+        .install(&home, hub_values(&repository, "1.0.0", &MORE))
         .await
         .unwrap();
     let mut hub = HubPod::start(&home, None).await.unwrap();
@@ -273,6 +294,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
     let mut agent = AgentPod::start(&edge).await.unwrap();
     agent.agent.ready(PATIENCE).await.unwrap();
     desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    values_are_missed_and_given(&home, &desk).await;
 
     tokio::join!(
         installs(&desk, "acme"),
@@ -288,7 +310,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
     hub.hub.stop().await.unwrap();
     let stale = stale_token(&home).await;
     OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.1.0", &HEALS))
+        .install(&home, hub_values(&repository, "1.1.0", &MORE))
         .await
         .unwrap();
     hub = HubPod::start(&home, Some(&hub)).await.unwrap();

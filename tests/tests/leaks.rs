@@ -25,7 +25,7 @@ use krypton_tests::canary::{Canary, search};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Parts,
     bundle, eventually,
-    fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag},
+    fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag},
 };
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
@@ -187,7 +187,10 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
     let options = HubOptions::new(home.kubeconfig())
         .args(chart_flags(&repository, "small", "1.0.0"))
         .args([values_flag(&values)])
-        .args(["--self-cluster=false"])
+        .args([
+            "--self-cluster=false",
+            "--chart-values-from=secret/fleet-values?",
+        ])
         .env("RUST_LOG", "trace");
     let mut hub = Hub::start(&options).unwrap();
     hub.ready(PATIENCE).await.unwrap();
@@ -254,6 +257,7 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
         Canary::text("a chart value", &value(1)),
         Canary::text("the next chart value", &value(2)),
         Canary::text("the value that fails", &value(3)),
+        Canary::text("the value that helm quotes", &value(4)),
     ];
     let folders = [hub.log_path(), agent.log_path()];
     let folders = folders.map(|log| log.parent().unwrap().to_owned());
@@ -308,6 +312,32 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
         let failed = (type_.as_str(), "True", "UpgradeFailed");
         at_edge.shows("default", "acme", &[failed]).await.unwrap();
     }
+
+    // A value out of a Secret, by no name that tells it, which helm quotes.
+    let quoted = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "fleet-values"},
+        "stringData": {"values.yaml": format!("failWith: {}", value(4))},
+    });
+    desk.apply_secret("fleet-values", &quoted).await.unwrap();
+    for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
+        let type_ = format!("ClusterError/{member}");
+        eventually("helm's words without the secret", PATIENCE, async || {
+            let tenant = at_edge.tenants("default").get("acme").await?;
+            let conditions = tenant.status.unwrap_or_default().conditions;
+            let said = condition(&conditions, &type_).map(|found| found.message.as_str());
+            match said {
+                Some(said) if said.contains("refused: [redacted] and [redacted]") => Ok(Some(())),
+                said => bail!("{said:?}"),
+            }
+        })
+        .await
+        .unwrap();
+    }
+    // A digest that others may read is not that of the values alone.
+    let salt = secret_text(&home, "default", "krypton-hub-values-salt", "salt").await;
+    canaries.push(Canary::text("the salt", &salt));
 
     // The agent's certificate is renewed, with a new key.
     let config = kept.identity.enrolled.as_ref().unwrap();
@@ -373,7 +403,7 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
     let found = search(&canaries, places_searched());
     assert_eq!(found, [""; 0], "{}", found.join("\n"));
     // The same search finds what is planted in the last of them.
-    for canary in [secret, wrong, &value(3)] {
+    for canary in [secret, wrong, &value(3), &value(4)] {
         let planted = format!("{} msg={canary}", hub.log().unwrap());
         let found = search(&canaries, [("a log", planted.as_bytes())]);
         assert_eq!(found.len(), 1, "{found:?}");
@@ -390,6 +420,8 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
     let ours = key_of(&renewed);
     let ca = &canaries[0];
     let of_the_token = Canary::text("the join token's secret", secret);
+    let of_the_secret = Canary::text("the value that helm quotes", &value(4));
+    let record = only(&["krypton-system/krypton-desired-state"]);
     for (cluster, canary, expected) in [
         (&home, ca, only(&["default/krypton-hub-ca"])),
         (&home, &ours, only(&[])),
@@ -398,6 +430,9 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
         (&one, &ours, only(&[&identity])),
         (&one, &of_the_token, only(&[])),
         (&two, ca, only(&[])),
+        (&home, &of_the_secret, only(&["default/fleet-values"])),
+        (&one, &of_the_secret, record.clone()),
+        (&two, &of_the_secret, record),
         (&two, &ours, only(&[])),
     ] {
         let found = places(cluster, canary).await;

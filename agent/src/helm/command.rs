@@ -197,6 +197,7 @@ mod tests {
             namespace: "acme".to_owned(),
             chart: "/c/abc.tgz".into(),
             values: Map::new(),
+            secret_paths: Vec::new(),
             labels: [
                 ("a".to_owned(), "1".to_owned()),
                 ("b".to_owned(), "2".to_owned()),
@@ -278,6 +279,7 @@ mod tests {
             timeout: Duration::from_secs(20),
             server_side: true,
             values: serde_json::Map::new(),
+            secret_paths: Vec::new(),
             cache_key: "edge-1".to_owned(),
         }));
         assert_eq!(

@@ -2,6 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use krypton_common::values;
 use serde_json::{Map, Value};
 
 /// The longest text shown, in bytes.
@@ -9,6 +10,8 @@ const LONGEST: usize = 1024;
 const HIDDEN: &str = "[redacted]";
 /// Shorter ones are no secrets, and would tear holes into words.
 const SHORTEST_SECRET: usize = 4;
+/// A part of a secret that is shorter is no clue.
+const SHORTEST_WITHIN: usize = 6;
 
 /// Texts of failures that the same input brings about again. The seed is Fleet's list, sharpened by
 /// what helm 4 and the apiserver write.
@@ -103,11 +106,18 @@ fn tail(line: &str) -> String {
     format!("…{}", line.get(start..).unwrap_or_default())
 }
 
-/// The texts among the values that must not be shown, by the names they have there; longest first.
-pub(super) fn secrets(values: &Map<String, Value>) -> Vec<String> {
+/// The texts among the values that must not be shown, by the names they have there or by these JSON
+/// pointers; longest first.
+pub(super) fn secrets(values: &Map<String, Value>, pointers: &[String]) -> Vec<String> {
     let mut found = Vec::new();
     for (name, value) in values {
         collect(value, is_secret_value(name), &mut found);
+    }
+    for value in pointers
+        .iter()
+        .filter_map(|pointer| values::at(values, pointer))
+    {
+        collect(value, true, &mut found);
     }
     found.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
     found.dedup();
@@ -118,9 +128,12 @@ fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
     match value {
         Value::String(text) if secret => {
             // A Secret's manifest has it encoded; a text of many lines may be quoted in part.
-            found.extend([text.clone(), STANDARD.encode(text)]);
-            found.extend(text.lines().map(|line| line.trim().to_owned()));
-            found.retain(|text| text.len() >= SHORTEST_SECRET);
+            let mut forms = vec![text.clone(), STANDARD.encode(text)];
+            forms.extend(text.lines().map(|line| line.trim().to_owned()));
+            forms.extend(quoted(text));
+            forms.extend(within_base64(text.as_bytes()));
+            forms.retain(|form| form.len() >= SHORTEST_SECRET);
+            found.append(&mut forms);
         }
         Value::Number(number) if secret => {
             found.extend(Some(number.to_string()).filter(|text| text.len() >= SHORTEST_SECRET));
@@ -133,6 +146,23 @@ fn collect(value: &Value, secret: bool, found: &mut Vec<String>) {
         }
         _ => {}
     }
+}
+
+/// As it stands in quotes, where that is different.
+fn quoted(text: &str) -> Option<String> {
+    let quoted = Value::from(text).to_string();
+    let inner = quoted.strip_prefix('"')?.strip_suffix('"')?;
+    (inner != text).then(|| inner.to_owned())
+}
+
+/// What a text looks like somewhere within a longer one in base64, as the `user:password` of a registry.
+fn within_base64(text: &[u8]) -> impl Iterator<Item = String> + '_ {
+    // The ends depend on the neighbours.
+    (0..3).filter_map(move |skip| {
+        let rest = text.get(skip..)?;
+        let whole = rest.get(..rest.len() / 3 * 3)?;
+        (whole.len() >= SHORTEST_WITHIN).then(|| STANDARD.encode(whole))
+    })
 }
 
 /// `password` and `clientSecret` hold secrets; `existingSecret` and `secretName` only name objects.
@@ -416,7 +446,7 @@ mod tests {
             "imagePullSecrets": [{ "name": "registry" }],
             "pin": "abc",
         });
-        let secrets = secrets(values.as_object().unwrap());
+        let secrets = secrets(values.as_object().unwrap(), &[]);
         let said = format!(
             "Error: hunter2 of all, {}, first-token, 123456, \"line two is here\", db-login, 5432, registry",
             STANDARD.encode("hunter2 of all")
@@ -425,6 +455,35 @@ mod tests {
         assert_eq!(
             complaint.text,
             "[redacted], [redacted], [redacted], [redacted], \"[redacted]\", db-login, 5432, registry"
+        );
+    }
+
+    #[test]
+    fn values_out_of_secrets_are_hidden_whatever_their_name() {
+        let values = json!({
+            "message": "correct horse battery", "db": { "user": "admin-of-all", "port": 54321 },
+            "quoted": "say \"pass\" now", "list": ["first-of-list"], "short": "abc", "open": "seen",
+        });
+        let paths = [
+            "/message", "/db/user", "/db/port", "/quoted", "/list", "/short", "/gone",
+        ];
+        let paths = paths.map(str::to_owned);
+        let secrets = secrets(values.as_object().unwrap(), &paths);
+        let login = STANDARD.encode("x:admin-of-all@");
+        let said = format!(
+            "Error: execution error: correct horse battery, admin-of-all, 54321, \"say \\\"pass\\\" now\", first-of-list, {login}, seen",
+        );
+        let text = Complaint::of(said.as_bytes(), &secrets).text;
+        assert!(
+            text.starts_with(
+                "execution error: [redacted], [redacted], [redacted], \"[redacted]\", [redacted], "
+            ),
+            "{text}"
+        );
+        assert!(text.ends_with(", seen"), "{text}");
+        assert!(
+            !text.contains(&login) && text.matches("[redacted]").count() == 6,
+            "{text}"
         );
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
-use krypton_common::names;
+use krypton_common::{names, values};
 
 use super::repair::{self, Remedy, inherited};
 use super::{Action, Failure, Ownership, Permit, Plan, Remediation, Run, View, state};
@@ -16,7 +16,7 @@ const UPGRADING: &str = "upgrading release";
 const QUIET: Duration = Duration::from_secs(10);
 
 pub(super) fn plan(view: &View<'_>) -> Plan {
-    if let Some(refusal) = refused(view) {
+    if let Some(refusal) = refused(view).or_else(|| values_refused(view)) {
         return Plan::wait(refusal);
     }
     if let Ownership::Theirs(message) = view.ownership() {
@@ -86,8 +86,32 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
     ))
 }
 
+/// Values of the Tenant's own that cannot count. To leave them out would be another release than was asked
+/// for, so what there is stays as it is.
+fn values_refused(view: &View<'_>) -> Option<ClusterState> {
+    let own = view.tenant.spec.values.as_ref();
+    let own = own.filter(|own| !own.is_empty())?;
+    if !view.desired.tenant_values {
+        let message = "the fleet takes no values of single Tenants: remove spec.values, or have the hub run with --tenant-values";
+        return Some(after_failure(view, reason::VALUES_NOT_ALLOWED, message));
+    }
+    let sizes = [
+        ("spec.values are", own, values::MOST_BYTES_OF_TENANT),
+        (
+            "with spec.values, all values are",
+            &view.chart.values,
+            values::MOST_BYTES,
+        ),
+    ];
+    sizes.into_iter().find_map(|(what, values, most)| {
+        let size = values::size(values);
+        let message = format!("{what} {size} bytes as JSON, more than {most}: shorten spec.values");
+        (size > most).then(|| after_failure(view, reason::VALUES_TOO_LARGE, &message))
+    })
+}
+
 fn next(view: &View<'_>) -> Plan {
-    let fingerprint = view.desired.chart.fingerprint();
+    let fingerprint = view.chart.fingerprint();
     let newest = view.newest();
     let current = newest.map(|newest| currency(view, newest, &fingerprint));
     // Until a revision has once been deployed, it is still the installation.
@@ -167,7 +191,7 @@ fn currency(view: &View<'_>, newest: &Revision, fingerprint: &str) -> Currency {
             Currency::Outdated
         };
     }
-    let chart = &view.desired.chart;
+    let chart = view.chart;
     let adoptable = view
         .original_fingerprint()
         .is_some_and(|value| chart.is_original_fingerprint(value));
@@ -286,7 +310,7 @@ fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
 
 /// The conditions after a failed attempt. A chart that could not be fetched leaves what runs as it is, and
 /// so does a helm that could not begin.
-fn after_failure(view: &View<'_>, why: &'static str, message: &str) -> ClusterState {
+fn after_failure(view: &View<'_>, why: &str, message: &str) -> ClusterState {
     if why == reason::SUSPENDED {
         return ClusterState {
             ready: state(Truth::Unknown, why, message),
@@ -308,6 +332,8 @@ fn after_failure(view: &View<'_>, why: &'static str, message: &str) -> ClusterSt
         reason::VERSION_NOT_FOUND,
         reason::VERSION_INVALID,
         reason::HELM_UNAVAILABLE,
+        reason::VALUES_NOT_ALLOWED,
+        reason::VALUES_TOO_LARGE,
     ]
     .contains(&why);
     let mut after = failed(why, &message, why);
@@ -368,9 +394,9 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
         Some(detail) => unready(view, newest, said.as_ref(), detail),
     };
     let wanted = krypton_common::fingerprint::original(
-        &view.desired.chart.repo,
-        &view.desired.chart.name,
-        &view.desired.chart.version,
+        &view.chart.repo,
+        &view.chart.name,
+        &view.chart.version,
     );
     let action = if view.original_fingerprint() != Some(&wanted) {
         Action::Annotate
@@ -386,7 +412,7 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     });
     Plan {
         wake,
-        applied_chart: (!quiet).then(|| view.desired.chart.applied_name()),
+        applied_chart: (!quiet).then(|| view.chart.applied_name()),
         settled: true,
         ..Plan::new(action, settled)
     }

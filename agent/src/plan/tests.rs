@@ -68,11 +68,13 @@ fn world() -> World {
                 version: "1.19.1".to_owned(),
                 install_crds: true,
                 values: serde_json::Map::new(),
+                confidential: None,
             },
             paused: false,
             retire: false,
             drift: krypton_common::drift::DriftPolicy::default(),
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
+            tenant_values: false,
         },
         now: Boot(Duration::from_secs(10_000)),
         policy: Policy {
@@ -100,6 +102,7 @@ impl World {
                 .as_ref()
                 .map(|time| time.0)
         });
+        let chart = self.desired.chart_with(self.tenant.spec.values.as_ref());
         plan(&View {
             cluster: CLUSTER,
             source_namespace: None,
@@ -107,6 +110,7 @@ impl World {
             policy: &self.policy,
             permit: self.permit.clone(),
             desired: &self.desired,
+            chart: &chart,
             tenant: &self.tenant,
             release_key: &release_key,
             revisions: &revisions,
@@ -231,6 +235,79 @@ fn another_chart_version_or_other_values_upgrade() {
         .values
         .insert("a".to_owned(), 1.into());
     assert_eq!(changed.plan().action, Action::Helm(Run::Upgrade));
+}
+
+fn own_values(value: serde_json::Value) -> Option<serde_json::Map<String, serde_json::Value>> {
+    value.as_object().cloned()
+}
+
+#[test]
+fn values_of_the_tenant_change_its_release_where_the_fleet_allows_it() {
+    let mut w = world();
+    w.desired.tenant_values = true;
+    let mut w = w.deployed();
+    assert_eq!(w.plan().action, Action::Nothing);
+    // None, and such as change nothing.
+    for same in [
+        serde_json::json!({}),
+        serde_json::json!({"installCRDs": true}),
+    ] {
+        w.tenant.spec.values = own_values(same);
+        assert_eq!(w.plan().action, Action::Nothing);
+    }
+    w.tenant.spec.values = own_values(serde_json::json!({"replicas": 3}));
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    let chart = w.desired.chart_with(w.tenant.spec.values.as_ref());
+    w.revisions[0].fingerprint = Some(chart.fingerprint());
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.tenant.spec.values = None;
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn a_tenant_whose_values_may_not_count_is_not_changed_and_says_so() {
+    let most = krypton_common::values::MOST_BYTES_OF_TENANT;
+    let large = serde_json::json!({"a": "x".repeat(most)});
+    let cases = [
+        (
+            false,
+            serde_json::json!({"a": 1}),
+            reason::VALUES_NOT_ALLOWED,
+        ),
+        (true, large, reason::VALUES_TOO_LARGE),
+    ];
+    for (allowed, values, why) in cases {
+        let mut w = world();
+        w.desired.tenant_values = allowed;
+        w.tenant.spec.values = own_values(values.clone());
+        let plan = w.plan();
+        assert_eq!(plan.action, Action::Nothing);
+        assert_eq!(ready(&plan), (Truth::False, why));
+        assert!(plan.state.ready.message.contains("spec.values"));
+        // Neither another version nor a failed revision is a reason to run helm, and what runs is ready.
+        let mut w = w.deployed();
+        w.memory.said = Some(ClusterState {
+            ready: state(Truth::True, reason::INSTALLED, ""),
+            progress: None,
+            error: None,
+        });
+        w.desired.chart.version = "1.20.0".to_owned();
+        let plan = w.plan();
+        assert_eq!(plan.action, Action::Nothing);
+        assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
+        let error = plan.state.error.unwrap();
+        assert_eq!((error.truth, error.reason.as_str()), (Truth::True, why));
+        w.revisions.push(w.ours(2, Status::Failed));
+        assert_eq!(w.plan().action, Action::Nothing);
+        // It can be deleted all the same.
+        let w = w.deleted();
+        assert_eq!(w.plan().action, Action::Uninstall);
+        // Without them all is as ever.
+        let mut w = world().deployed();
+        w.tenant.spec.values = own_values(serde_json::json!({}));
+        assert_eq!(w.plan().action, Action::Nothing);
+        assert_eq!(ready(&w.plan()), (Truth::True, reason::NO_CHANGE));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod leftovers;
 mod rollback;
 mod unreadable;
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_common::conditions::{ClusterState, reason};
 use krypton_common::crd_policy::CrdPolicy;
-use krypton_common::desired::DesiredState;
+use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::error_chain::chain;
 use krypton_common::names;
 use krypton_common::tenant::{TenantKey, TenantReport};
@@ -67,6 +68,13 @@ pub(super) struct Job {
     /// Given back with the job.
     #[expect(dead_code, reason = "it is held, not read")]
     pub turn: OwnedSemaphorePermit,
+}
+
+impl Job {
+    /// The chart for this Tenant.
+    fn chart(&self) -> Cow<'_, ChartState> {
+        self.desired.chart_with(self.tenant.spec.values.as_ref())
+    }
 }
 
 /// What came of it.
@@ -134,7 +142,7 @@ impl Performer {
             key: job.key.clone(),
             of: job.release.clone(),
             generation: job.tenant.metadata.generation.unwrap_or_default(),
-            fingerprint: job.desired.chart.fingerprint(),
+            fingerprint: job.chart().fingerprint(),
             requested: job
                 .tenant
                 .annotations()
@@ -463,7 +471,7 @@ impl Performer {
             Run::Install => reason::INSTALL_FAILED,
             Run::Upgrade => reason::UPGRADE_FAILED,
         };
-        let chart = &job.desired.chart;
+        let chart = job.chart();
         let wanted = ChartRef {
             repo: chart.repo.clone(),
             name: chart.name.clone(),
@@ -518,6 +526,7 @@ impl Performer {
             namespace: job.release.namespace.clone(),
             chart: fetched.path.clone(),
             values,
+            secret_paths: chart.secret_paths().to_vec(),
             labels: [
                 (FINGERPRINT_LABEL.to_owned(), chart.fingerprint()),
                 (

@@ -106,6 +106,7 @@ impl Reconciler {
                 other.namespace == release_key.namespace && (desired.retire || other != key)
             });
         let allowed = self.member.allowed.borrow().clone();
+        let chart = desired.chart_with(tenant.spec.values.as_ref());
         let view = View {
             cluster: &self.member.name,
             source_namespace: self.member.source_namespace.as_deref(),
@@ -113,6 +114,7 @@ impl Reconciler {
             policy: &self.member.policy,
             permit: permit(&self.hold.borrow(), self.permitted, self.recorded.is_some()),
             desired: &desired,
+            chart: &chart,
             tenant: &tenant,
             release_key: &release_key,
             revisions: &revisions,

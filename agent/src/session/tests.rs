@@ -96,11 +96,13 @@ fn desired(generation: u64) -> DesiredState {
             version: "1.0.0".to_owned(),
             install_crds: false,
             values: serde_json::Map::new(),
+            confidential: None,
         },
         paused: false,
         retire: false,
         drift: krypton_common::drift::DriftPolicy::default(),
         chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
+        tenant_values: false,
     }
 }
 

@@ -79,6 +79,7 @@ impl Stage {
             namespace: "acme".to_owned(),
             chart: self.path("chart.tgz"),
             values: values.as_object().unwrap().clone(),
+            secret_paths: Vec::new(),
             labels: [("krypton.test/run".to_owned(), "7".to_owned())].into(),
             timeout: Duration::from_secs(600),
             server_side: true,

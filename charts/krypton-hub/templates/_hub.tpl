@@ -140,6 +140,12 @@ first profile is looked at.
 {{- $args = append $args (printf "--chart-version=%s" .Values.chart.version) }}
 {{- $args = append $args (printf "--chart-install-crds=%t" .Values.chart.installCRDs) }}
 {{- $args = append $args "--chart-values-file=/etc/krypton/chart/values.yaml" }}
+{{- with .Values.chart.valuesFrom }}
+{{- $args = append $args (printf "--chart-values-from=%s" (join "," .)) }}
+{{- end }}
+{{- if .Values.tenantValues }}
+{{- $args = append $args "--tenant-values=true" }}
+{{- end }}
 {{- if and .Values.selfCluster (include "krypton.helmAccountName" .) }}
 {{- $args = append $args (printf "--helm-service-account=%s/%s" (include "krypton.helmAccountNamespace" .) (include "krypton.helmAccountName" .)) }}
 {{- end }}

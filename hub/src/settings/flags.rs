@@ -128,6 +128,12 @@ pub struct Flags {
     /// YAML file with values for the chart; an edit reaches every member without a restart.
     #[arg(long, value_name = "FILE", help_heading = "Chart")]
     pub chart_values_file: Option<String>,
+    /// ConfigMaps and Secrets in the hub's namespace with values for the chart, separated by commas, as configmap/NAME or secret/NAME/KEY; key values.yaml where none is named, and with ? at the end it may be missing; may be repeated. Each is over the one before, and all are over the file; a change reaches every member.
+    #[arg(long, value_name = "LIST", help_heading = "Chart")]
+    pub chart_values_from: Vec<String>,
+    /// Let a Tenant have values of its own (spec.values) over all others. Without it, a Tenant that has any is not changed.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Chart")]
+    pub tenant_values: Option<String>,
     /// What becomes of the CRDs in the chart's folder crds: skip, create (with the first installation, as helm does it) or create-replace (and brought up to date before each upgrade). None is ever deleted.
     #[arg(long, value_name = "POLICY", help_heading = "Chart")]
     pub chart_crds: Option<String>,

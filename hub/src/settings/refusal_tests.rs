@@ -45,6 +45,12 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "name of a Secret",
         ),
         (
+            &["--chart-values-from=configmap/a,file/b"],
+            &[],
+            "flag --chart-values-from",
+            "a ConfigMap or Secret with values",
+        ),
+        (
             &["--chart-resolve-interval=10s"],
             &[],
             "flag --chart-resolve-interval",

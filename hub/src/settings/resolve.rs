@@ -11,6 +11,8 @@ use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
 use krypton_common::telemetry::LogFormat;
 
+use crate::chart_values::{NotASource, Source};
+
 use super::{
     BindAddress, ChartSettings, Discovery, Flags, HelmSettings, HomeChoice, HomeSource,
     LocalSource, NotABindAddress, Origin, ProviderKind, ServiceAccount, Settings, SettingsError,
@@ -53,6 +55,8 @@ pub(super) fn resolve(
         proxy_grace: inputs.duration("proxy-grace", &flags.proxy_grace)?,
         chart: inputs.chart(flags)?,
         chart_values_file: inputs.path("chart-values-file", &flags.chart_values_file),
+        chart_values_from: inputs.chart_values_from(flags)?,
+        tenant_values: inputs.boolean("tenant-values", &flags.tenant_values)?,
         allow_chart_skip: inputs.allow_chart_skip(),
         drift: inputs.drift(flags)?,
         chart_crds: {
@@ -418,6 +422,21 @@ impl Inputs<'_> {
             plain_http: self.boolean("insecure-chart-http", &flags.insecure_chart_http)?,
             resolve_every: self.chart_resolve_interval(flags)?,
         })
+    }
+
+    fn chart_values_from(&mut self, flags: &Flags) -> Result<Vec<Source>, SettingsError> {
+        let list = non_empty(Some(flags.chart_values_from.join(",")));
+        let given = self.text("chart-values-from", &list);
+        let read = |item: Given| {
+            let source = item.text.parse();
+            source.map_err(|NotASource| {
+                item.invalid(
+                    "a ConfigMap or Secret with values",
+                    "write configmap/NAME or secret/NAME, with /KEY where it is not values.yaml, and with ? at the end where it may be missing",
+                )
+            })
+        };
+        given.items().map(read).collect()
     }
 
     fn drift(&mut self, flags: &Flags) -> Result<DriftPolicy, SettingsError> {

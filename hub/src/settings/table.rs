@@ -235,6 +235,13 @@ pub const ROWS: &[Row] = &[
         "G1/G2: as here. HEAD: no such flag, and no CRDs.",
     ),
     flag("chart-values-file", &[], "", NEW),
+    flag("chart-values-from", &["KRYPTON_CHART_VALUES_FROM"], "", NEW),
+    flag(
+        "tenant-values",
+        &["KRYPTON_TENANT_VALUES"],
+        "false",
+        "new; G0 had values of single Tenants",
+    ),
     flag(
         "chart-crds",
         &["KRYPTON_CHART_CRDS"],

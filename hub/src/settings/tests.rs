@@ -223,6 +223,38 @@ fn advertised_addresses_are_a_list_in_the_order_given() {
 }
 
 #[test]
+fn values_come_from_objects_in_the_order_given() {
+    let cases: &[(Args, Env, &[&str])] = &[
+        (&[], &[], &[]),
+        (
+            &[
+                "--chart-values-from=secret/b/k?, configmap/a",
+                "--chart-values-from=configmap/c",
+            ],
+            &[],
+            &[
+                "Secret b, key k",
+                "ConfigMap a, key values.yaml",
+                "ConfigMap c, key values.yaml",
+            ],
+        ),
+        (
+            &["--chart-values-from=secret/b"],
+            &[("KRYPTON_CHART_VALUES_FROM", "configmap/a")],
+            &["ConfigMap a, key values.yaml"],
+        ),
+    ];
+    for (args, env, expected) in cases {
+        let settings = resolve(args, env).unwrap();
+        let found = settings.chart_values_from.iter();
+        let found: Vec<String> = found.map(|source| source.place.to_string()).collect();
+        assert_eq!(found, *expected, "{args:?}");
+        assert!(!settings.tenant_values);
+    }
+    assert!(resolve(&["--tenant-values"], &[]).unwrap().tenant_values);
+}
+
+#[test]
 fn the_port_of_agents_can_be_off_and_is_nobody_elses() {
     assert_eq!(resolve(&["--listen=0"], &[]).unwrap().listen, None);
     let error = resolve(&["--listen=:8081"], &[]).unwrap_err().to_string();

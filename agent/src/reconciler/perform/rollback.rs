@@ -31,7 +31,8 @@ impl Performer {
             to,
             timeout: self.member.policy.helm_timeout,
             server_side: release::decode(&current).is_ok_and(|facts| facts.server_side),
-            values: job.desired.chart.helm_values(),
+            values: job.chart().helm_values(),
+            secret_paths: job.desired.chart.secret_paths().to_vec(),
             cache_key: self.member.name.clone(),
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name, to,

@@ -1,0 +1,221 @@
+//! Values of the chart in layers: how one is laid over another, and where secrets are in the result.
+
+use std::io::{self, Write};
+
+use serde_json::{Map, Value};
+
+/// The most that one member is given, as JSON: it is kept in one Secret there, which holds 1 MiB.
+pub const MOST_BYTES: usize = 1_000_000;
+
+/// The most that a Tenant has of its own, as JSON: an agent holds those of all its Tenants, and puts them
+/// into one Secret when their CRD is deleted.
+pub const MOST_BYTES_OF_TENANT: usize = 64 * 1024;
+
+/// Lays `over` over `under`, as helm does with `--values under --values over`: maps are merged, all else is
+/// replaced. A `null` stays: helm deletes the chart's own value where it finds one.
+pub fn lay_over(under: &mut Map<String, Value>, over: &Map<String, Value>) {
+    for (key, value) in over {
+        match (under.get_mut(key), value) {
+            (Some(Value::Object(below)), Value::Object(above)) => lay_over(below, above),
+            _ => {
+                under.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}
+
+/// How large the values are, as JSON.
+pub fn size(values: &Map<String, Value>) -> usize {
+    #[derive(Default)]
+    struct Count(usize);
+    impl Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count::default();
+    // Neither the values nor the counter can refuse.
+    if serde_json::to_writer(&mut count, values).is_err() {
+        return usize::MAX;
+    }
+    count.0
+}
+
+/// JSON pointers to what `layer` has put into `merged`: texts, numbers and whole lists that are there as it
+/// has them. Truth values and null are nobody's secret.
+pub fn places(layer: &Map<String, Value>, merged: &Map<String, Value>) -> Vec<String> {
+    let mut found = Vec::new();
+    collect(layer, merged, "", &mut found);
+    found
+}
+
+fn collect(
+    layer: &Map<String, Value>,
+    merged: &Map<String, Value>,
+    at: &str,
+    found: &mut Vec<String>,
+) {
+    for (key, value) in layer {
+        let here = format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"));
+        match (value, merged.get(key)) {
+            (Value::Object(layer), Some(Value::Object(merged))) => {
+                collect(layer, merged, &here, found);
+            }
+            (Value::Null | Value::Bool(_), _) => {}
+            (value, Some(there)) if value == there => found.push(here),
+            _ => {}
+        }
+    }
+}
+
+/// What a JSON pointer leads to.
+pub fn at<'a>(values: &'a Map<String, Value>, pointer: &str) -> Option<&'a Value> {
+    let path = pointer.strip_prefix('/')?;
+    let (first, rest) = path
+        .find('/')
+        .map_or((path, ""), |slash| path.split_at(slash));
+    let key = first.replace("~1", "/").replace("~0", "~");
+    values.get(&key)?.pointer(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn map(value: Value) -> Map<String, Value> {
+        match value {
+            Value::Object(map) => map,
+            other => panic!("{other} is no map"),
+        }
+    }
+
+    fn laid(under: &Map<String, Value>, over: &Map<String, Value>) -> Map<String, Value> {
+        let mut result = under.clone();
+        lay_over(&mut result, over);
+        result
+    }
+
+    #[test]
+    fn maps_are_merged_and_all_else_is_replaced() {
+        let cases = [
+            (
+                json!({"a": {"x": 1}}),
+                json!({"a": {"y": 2}}),
+                json!({"a": {"x": 1, "y": 2}}),
+            ),
+            (json!({"a": [1, 2]}), json!({"a": [3]}), json!({"a": [3]})),
+            (json!({"a": {"x": 1}}), json!({"a": 1}), json!({"a": 1})),
+            (
+                json!({"a": 1}),
+                json!({"a": {"x": 1}}),
+                json!({"a": {"x": 1}}),
+            ),
+            (
+                json!({"a": {"x": 1}}),
+                json!({"a": {}}),
+                json!({"a": {"x": 1}}),
+            ),
+            (
+                json!({"a": {"x": 1}}),
+                json!({"a": null}),
+                json!({"a": null}),
+            ),
+            (
+                json!({"a": null}),
+                json!({"a": {"x": 1}}),
+                json!({"a": {"x": 1}}),
+            ),
+            (
+                json!({}),
+                json!({"a": {"x": null}}),
+                json!({"a": {"x": null}}),
+            ),
+        ];
+        for (under, over, expected) in cases {
+            let found = laid(&map(under.clone()), &map(over.clone()));
+            assert_eq!(Value::Object(found), expected, "{under} {over}");
+        }
+    }
+
+    #[test]
+    fn the_order_counts_where_a_map_gives_way_to_something_else() {
+        let [first, second, third] = [
+            json!({"a": {"x": 1}}),
+            json!({"a": null}),
+            json!({"a": {"y": 2}}),
+        ]
+        .map(map);
+        let one_by_one = laid(&laid(&first, &second), &third);
+        assert_eq!(Value::Object(one_by_one), json!({"a": {"y": 2}}));
+        let last_first = laid(&first, &laid(&second, &third));
+        assert_eq!(Value::Object(last_first), json!({"a": {"x": 1, "y": 2}}));
+    }
+
+    #[test]
+    fn what_a_layer_has_given_is_found_where_it_is() {
+        let secret = map(json!({
+            "db": {"password": "hunter2", "port": 5432, "tls": true, "gone": "x"},
+            "list": ["a"], "a/b": {"c~d": "odd"}, "was": "before",
+        }));
+        let over = map(json!({"was": "after", "db": {"gone": {"now": 1}, "host": "h"}}));
+        let merged = laid(&secret, &over);
+        let found = places(&secret, &merged);
+        assert_eq!(found, ["/a~1b/c~0d", "/db/password", "/db/port", "/list"]);
+        assert_eq!(at(&merged, "/a~1b/c~0d"), Some(&json!("odd")));
+        assert_eq!(at(&merged, "/db/password"), Some(&json!("hunter2")));
+        assert_eq!(at(&merged, "/list"), Some(&json!(["a"])));
+        for none in ["", "db", "/none", "/db/none/deeper"] {
+            assert_eq!(at(&merged, none), None, "{none}");
+        }
+        assert_eq!(size(&map(json!({"a": "b"}))), r#"{"a":"b"}"#.len());
+    }
+
+    /// Values in which a key is always a map, or never one.
+    fn of_one_shape() -> impl Strategy<Value = Map<String, Value>> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::Bool),
+            (0..3_u8).prop_map(|number| json!([number])),
+            "[x-z]".prop_map(Value::String),
+        ];
+        let flat = prop::collection::btree_map("[a-c]", leaf, 0..4)
+            .prop_map(|map| map.into_iter().collect::<Map<_, _>>());
+        flat.prop_recursive(3, 16, 4, |inner| {
+            let leaf = prop_oneof![Just(Value::Null), "[x-z]".prop_map(Value::String)];
+            let leaves = prop::collection::btree_map("[a-c]", leaf, 0..4);
+            let maps = prop::collection::btree_map("m[a-c]", inner, 0..3);
+            (leaves, maps).prop_map(|(leaves, maps)| {
+                let maps = maps.into_iter().map(|(key, map)| (key, Value::Object(map)));
+                leaves.into_iter().chain(maps).collect()
+            })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn where_maps_stay_maps_only_the_sequence_counts(
+            [a, b, c] in prop::array::uniform3(of_one_shape())
+        ) {
+            prop_assert_eq!(laid(&laid(&a, &b), &c), laid(&a, &laid(&b, &c)));
+            prop_assert_eq!(&laid(&a, &a), &a);
+            prop_assert_eq!(&laid(&Map::new(), &a), &a);
+            prop_assert_eq!(&laid(&a, &Map::new()), &a);
+        }
+
+        #[test]
+        fn every_place_leads_to_what_the_layer_has_there([a, b] in prop::array::uniform2(of_one_shape())) {
+            let merged = laid(&a, &b);
+            for place in places(&b, &merged) {
+                prop_assert_eq!(at(&merged, &place), at(&b, &place));
+                prop_assert!(at(&merged, &place).is_some());
+            }
+        }
+    }
+}
