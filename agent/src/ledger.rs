@@ -143,6 +143,7 @@ mod tests {
             retire: false,
             drift: krypton_common::drift::DriftPolicy::default(),
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
+            handling: krypton_common::handling::Handling::default(),
         }
     }
 

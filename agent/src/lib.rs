@@ -34,6 +34,7 @@ pub mod patience;
 pub mod plan;
 pub mod process;
 pub mod process_group;
+mod progress;
 pub mod reconciler;
 pub mod release;
 pub mod report;

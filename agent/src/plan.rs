@@ -6,6 +6,7 @@ mod presence;
 pub mod repair;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -126,6 +127,8 @@ pub struct Memory {
     pub said: Option<ClusterState>,
     /// What was last written and told with the Lease; at first, what the status says.
     pub told: Option<ClusterState>,
+    /// When it was last reported or written.
+    pub said_at: Option<Boot>,
     pub failure: Option<Failure>,
     /// The last helm run that ended well.
     pub applied: Option<Applied>,

@@ -21,8 +21,10 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+mod hooks;
 mod objects;
 
+pub use hooks::running_hook;
 pub use objects::{Declared, left_over, objects};
 
 /// The type of helm's release Secrets.

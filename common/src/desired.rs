@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use crate::crd_policy::CrdPolicy;
 use crate::drift::DriftPolicy;
 use crate::fingerprint;
+use crate::handling::Handling;
 
 /// Which chart, at which version, with which values. One per fleet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,6 +99,8 @@ pub struct DesiredState {
         skip_serializing_if = "CrdPolicy::is_default"
     )]
     pub chart_crds: CrdPolicy,
+    #[serde(default, flatten)]
+    pub handling: Handling,
 }
 
 impl DesiredState {
@@ -115,6 +118,9 @@ impl DesiredState {
         if !self.chart_crds.is_default() {
             content["chartCrds"] = serde_json::json!(self.chart_crds);
         }
+        if !self.handling.wait.is_default() {
+            content["wait"] = serde_json::json!(self.handling.wait);
+        }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }
 }
@@ -123,6 +129,7 @@ impl DesiredState {
 mod tests {
     use super::*;
     use crate::drift::DriftMode;
+    use crate::handling::WaitPolicy;
 
     fn chart() -> ChartState {
         ChartState {
@@ -192,8 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drift_policy_is_in_the_digest_and_the_record_only_where_it_is_set_and_never_in_the_chart()
-    {
+    fn a_policy_is_in_the_digest_and_the_record_only_where_it_is_set_and_never_in_the_chart() {
         let plain = DesiredState {
             version: Version::default(),
             chart: chart(),
@@ -201,6 +207,7 @@ mod tests {
             retire: false,
             drift: DriftPolicy::default(),
             chart_crds: CrdPolicy::default(),
+            handling: Handling::default(),
         };
         // As an agent has it that knows nothing of drift.
         let before = serde_json::json!({ "chart": plain.chart, "paused": false });
@@ -222,7 +229,15 @@ mod tests {
             ..plain.clone()
         };
         assert_ne!(replaces.digest(), plain.digest());
-        for state in [plain, heals, replaces] {
+        let hasty = DesiredState {
+            handling: Handling {
+                wait: WaitPolicy::None,
+            },
+            ..plain.clone()
+        };
+        assert_ne!(hasty.digest(), plain.digest());
+        assert!(recorded.get("wait").is_none(), "{recorded}");
+        for state in [plain, heals, replaces, hasty] {
             let recorded = serde_json::to_value(&state).unwrap();
             assert_eq!(
                 serde_json::from_value::<DesiredState>(recorded).unwrap(),

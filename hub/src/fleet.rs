@@ -19,6 +19,7 @@ use krypton_common::conditions::{State, TARGET_RESOLVED, Truth, find};
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::ChartState;
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::Handling;
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
@@ -92,6 +93,7 @@ pub struct Fleet {
     /// For all members.
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
+    pub handling: Handling,
     /// Whether this hub is the one that writes on home.
     pub lead: watch::Receiver<Hold>,
     pub shared: Arc<Shared>,
@@ -118,7 +120,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
     let mut gone: BTreeSet<String> = BTreeSet::new();
-    let mut dealer = Dealer::new(fleet.drift, fleet.chart_crds);
+    let mut dealer = Dealer::new(fleet.drift, fleet.chart_crds, fleet.handling);
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
     let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();

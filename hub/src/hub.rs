@@ -325,6 +325,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             given: given_rx,
             drift: settings.drift,
             chart_crds: settings.chart_crds,
+            handling: settings.handling,
             lead,
             shared,
             members,

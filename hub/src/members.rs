@@ -9,6 +9,7 @@ use krypton_agent::clock::Boot;
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::Handling;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -272,6 +273,7 @@ pub struct Dealer {
     /// The same for all.
     drift: DriftPolicy,
     chart_crds: CrdPolicy,
+    handling: Handling,
     generation: u64,
     /// The latest for members of each order.
     latest: [Option<Slot>; 4],
@@ -285,10 +287,11 @@ pub struct Order {
 }
 
 impl Dealer {
-    pub fn new(drift: DriftPolicy, chart_crds: CrdPolicy) -> Self {
+    pub fn new(drift: DriftPolicy, chart_crds: CrdPolicy, handling: Handling) -> Self {
         Self {
             drift,
             chart_crds,
+            handling,
             ..Self::default()
         }
     }
@@ -307,6 +310,7 @@ impl Dealer {
                 && (slot.desired.paused, slot.desired.retire) == (order.paused, order.retire)
                 && slot.desired.drift == self.drift
                 && slot.desired.chart_crds == self.chart_crds
+                && slot.desired.handling == self.handling
                 && slot.desired.chart == **chart
         };
         if before.is_some_and(as_wanted) {
@@ -332,6 +336,7 @@ impl Dealer {
             retire: order.retire,
             drift: self.drift,
             chart_crds: self.chart_crds,
+            handling: self.handling,
         };
         let slot = Slot {
             message: Arc::new((&desired).into()),

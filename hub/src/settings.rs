@@ -14,6 +14,7 @@ use std::time::Duration;
 use krypton_agent::plan::Remediation;
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
 
@@ -46,6 +47,7 @@ pub struct Settings {
     pub allow_chart_skip: bool,
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
+    pub handling: Handling,
     pub helm: HelmSettings,
     /// Cap of the pause between two tries of one Tenant.
     pub retry_max: Duration,

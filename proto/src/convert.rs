@@ -4,6 +4,7 @@ use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::{Handling, WaitPolicy};
 use krypton_common::member::MemberReport;
 use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
 use krypton_common::root_digest::{ROOTS_MAX, RootDigest};
@@ -78,7 +79,9 @@ impl From<&DesiredState> for v1::Desired {
             retire,
             drift,
             chart_crds,
+            handling,
         } = desired;
+        let Handling { wait } = handling;
         let ChartState {
             repo,
             name,
@@ -106,6 +109,10 @@ impl From<&DesiredState> for v1::Desired {
                 true => String::new(),
                 false => chart_crds.to_string(),
             },
+            wait: match wait.is_default() {
+                true => String::new(),
+                false => wait.to_string(),
+            },
         }
     }
 }
@@ -122,12 +129,20 @@ impl TryFrom<v1::Desired> for DesiredState {
             digest,
             drift,
             chart_crds,
+            wait,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
             word => {
                 let policy = word.parse();
                 policy.map_err(|_| WireError::Name("the policy for CRDs"))?
+            }
+        };
+        let wait = match wait.as_str() {
+            "" => WaitPolicy::default(),
+            word => {
+                let policy = word.parse();
+                policy.map_err(|_| WireError::Name("what is waited for"))?
             }
         };
         let drift = drift.map(DriftPolicy::try_from).transpose()?;
@@ -147,6 +162,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             retire,
             drift: drift.unwrap_or_default(),
             chart_crds,
+            handling: Handling { wait },
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
         if read.digest() == digest {
@@ -346,6 +362,9 @@ mod tests {
                 interval_seconds: 60,
             },
             chart_crds: CrdPolicy::CreateReplace,
+            handling: Handling {
+                wait: WaitPolicy::Hooks,
+            },
         }
     }
 

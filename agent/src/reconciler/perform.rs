@@ -2,6 +2,7 @@
 
 mod leftovers;
 mod rollback;
+mod telling;
 mod unreadable;
 
 use std::path::Path;
@@ -185,7 +186,16 @@ impl Performer {
 
     /// Reports the state, writes it to the Tenant where that is ours to do, and tells what changed.
     async fn say(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        let state = &job.plan.state;
+        self.say_state(job, &job.plan.state, done).await
+    }
+
+    async fn say_state(
+        &self,
+        job: &Job,
+        state: &ClusterState,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let newest = done.tenant.as_ref().unwrap_or(&job.tenant);
         let generation = job.tenant.metadata.generation.unwrap_or_default();
         let earlier = job
             .tenant
@@ -215,16 +225,16 @@ impl Performer {
         }
         if self.member.status == StatusMode::Write {
             let next = status::status(
-                &job.tenant,
+                newest,
                 &self.member.name,
                 state,
                 job.plan.applied_chart.as_deref(),
                 self.member.allow_chart_skip,
                 clock::wall(),
             );
-            if job.tenant.status.as_ref() != Some(&next) {
+            if newest.status.as_ref() != Some(&next) {
                 let patch = json!({
-                    "metadata": { "resourceVersion": job.tenant.metadata.resource_version },
+                    "metadata": { "resourceVersion": newest.metadata.resource_version },
                     "status": next,
                 });
                 let api = self.tenants(&job.key);
@@ -249,7 +259,8 @@ impl Performer {
                 }
             }
         }
-        for told in status::told(job.told.as_ref(), state) {
+        let before = done.told.as_ref().or(job.told.as_ref());
+        for told in status::told(before, state) {
             self.events.tell(&job.tenant, told);
         }
         done.told = Some(state.clone());
@@ -537,9 +548,10 @@ impl Performer {
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
             chart = %chart.applied_name(), ?run, "running helm");
-        let ended = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop)).await;
-        // The exit code is a hint; the release Secret is the truth (helm.md §8).
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
+        let running = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));
+        let ended = self.telling(job, done, expected, running).await;
+        // The exit code is a hint; the release Secret is the truth (helm.md §8).
         let secret = self.revision_secret(&job.release, expected).await?;
         let facts = secret
             .as_ref()
@@ -627,7 +639,9 @@ impl Performer {
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
             "running helm uninstall");
-        let ended = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop)).await;
+        let running = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));
+        let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
+        let ended = self.telling(job, done, newest, running).await;
         self.relist(job, done).await?;
         let gone =
             matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if metas.is_empty());

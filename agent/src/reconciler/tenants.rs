@@ -16,7 +16,7 @@ use crate::clock::Boot;
 use crate::fence::Hold;
 use crate::index::CrdState;
 use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
-use crate::workload;
+use crate::{progress, workload};
 
 /// The longest pause after what is not the release's fault.
 const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
@@ -154,6 +154,10 @@ impl Reconciler {
         if self.drift_first(key, &plan, revision, now) {
             return;
         }
+        if let Some(at) = self.words_wait(key, &tenant, &plan, now) {
+            self.wakes.insert((at, key.clone()));
+            return;
+        }
         if plan.action == Action::Nothing && !self.news(key, &tenant, &plan) {
             self.begin_drift(key, &tenant, plan, (&release_key, revision), now);
             return;
@@ -188,6 +192,23 @@ impl Reconciler {
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
         let task = self.jobs.spawn(performing).id();
         self.running.insert(task, key.clone());
+    }
+
+    /// Until when other words for what was said a moment ago wait.
+    fn words_wait(
+        &self,
+        key: &TenantKey,
+        tenant: &Tenant,
+        plan: &plan::Plan,
+        now: Boot,
+    ) -> Option<Boot> {
+        let memory = &self.slots.get(key)?.memory;
+        // Of another generation it is to be said that it was looked at.
+        let known = self.board.generation(key) == tenant.metadata.generation;
+        let said = memory.said.as_ref().zip(memory.said_at);
+        let waits = plan.action == Action::Nothing && plan.ours && known;
+        said.filter(|_| waits)
+            .and_then(|said| progress::not_before(Some(said), &plan.state, now))
     }
 
     /// Whether there is anything to say. When not, the pass over this Tenant costs nothing.
@@ -267,6 +288,7 @@ impl Reconciler {
         slot.not_before = None;
         if done.said.is_some() {
             slot.memory.said = done.said;
+            slot.memory.said_at = Some(now);
         }
         if done.told.is_some() {
             slot.memory.told = done.told;

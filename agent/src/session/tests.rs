@@ -101,6 +101,7 @@ fn desired(generation: u64) -> DesiredState {
         retire: false,
         drift: krypton_common::drift::DriftPolicy::default(),
         chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
+        handling: krypton_common::handling::Handling::default(),
     }
 }
 

@@ -131,6 +131,9 @@ pub struct Flags {
     /// What becomes of the CRDs in the chart's folder crds: skip, create (with the first installation, as helm does it) or create-replace (and brought up to date before each upgrade). None is ever deleted.
     #[arg(long, value_name = "POLICY", help_heading = "Chart")]
     pub chart_crds: Option<String>,
+    /// What makes a release ready once helm has deployed it: none, hooks (helm waits for them; what its workloads lack is said) or ready (its workloads are).
+    #[arg(long, value_name = "WHAT", help_heading = "Chart")]
+    pub wait: Option<String>,
     /// What is done where a release is no longer as its chart has it: off, warn (told on the Tenant) or heal (put right). A Tenant may have another by annotation mesh.openkcm.io/drift.
     #[arg(long, value_name = "MODE", help_heading = "Chart")]
     pub drift: Option<String>,

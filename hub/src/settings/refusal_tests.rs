@@ -140,6 +140,12 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "a duration from 1s to 24h",
         ),
         (
+            &["--wait=watcher"],
+            &[],
+            "flag --wait",
+            "none, ready or hooks",
+        ),
+        (
             &["--chart-crds=replace"],
             &[],
             "flag --chart-crds",

@@ -7,6 +7,7 @@ use std::time::Duration;
 use krypton_agent::plan::Remediation;
 use krypton_common::bundle::split_address;
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
 use krypton_common::telemetry::LogFormat;
@@ -60,6 +61,7 @@ pub(super) fn resolve(
             let policy = given.text.parse();
             policy.map_err(|_| given.invalid("a policy", "write skip, create or create-replace"))?
         },
+        handling: inputs.handling(flags)?,
         helm,
         retry_max: inputs.duration("retry-max", &flags.retry_max)?,
         check_interval: inputs.check_interval(),
@@ -518,6 +520,13 @@ impl Inputs<'_> {
             max_concurrent,
             cache_dir,
         })
+    }
+
+    fn handling(&mut self, flags: &Flags) -> Result<Handling, SettingsError> {
+        let given = self.text("wait", &flags.wait);
+        let wait = given.text.parse();
+        let wait = wait.map_err(|_| given.invalid("a policy", "write none, ready or hooks"))?;
+        Ok(Handling { wait })
     }
 
     fn retries(&mut self, flags: &Flags) -> Result<Option<u32>, SettingsError> {

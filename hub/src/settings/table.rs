@@ -241,6 +241,12 @@ pub const ROWS: &[Row] = &[
         "create",
         "new; always `create` in the original",
     ),
+    flag(
+        "wait",
+        &["KRYPTON_WAIT"],
+        "ready",
+        "new; helm's own `--wait` in the original",
+    ),
     flag("drift", &["KRYPTON_DRIFT"], "off", NEW),
     flag("drift-interval", &["KRYPTON_DRIFT_INTERVAL"], "10m", NEW),
     flag(
