@@ -32,6 +32,7 @@ pub mod ledger;
 pub mod metrics;
 pub mod patience;
 pub mod plan;
+pub mod precedence;
 pub mod process;
 pub mod process_group;
 mod progress;

@@ -87,7 +87,10 @@ mod tests {
         assert_eq!(next([upgrade, install], None, at(0)), Some(2));
         let (busy, idle) = (waiter(1, Low, 0, 2), waiter(2, Low, 0, 0));
         assert_eq!(next([busy, idle], None, at(0)), Some(2));
-        assert_eq!(next([waiter(4, Low, 0, 1), waiter(3, Low, 0, 1)], None, at(0)), Some(3));
+        assert_eq!(
+            next([waiter(4, Low, 0, 1), waiter(3, Low, 0, 1)], None, at(0)),
+            Some(3)
+        );
         assert_eq!(next([], None, at(0)), None);
     }
 
@@ -114,7 +117,11 @@ mod tests {
             0..30_u64,
             any::<bool>(),
         );
-        let step = step.prop_map(|(comes, seconds, gives)| Step { comes, seconds, gives });
+        let step = step.prop_map(|(comes, seconds, gives)| Step {
+            comes,
+            seconds,
+            gives,
+        });
         proptest::collection::vec(step, 1..200)
     }
 

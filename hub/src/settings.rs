@@ -153,9 +153,13 @@ pub struct HelmSettings {
     pub timeout: Duration,
     /// 1 to 64.
     pub max_concurrent: usize,
+    /// 1 to `max_concurrent`.
+    pub max_per_member: usize,
     /// How often what failed is tried again; without end if `None`.
     pub retries: Option<u32>,
     pub remediation: Remediation,
+    /// Revisions kept of a release.
+    pub history_max: u8,
     pub cache_dir: PathBuf,
 }
 

@@ -82,6 +82,7 @@ fn world() -> World {
             foreign_lock_grace: Duration::from_secs(600),
             retries: None,
             remediation: Remediation::Keep,
+            history_max: 3,
             protected_namespaces: vec!["krypton".to_owned()],
         },
     }

@@ -38,6 +38,7 @@ use crate::index::{
     RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
 };
 use crate::plan::{Action, Plan, Run, repair};
+use crate::precedence::Urgency;
 use crate::release::{self, Release, Status};
 use crate::report::ReportBoard;
 use crate::status::{self, Told};
@@ -65,6 +66,7 @@ pub(super) struct Job {
     pub revisions: Vec<Revision>,
     pub workspace_exists: bool,
     pub desired: Arc<DesiredState>,
+    pub urgency: Urgency,
     /// Given back with the job.
     #[expect(dead_code, reason = "it is held, not read")]
     pub turn: OwnedSemaphorePermit,
@@ -319,8 +321,13 @@ impl Performer {
                 },
             );
         }
-        self.patch_tenant(job, done, json!({ "finalizers": finalizers }))
-            .await
+        let mut metadata = json!({ "finalizers": finalizers });
+        // It would hand a release that others make there to a Tenant that stays.
+        if job.desired.retire && !orphaned {
+            let annotation = names::fingerprint_annotation(&self.member.name);
+            metadata["annotations"] = json!({ annotation: null });
+        }
+        self.patch_tenant(job, done, metadata).await
     }
 
     async fn annotate(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -492,7 +499,7 @@ impl Performer {
                 message: chain(&*error),
                 permanent: false,
             })?;
-        let slot = self.tools.helm.slot().await;
+        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         let server_side = match &job.newest {
             None => true,
@@ -542,6 +549,7 @@ impl Performer {
             timeout: self.member.policy.helm_timeout,
             server_side,
             skip_crds: job.desired.chart_crds == CrdPolicy::Skip,
+            history_max: self.member.policy.history_max,
             description: format!("Krypton, desired state {}", job.desired.version),
             again,
             cache_key: self.member.name.clone(),
@@ -615,7 +623,7 @@ impl Performer {
     }
 
     async fn uninstall(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        let slot = self.tools.helm.slot().await;
+        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         self.confirm_deletion(job).await?;
         if job.tenant.metadata.deletion_timestamp.is_some() || job.desired.retire {

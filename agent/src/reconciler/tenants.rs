@@ -11,11 +11,13 @@ use kube::runtime::watcher::Event;
 use tokio::task::{Id, JoinError};
 
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
+use super::turns::Turns;
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::clock::Boot;
 use crate::fence::Hold;
 use crate::index::CrdState;
 use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
+use crate::precedence::Urgency;
 use crate::{progress, workload};
 
 /// The longest pause after what is not the release's fault.
@@ -37,7 +39,11 @@ impl Reconciler {
             return;
         }
         // Who waits goes before who comes.
-        while let Some(key) = self.calls.next().or_else(|| self.runs.next()) {
+        let waiting = |this: &Self| {
+            let turns = [&this.calls, &this.urgent, &this.runs];
+            turns.into_iter().find_map(Turns::next)
+        };
+        while let Some(key) = waiting(self) {
             self.look_at(&key, now);
         }
         for key in std::mem::take(&mut self.dirty) {
@@ -46,7 +52,8 @@ impl Reconciler {
     }
 
     fn look_at(&mut self, key: &TenantKey, now: Boot) {
-        let (call, run) = (self.calls.leave(key), self.runs.leave(key));
+        let [call, urgent, run] =
+            [&mut self.calls, &mut self.urgent, &mut self.runs].map(|turns| turns.leave(key));
         let Some(tenant) = self.index.tenants.get(key).cloned() else {
             self.rounds.forget(key);
             if self.slots.get(key).is_none_or(|slot| !slot.busy) {
@@ -162,9 +169,15 @@ impl Reconciler {
             self.begin_drift(key, &tenant, plan, (&release_key, revision), now);
             return;
         }
-        let (turns, place) = match waits_for_helm(&plan.action) {
-            true => (&mut self.runs, run),
-            false => (&mut self.calls, call),
+        let failed = self
+            .slots
+            .get(key)
+            .is_some_and(|slot| slot.memory.failure.is_some());
+        let urgency = plan.action.urgency(failed);
+        let (turns, place) = match (waits_for_helm(&plan.action), urgency) {
+            (true, Urgency::High) => (&mut self.urgent, urgent),
+            (true, Urgency::Low) => (&mut self.runs, run),
+            (false, _) => (&mut self.calls, call),
         };
         let Some(turn) = turns.take(key, place) else {
             return;
@@ -184,6 +197,7 @@ impl Reconciler {
             release: release_key,
             workspace_exists,
             desired: Arc::clone(&desired),
+            urgency,
             turn,
         };
         if let Some(slot) = self.slots.get_mut(key) {

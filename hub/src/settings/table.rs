@@ -276,9 +276,11 @@ pub const ROWS: &[Row] = &[
         "new; 180 s and 300 s were fixed in the original",
     ),
     flag("max-concurrent-helm", &[], "4", "new; 1 in the original"),
+    flag("max-concurrent-helm-per-member", &[], "", NEW),
     flag("retry-max", &[], "15m", NEW),
     flag("retries", &[], "", NEW),
     flag("remediation", &[], "keep", NEW),
+    flag("history-max", &[], "3", NEW),
     computed(
         "helm-cache-dir",
         &[],
