@@ -25,7 +25,7 @@ mod hooks;
 mod objects;
 
 pub use hooks::running_hook;
-pub use objects::{Declared, left_over, objects};
+pub use objects::{Declared, declares_anywhere, left_over, objects};
 
 /// The type of helm's release Secrets.
 pub const SECRET_TYPE: &str = "helm.sh/release.v1";

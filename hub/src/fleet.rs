@@ -25,7 +25,6 @@ use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
 use kube::api::Api;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::events::EventType;
 use kube::runtime::watcher::{Config, Event, watcher};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -312,11 +311,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     }
                 }
                 if leading && let Some(news) = retirements.news(object, &step) {
-                    tracing::info!(member = %name, reason = news.reason, "{}", news.message);
-                    fleet
-                        .shared
-                        .notices
-                        .tell_of(EventType::Normal, news.reason, news);
+                    let (uid, reason) = (news.uid.clone(), news.reason);
+                    if fleet.shared.notices.offer_news(news) {
+                        retirements.was_told(uid, reason);
+                    } else {
+                        look = true;
+                    }
                 }
                 let held_back = held_back.or(asleep);
                 let admission = Admission {
