@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use krypton_agent::clock::Boot;
 use krypton_agent::helm::{Helm, HelmConfig, StopHandle, Uninstall, supervise};
+use krypton_agent::precedence::Urgency;
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1).peekable();
@@ -33,6 +34,7 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode 
         supervisor,
         scratch,
         max_concurrent: 1,
+        max_per_member: 1,
     };
     let helm = match Helm::new(config).await {
         Ok(helm) => helm,
@@ -50,7 +52,10 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode 
         timeout: Duration::from_secs(600),
         cache_key: "edge-1".to_owned(),
     };
-    match helm.uninstall(helm.slot().await, &uninstall, &stop).await {
+    match helm
+        .uninstall(helm.slot("edge-1", Urgency::Low).await, &uninstall, &stop)
+        .await
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

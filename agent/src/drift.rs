@@ -21,7 +21,7 @@ use prometheus_client::registry::Registry;
 
 pub(crate) use ignore::Rule;
 pub(crate) use object::ObjectId;
-pub(crate) use said::{described, found, told, with_findings};
+pub(crate) use said::{described, findings_in, found, told, with_findings};
 
 /// The name under which helm writes to objects, whatever its program is called.
 pub(crate) const HELM: &str = "helm";

@@ -108,6 +108,9 @@ pub struct Flags {
         help_heading = "Helm"
     )]
     pub remediation: Remediation,
+    /// How many revisions of a release are kept, 2 to 100.
+    #[arg(long, value_name = "N", env = "KRYPTON_HISTORY_MAX", default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=100), help_heading = "Helm")]
+    pub history_max: u8,
     /// Where charts come from: direct, from their repository; hub, from the hub, which has the
     /// credentials; auto, from the repository, and from the hub when that cannot be reached or refuses.
     #[arg(
@@ -316,6 +319,7 @@ mod tests {
             ("--helm-timeout=5", "90s"),
             ("--helm-timeout=0s", "90s"),
             ("--max-concurrent-helm=65", "1..=64"),
+            ("--history-max=1", "2..=100"),
             ("--metrics-bind-address=8080", ":8080"),
             ("--log-format=xml", "text or json"),
             ("--chart-source=edge", "auto, direct or hub"),

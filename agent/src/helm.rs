@@ -5,23 +5,26 @@ use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use semver::Version;
 use serde_json::{Map, Value};
 use thiserror::Error;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::precedence::Urgency;
 
 mod command;
 mod complaint;
 mod keyring;
 mod process;
 mod scratch;
+mod slots;
 mod stop;
 mod supervisor;
 
 pub use keyring::Keyring;
+pub use slots::Slot;
 #[cfg(test)]
 pub(crate) use stop::{Order, Orders};
 pub use stop::{StopHandle, StopSignal};
@@ -30,6 +33,7 @@ pub use supervisor::supervise;
 use complaint::Complaint;
 use process::{Ending, Job};
 use scratch::Scratch;
+use slots::{Limits, Slots};
 
 /// `helm get` asks for one Secret.
 const LOOK: Duration = Duration::from_secs(10);
@@ -49,6 +53,8 @@ pub struct HelmConfig {
     pub scratch: PathBuf,
     /// How many helm processes may live at once; at least 1.
     pub max_concurrent: usize,
+    /// How many of them may be of one member; at least 1.
+    pub max_per_member: usize,
 }
 
 /// How long a run is waited for, beyond its own time-out.
@@ -91,6 +97,8 @@ pub struct Upgrade {
     pub server_side: bool,
     /// The CRDs in the chart's folder `crds` are left out.
     pub skip_crds: bool,
+    /// Revisions kept of the release; repeating an installation takes none away.
+    pub history_max: u8,
     pub description: String,
     /// Repeats an installation that failed: its hooks run again, and what it has made is taken over.
     pub again: bool,
@@ -132,6 +140,8 @@ pub struct Rollback {
     pub timeout: Duration,
     /// As for [`Upgrade`]: as the newest revision was applied.
     pub server_side: bool,
+    /// Revisions kept of the release.
+    pub history_max: u8,
     /// Of the revision that is given up: no secret of them is in what helm says.
     pub values: Map<String, Value>,
     /// JSON pointers to what is secret in them, whatever its name.
@@ -272,12 +282,6 @@ impl HelmError {
     }
 }
 
-/// The right to run one helm, held until it is dropped.
-#[derive(Debug)]
-pub struct Slot {
-    _permit: OwnedSemaphorePermit,
-}
-
 /// By which a file is known to be the same: device, number, size, and when it was last changed in any way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp(u64, u64, u64, i64, i64);
@@ -296,7 +300,7 @@ pub struct Helm {
     config: HelmConfig,
     host: command::Host,
     scratch: Scratch,
-    slots: Arc<Semaphore>,
+    slots: Slots,
     patience: Patience,
     /// The executable whose version is known to fit.
     known: Mutex<Option<Stamp>>,
@@ -314,8 +318,12 @@ impl Helm {
         }
         let host = command::Host::read();
         let scratch = Scratch::prepare(&config.scratch)?;
-        config.max_concurrent = config.max_concurrent.clamp(1, Semaphore::MAX_PERMITS);
-        let slots = Arc::new(Semaphore::new(config.max_concurrent));
+        config.max_concurrent = config.max_concurrent.max(1);
+        config.max_per_member = config.max_per_member.clamp(1, config.max_concurrent);
+        let slots = Slots::new(Limits {
+            in_all: config.max_concurrent,
+            per_member: config.max_per_member,
+        });
         let helm = Self {
             config,
             host,
@@ -359,9 +367,9 @@ impl Helm {
         Ok(())
     }
 
-    /// How many may run at once, at least 1.
-    pub fn max_concurrent(&self) -> usize {
-        self.config.max_concurrent
+    /// How many may run at once for one member, at least 1.
+    pub fn max_per_member(&self) -> usize {
+        self.config.max_per_member
     }
 
     /// That a run could begin now: helm is there, and its files find room.
@@ -385,13 +393,10 @@ impl Helm {
         self
     }
 
-    /// Waits for the right to run helm. A run's deadline starts after that, so one that hangs takes
-    /// nothing from another's time.
-    pub async fn slot(&self) -> Slot {
-        let permit = Arc::clone(&self.slots).acquire_owned().await;
-        Slot {
-            _permit: permit.expect("the semaphore is never closed"),
-        }
+    /// Waits for the right to run helm for this member. A run's deadline starts after that, so one that
+    /// hangs takes nothing from another's time.
+    pub async fn slot(&self, member: &str, urgency: Urgency) -> Slot {
+        self.slots.take(member, urgency).await
     }
 
     /// Installs or upgrades. `Ok` says that helm ended well; the release Secret is the truth.

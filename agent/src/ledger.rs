@@ -145,6 +145,7 @@ mod tests {
             drift: krypton_common::drift::DriftPolicy::default(),
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
             tenant_values: false,
+            handling: krypton_common::handling::Handling::default(),
         }
     }
 

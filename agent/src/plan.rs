@@ -6,7 +6,9 @@ mod presence;
 pub mod repair;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ use krypton_crds::tenant::Tenant;
 use crate::clock::Boot;
 use crate::drift::Wanted;
 use crate::index::{ReleaseKey, Revision, Workspace};
+use crate::precedence::Urgency;
 use crate::release::Release;
 
 /// Annotation by which a person hands a release to a Tenant that did not make it.
@@ -48,6 +51,11 @@ impl FromStr for Remediation {
     }
 }
 
+/// How many revisions of a release may be kept. With fewer than the least, helm would keep no failed one
+/// beside what runs, of which could be told what it left.
+pub const HISTORY: RangeInclusive<u8> = 2..=100;
+const HISTORY_DEFAULT: u8 = 3;
+
 /// What stays the same for all Tenants of a member.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -58,6 +66,8 @@ pub struct Policy {
     /// How often a failed install or upgrade is tried again before it is given up; without end if `None`.
     pub retries: Option<u32>,
     pub remediation: Remediation,
+    /// Revisions kept of a release: what runs, and what came of the last attempts.
+    pub history_max: u8,
     /// Namespaces that are never a workspace, beside `kube-*` and `krypton-system`.
     pub protected_namespaces: Vec<String>,
 }
@@ -71,8 +81,16 @@ impl Policy {
             foreign_lock_grace: helm_timeout * 3 + Duration::from_secs(60),
             retries: None,
             remediation: Remediation::default(),
+            history_max: HISTORY_DEFAULT,
             protected_namespaces: own.filter(|namespace| namespace != "default").collect(),
         }
+    }
+
+    /// Keeps so many revisions of each release.
+    #[must_use]
+    pub fn with_history(mut self, revisions: u8) -> Self {
+        self.history_max = revisions.clamp(*HISTORY.start(), *HISTORY.end());
+        self
     }
 
     /// Gives up after so many retries, and does this then.
@@ -128,6 +146,8 @@ pub struct Memory {
     pub said: Option<ClusterState>,
     /// What was last written and told with the Lease; at first, what the status says.
     pub told: Option<ClusterState>,
+    /// When it was last reported or written.
+    pub said_at: Option<Boot>,
     pub failure: Option<Failure>,
     /// The last helm run that ended well.
     pub applied: Option<Applied>,
@@ -213,6 +233,18 @@ pub enum Action {
     RemoveFinalizer {
         orphaned: bool,
     },
+}
+
+impl Action {
+    /// What has `failed` before goes behind what is tried for the first time.
+    pub fn urgency(&self, failed: bool) -> Urgency {
+        match self {
+            Self::Helm(Run::Install) | Self::InstallAgain | Self::Uninstall if !failed => {
+                Urgency::High
+            }
+            _ => Urgency::Low,
+        }
+    }
 }
 
 /// The next action, and what is to be said meanwhile.

@@ -67,6 +67,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
         scratch: scratch.path().join("helm"),
         max_concurrent: flags.max_concurrent_helm.into(),
+        max_per_member: flags.max_concurrent_helm.into(),
     })
     .await?;
     let found = local(
@@ -182,7 +183,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
                 .into_iter()
                 .chain(account.map(|account| account.namespace().to_owned())),
         )
-        .remediated(flags.retries, flags.remediation),
+        .remediated(flags.retries, flags.remediation)
+        .with_history(flags.history_max),
     };
     let tools = Tools {
         helm: Arc::new(helm),

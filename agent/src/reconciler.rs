@@ -135,7 +135,7 @@ pub async fn run(
     let watchdog = tokio::spawn(watchdog(hold.clone(), Arc::clone(&handle)));
     let member = Arc::new(member);
     // As many again have their chart at hand when a run ends; more would only wait, and be stale by then.
-    let runs = 2 * tools.helm.max_concurrent();
+    let runs = 2 * tools.helm.max_per_member();
     let performer = Arc::new(Performer {
         member: Arc::clone(&member),
         desired: desired.clone(),
@@ -169,6 +169,7 @@ pub async fn run(
         facts: BTreeMap::new(),
         dirty: BTreeSet::new(),
         calls: Turns::new(CALLS),
+        urgent: Turns::new(runs),
         runs: Turns::new(runs),
         wakes: BTreeSet::new(),
         rounds: Rounds::default(),
@@ -240,6 +241,9 @@ struct Reconciler {
     dirty: BTreeSet<TenantKey>,
     /// Of all actions but runs of helm.
     calls: Turns,
+    /// Of first installations and removals: they wait for helm beside the others, which do not wait for
+    /// them here.
+    urgent: Turns,
     runs: Turns,
     wakes: BTreeSet<(Boot, TenantKey)>,
     rounds: Rounds,

@@ -21,9 +21,11 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+mod hooks;
 mod objects;
 
-pub use objects::{Declared, left_over, objects};
+pub use hooks::running_hook;
+pub use objects::{Declared, declares_anywhere, left_over, objects};
 
 /// The type of helm's release Secrets.
 pub const SECRET_TYPE: &str = "helm.sh/release.v1";

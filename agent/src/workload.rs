@@ -1,12 +1,15 @@
 //! When a workload of a release counts as ready: Helm's own rule for `--wait`, on the watch we have anyway.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::Object;
 use serde::Deserialize;
 
 use crate::release::WorkloadKind;
+
+/// Workloads that are named where several are not ready.
+const NAMED: usize = 3;
 
 /// A Deployment, StatefulSet or DaemonSet with the fields that readiness needs: a pod template is the
 /// largest part of each, and the code that reads one a large part of a small agent.
@@ -131,34 +134,35 @@ fn max_unavailable(object: &WorkloadObject, of: i32) -> i32 {
         .map_or(0, |value| rounded_down(value, of))
 }
 
-/// The first workload that is not ready, in words; `None` when all are.
+/// The workloads that are not ready, in words: a few, and how many more; `None` when all are ready.
 /// `expected` are the release's workloads where they are known: one that the watch has not shown yet
 /// is not ready. A release without workloads is ready as soon as it is applied.
 pub fn unready(
     expected: Option<&[crate::release::Workload]>,
     seen: &BTreeMap<WorkloadKey, WorkloadState>,
 ) -> Option<String> {
-    for workload in expected.unwrap_or_default() {
-        let key = WorkloadKey {
+    let keys = expected
+        .unwrap_or_default()
+        .iter()
+        .map(|workload| WorkloadKey {
             kind: workload.kind,
             namespace: workload.namespace.clone(),
             name: workload.name.clone(),
-        };
-        if !seen.contains_key(&key) {
-            return Some(format!(
-                "{} {}/{}: not found",
-                key.kind, key.namespace, key.name
-            ));
-        }
+        });
+    let missing: BTreeSet<WorkloadKey> = keys.filter(|key| !seen.contains_key(key)).collect();
+    let missing = missing.iter().map(|key| (key, "not found"));
+    let unready = seen.iter().filter(|(_, state)| !state.ready);
+    let unready = unready.map(|(key, state)| (key, state.detail.as_str()));
+    let all: Vec<String> = missing
+        .chain(unready)
+        .map(|(key, detail)| format!("{} {}/{}: {detail}", key.kind, key.namespace, key.name))
+        .collect();
+    let (named, more) = all.split_at(all.len().min(NAMED));
+    match (named, more.len()) {
+        ([], _) => None,
+        (named, 0) => Some(named.join(", ")),
+        (named, more) => Some(format!("{}, and {more} more", named.join(", "))),
     }
-    seen.iter()
-        .find(|(_, state)| !state.ready)
-        .map(|(key, state)| {
-            format!(
-                "{} {}/{}: {}",
-                key.kind, key.namespace, key.name, state.detail
-            )
-        })
 }
 
 fn waiting(detail: String) -> WorkloadState {
@@ -296,5 +300,28 @@ mod tests {
             "Deployment ns/web: not found"
         );
         assert_eq!(unready(None, &BTreeMap::new()), None);
+    }
+
+    #[test]
+    fn of_many_that_are_not_ready_a_few_are_named_and_the_rest_counted() {
+        let seen = |ready: bool, name: &str| {
+            let key = WorkloadKey {
+                kind: WorkloadKind::Deployment,
+                namespace: "ns".to_owned(),
+                name: name.to_owned(),
+            };
+            (key, verdict(ready, "1 of 3 available".to_owned()))
+        };
+        let mut all: BTreeMap<_, _> = [seen(false, "a"), seen(true, "b"), seen(false, "c")].into();
+        assert_eq!(
+            unready(None, &all).unwrap(),
+            "Deployment ns/a: 1 of 3 available, Deployment ns/c: 1 of 3 available"
+        );
+        all.extend(["d", "e", "f"].map(|name| seen(false, name)));
+        let said = unready(None, &all).unwrap();
+        assert!(
+            said.ends_with("Deployment ns/d: 1 of 3 available, and 2 more"),
+            "{said}"
+        );
     }
 }

@@ -15,6 +15,7 @@ use krypton_agent::clock::Boot;
 use krypton_agent::helm::{
     Helm, HelmConfig, HelmError, Look, Patience, StopHandle, StopSignal, Upgrade,
 };
+use krypton_agent::precedence::Urgency;
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
 
@@ -70,9 +71,13 @@ readlink /proc/self/fd/0 >stdin
     );
     let (_handle, stop) = never();
     let helm = stage.helm().await;
-    helm.upgrade(helm.slot().await, &stage.upgrade(), &stop)
-        .await
-        .unwrap();
+    helm.upgrade(
+        helm.slot("edge-1", Urgency::Low).await,
+        &stage.upgrade(),
+        &stop,
+    )
+    .await
+    .unwrap();
 
     let environment: BTreeMap<String, String> = stage
         .read("environment")
@@ -157,7 +162,11 @@ async fn a_failure_carries_the_end_of_standard_error_and_no_secret() {
     let (_handle, stop) = never();
     let helm = stage.helm().await;
     let error = helm
-        .upgrade(helm.slot().await, &stage.upgrade(), &stop)
+        .upgrade(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.upgrade(),
+            &stop,
+        )
         .await
         .unwrap_err();
     assert_eq!(
@@ -179,7 +188,11 @@ async fn a_release_that_is_not_there_is_told_from_other_failures() {
     let stage = Stage::set(gone).await;
     let helm = stage.helm().await;
     let error = helm
-        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
         .await
         .unwrap_err();
     assert!(
@@ -191,7 +204,11 @@ async fn a_release_that_is_not_there_is_told_from_other_failures() {
     let stage = Stage::set("echo 'Error: Kubernetes cluster unreachable' >&2; exit 1").await;
     let helm = stage.helm().await;
     let error = helm
-        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
         .await
         .unwrap_err();
     assert!(matches!(error, HelmError::Failed { .. }), "{error}");
@@ -206,7 +223,10 @@ async fn a_run_over_its_deadline_is_killed_with_all_that_it_started() {
         timeout: Duration::ZERO,
         ..stage.upgrade()
     };
-    let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
     // The deadline may come before the script has started; the pipe is held open for that case.
     let pipe = std::fs::OpenOptions::new()
         .read(true)
@@ -248,7 +268,10 @@ async fn helm_that_heeds_sigterm_at_its_deadline_may_end_in_order() {
         timeout: Duration::ZERO,
         ..stage.upgrade()
     };
-    let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
     let heard = async { stage.first_word().await.rest().await };
     let (error, said) = tokio::join!(run, heard);
     let error = error.unwrap_err();
@@ -265,7 +288,10 @@ async fn a_kill_ends_the_whole_group_at_once_and_bars_new_runs_until_permitted()
     let helm = stage.helm().await;
     let (handle, stop) = never();
     let upgrade = stage.upgrade();
-    let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
     let stopped = async {
         let ears = stage.first_word().await;
         handle.kill();
@@ -278,7 +304,9 @@ async fn a_kill_ends_the_whole_group_at_once_and_bars_new_runs_until_permitted()
 
     handle.kill();
     // It would hang: nobody reads the pipe.
-    let barred = helm.upgrade(helm.slot().await, &upgrade, &stop).await;
+    let barred = helm
+        .upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+        .await;
     assert!(matches!(barred, Err(HelmError::Stopped)), "{barred:?}");
 }
 
@@ -291,7 +319,10 @@ async fn a_soft_stop_asks_an_upgrade_to_end_and_then_kills_it() {
     let helm = stage.helm().await.with_patience(quick());
     let (handle, stop) = never();
     let upgrade = stage.upgrade();
-    let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
     let stopped = async {
         let ears = stage.first_word().await;
         handle.soft();
@@ -322,7 +353,10 @@ async fn a_soft_stop_lets_an_uninstall_end() {
     let helm = stage.helm().await.with_patience(patience);
     let (handle, stop) = never();
     let uninstall = stage.uninstall();
-    let run = async { helm.uninstall(helm.slot().await, &uninstall, &stop).await };
+    let run = async {
+        helm.uninstall(helm.slot("edge-1", Urgency::Low).await, &uninstall, &stop)
+            .await
+    };
     let stopped = async {
         let ears = stage.first_word().await;
         handle.soft();
@@ -343,7 +377,10 @@ async fn a_run_whose_future_is_dropped_dies() {
     let helm = stage.helm().await;
     let (_handle, stop) = never();
     let upgrade = stage.upgrade();
-    let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
     let ears = tokio::select! {
         ended = run => panic!("it ended by itself: {ended:?}"),
         ears = stage.first_word() => ears,
@@ -396,7 +433,10 @@ async fn a_run_that_is_given_more_time_lives_on() {
     let (handle, stop) = never();
     handle.permit(Boot(Boot::now().0 + Duration::from_secs(2)));
     let upgrade = stage.upgrade();
-    let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
     let more = async {
         let ears = stage.first_word().await;
         handle.permit(Boot(Boot::now().0 + LONG));
@@ -414,7 +454,11 @@ async fn a_run_whose_time_is_over_is_not_begun() {
     let (handle, stop) = never();
     handle.permit(Boot::default());
     let ended = helm
-        .upgrade(helm.slot().await, &stage.upgrade(), &stop)
+        .upgrade(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.upgrade(),
+            &stop,
+        )
         .await;
     assert!(matches!(ended, Err(HelmError::Stopped)), "{ended:?}");
 }
@@ -429,7 +473,10 @@ async fn what_helm_leaves_running_is_ended_with_it() {
     let helm = stage.helm().await;
     let (_handle, stop) = never();
     let uninstall = stage.uninstall();
-    let run = async { helm.uninstall(helm.slot().await, &uninstall, &stop).await };
+    let run = async {
+        helm.uninstall(helm.slot("edge-1", Urgency::Low).await, &uninstall, &stop)
+            .await
+    };
     let heard = async { stage.first_word().await.rest().await };
     let (ended, said) = tokio::join!(run, heard);
     ended.unwrap();
@@ -447,7 +494,10 @@ async fn the_first_process_of_a_container_is_left_no_dead_of_a_killed_run() {
     let helm = stage.helm().await;
     let (handle, stop) = never();
     let upgrade = stage.upgrade();
-    let run = async { helm.upgrade(helm.slot().await, &upgrade, &stop).await };
+    let run = async {
+        helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)
+            .await
+    };
     let stopped = async {
         let ears = stage.first_word().await;
         handle.kill();
@@ -468,12 +518,16 @@ async fn no_more_helms_run_at_once_than_allowed_and_each_end_makes_room() {
     let stage = Stage::set("exec 3>pipe\necho started >&3\nexit 0").await;
     let config = HelmConfig {
         max_concurrent: 2,
+        max_per_member: 2,
         ..stage.config()
     };
     let helm = Helm::new(config).await.unwrap();
     let (_handle, stop) = never();
-    let (first, _second) = (helm.slot().await, helm.slot().await);
-    let mut third = std::pin::pin!(helm.slot());
+    let (first, _second) = (
+        helm.slot("edge-1", Urgency::Low).await,
+        helm.slot("edge-1", Urgency::Low).await,
+    );
+    let mut third = std::pin::pin!(helm.slot("edge-1", Urgency::Low));
     assert!(futures::poll!(third.as_mut()).is_pending());
     let uninstall = stage.uninstall();
     let (ended, ears) = tokio::join!(helm.uninstall(first, &uninstall, &stop), stage.first_word());
@@ -488,7 +542,11 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
     let stage = Stage::set("kill -9 $$").await;
     let helm = stage.helm().await;
     let error = helm
-        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
         .await
         .unwrap_err();
     assert!(
@@ -498,7 +556,11 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
 
     std::fs::remove_file(stage.path("helm")).unwrap();
     let error = helm
-        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
         .await
         .unwrap_err();
     assert!(matches!(error, HelmError::Missing { .. }), "{error}");
@@ -518,7 +580,11 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
     .await
     .unwrap();
     let error = helm
-        .uninstall(helm.slot().await, &stage.uninstall(), &stop)
+        .uninstall(
+            helm.slot("edge-1", Urgency::Low).await,
+            &stage.uninstall(),
+            &stop,
+        )
         .await
         .unwrap_err();
     assert!(matches!(error, HelmError::Spawn { .. }), "{error}");
@@ -566,7 +632,7 @@ async fn a_helm_that_is_replaced_or_lost_while_we_run_is_noticed_and_so_is_its_r
     let stage = Stage::set("exit 0").await;
     let helm = stage.helm().await;
     let run = async || {
-        let slot = helm.slot().await;
+        let slot = helm.slot("edge-1", Urgency::Low).await;
         helm.uninstall(slot, &stage.uninstall(), &stop).await
     };
     run().await.unwrap();
@@ -621,7 +687,7 @@ async fn a_secret_that_helm_cannot_decode_is_told_from_a_cluster_that_does_not_a
     for (script, expected) in [("exit 0", Some(true)), (damaged, Some(false)), (away, None)] {
         let stage = Stage::set(script).await;
         let helm = stage.helm().await;
-        let slot = helm.slot().await;
+        let slot = helm.slot("edge-1", Urgency::Low).await;
         let found = helm.can_decode(slot, &look(&stage), &stop).await;
         assert_eq!(found.ok(), expected, "{script}");
     }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::crd_policy::CrdPolicy;
 use crate::drift::DriftPolicy;
 use crate::fingerprint;
+use crate::handling::Handling;
 use crate::values::lay_over;
 
 /// The value that `install_crds` adds.
@@ -145,6 +146,8 @@ pub struct DesiredState {
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub tenant_values: bool,
+    #[serde(default, flatten)]
+    pub handling: Handling,
 }
 
 impl DesiredState {
@@ -173,6 +176,9 @@ impl DesiredState {
         if self.tenant_values {
             content["tenantValues"] = Value::Bool(true);
         }
+        if !self.handling.wait.is_default() {
+            content["wait"] = serde_json::json!(self.handling.wait);
+        }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }
 }
@@ -181,6 +187,7 @@ impl DesiredState {
 mod tests {
     use super::*;
     use crate::drift::DriftMode;
+    use crate::handling::WaitPolicy;
 
     fn chart() -> ChartState {
         ChartState {
@@ -251,8 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drift_policy_is_in_the_digest_and_the_record_only_where_it_is_set_and_never_in_the_chart()
-    {
+    fn a_policy_is_in_the_digest_and_the_record_only_where_it_is_set_and_never_in_the_chart() {
         let plain = DesiredState {
             version: Version::default(),
             chart: chart(),
@@ -261,6 +267,7 @@ mod tests {
             drift: DriftPolicy::default(),
             chart_crds: CrdPolicy::default(),
             tenant_values: false,
+            handling: Handling::default(),
         };
         // As an agent has it that knows nothing of drift.
         let before = serde_json::json!({ "chart": plain.chart, "paused": false });
@@ -293,7 +300,15 @@ mod tests {
             paths: vec!["/a".to_owned()],
         });
         assert_ne!(salted.digest(), plain.digest());
-        for state in [plain, heals, replaces, with_tenants, salted] {
+        let hasty = DesiredState {
+            handling: Handling {
+                wait: WaitPolicy::None,
+            },
+            ..plain.clone()
+        };
+        assert_ne!(hasty.digest(), plain.digest());
+        assert!(recorded.get("wait").is_none(), "{recorded}");
+        for state in [plain, heals, replaces, with_tenants, salted, hasty] {
             let recorded = serde_json::to_value(&state).unwrap();
             assert_eq!(
                 serde_json::from_value::<DesiredState>(recorded).unwrap(),

@@ -9,6 +9,7 @@ pub mod desired;
 pub mod drift;
 pub mod error_chain;
 pub mod fingerprint;
+pub mod handling;
 pub mod kubeconfig;
 pub mod member;
 pub mod names;

@@ -20,12 +20,12 @@ use krypton_common::conditions::{State, TARGET_RESOLVED, Truth, find};
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::ChartState;
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::Handling;
 use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
 use kube::api::Api;
 use kube::runtime::WatchStreamExt;
-use kube::runtime::events::EventType;
 use kube::runtime::watcher::{Config, Event, watcher};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -103,6 +103,7 @@ pub struct Fleet {
     pub tenant_values: bool,
     /// Of members, over the fleet's.
     pub overlaying: Overlaying,
+    pub handling: Handling,
     /// Whether this hub is the one that writes on home.
     pub lead: watch::Receiver<Hold>,
     pub shared: Arc<Shared>,
@@ -129,7 +130,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut running: BTreeMap<String, Running> = BTreeMap::new();
     let mut leaving: JoinSet<String> = JoinSet::new();
     let mut gone: BTreeSet<String> = BTreeSet::new();
-    let mut dealer = Dealer::new(fleet.drift, fleet.chart_crds, fleet.tenant_values);
+    let mut dealer = Dealer::new(
+        fleet.drift,
+        fleet.chart_crds,
+        fleet.tenant_values,
+        fleet.handling,
+    );
     let mut overlays = Overlays::default();
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
@@ -331,11 +337,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     }
                 }
                 if leading && let Some(news) = retirements.news(object, &step) {
-                    tracing::info!(member = %name, reason = news.reason, "{}", news.message);
-                    fleet
-                        .shared
-                        .notices
-                        .tell_of(EventType::Normal, news.reason, news);
+                    let (uid, reason) = (news.uid.clone(), news.reason);
+                    if fleet.shared.notices.offer_news(news) {
+                        retirements.was_told(uid, reason);
+                    } else {
+                        look = true;
+                    }
                 }
                 let held_back = held_back.or(asleep);
                 let admission = Admission {

@@ -118,6 +118,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
             scratch: scratch.path().join("helm"),
             max_concurrent: settings.helm.max_concurrent,
+            max_per_member: settings.helm.max_per_member,
         })
         .await?,
     );
@@ -302,7 +303,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
                 .into_iter()
                 .chain(account.map(|account| account.namespace().to_owned())),
         )
-        .remediated(settings.helm.retries, settings.helm.remediation),
+        .remediated(settings.helm.retries, settings.helm.remediation)
+        .with_history(settings.helm.history_max),
         retry_max: settings.retry_max,
         allow_chart_skip: settings.allow_chart_skip,
         watch_namespaces: settings.watch_namespaces.clone(),
@@ -378,6 +380,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             chart_crds: settings.chart_crds,
             tenant_values: settings.tenant_values,
             overlaying,
+            handling: settings.handling,
             lead,
             shared,
             members,

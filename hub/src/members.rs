@@ -9,6 +9,7 @@ use krypton_agent::clock::Boot;
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::Handling;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -273,6 +274,7 @@ pub struct Dealer {
     drift: DriftPolicy,
     chart_crds: CrdPolicy,
     tenant_values: bool,
+    handling: Handling,
     generation: u64,
     /// The latest for members of each order.
     latest: [Option<Slot>; 4],
@@ -294,11 +296,17 @@ pub struct Dealt<'a> {
 }
 
 impl Dealer {
-    pub fn new(drift: DriftPolicy, chart_crds: CrdPolicy, tenant_values: bool) -> Self {
+    pub fn new(
+        drift: DriftPolicy,
+        chart_crds: CrdPolicy,
+        tenant_values: bool,
+        handling: Handling,
+    ) -> Self {
         Self {
             drift,
             chart_crds,
             tenant_values,
+            handling,
             ..Self::default()
         }
     }
@@ -319,6 +327,7 @@ impl Dealer {
                 && slot.desired.drift == self.drift
                 && slot.desired.chart_crds == self.chart_crds
                 && slot.desired.tenant_values == self.tenant_values
+                && slot.desired.handling == self.handling
                 && slot.desired.chart == *chart
         };
         if before.is_some_and(as_wanted) {
@@ -345,6 +354,7 @@ impl Dealer {
             drift: self.drift,
             chart_crds: self.chart_crds,
             tenant_values: self.tenant_values,
+            handling: self.handling,
         };
         let slot = Slot {
             message: Arc::new((&desired).into()),

@@ -90,6 +90,18 @@ impl Notices {
     /// comes again.
     #[must_use]
     pub fn offer(&self, notice: Notice) -> bool {
+        self.offer_of(EventType::Warning, notice, log)
+    }
+
+    /// The same for what is no warning.
+    #[must_use]
+    pub fn offer_news(&self, notice: Notice) -> bool {
+        self.offer_of(EventType::Normal, notice, |notice| {
+            tracing::info!(member = %notice.member, reason = notice.reason, "{}", notice.message);
+        })
+    }
+
+    fn offer_of(&self, kind: EventType, notice: Notice, log: fn(&Notice)) -> bool {
         let place = match self.0.try_reserve() {
             Ok(place) => Some(place),
             Err(TrySendError::Full(())) => return false,
@@ -99,7 +111,7 @@ impl Notices {
         log(&notice);
         if let Some(place) = place {
             place.send(Told {
-                kind: EventType::Warning,
+                kind,
                 action: notice.reason,
                 notice,
             });

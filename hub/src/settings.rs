@@ -14,6 +14,7 @@ use std::time::Duration;
 use krypton_agent::plan::Remediation;
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
 
@@ -52,6 +53,7 @@ pub struct Settings {
     pub allow_chart_skip: bool,
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
+    pub handling: Handling,
     pub helm: HelmSettings,
     /// Cap of the pause between two tries of one Tenant.
     pub retry_max: Duration,
@@ -159,9 +161,13 @@ pub struct HelmSettings {
     pub timeout: Duration,
     /// 1 to 64.
     pub max_concurrent: usize,
+    /// 1 to `max_concurrent`.
+    pub max_per_member: usize,
     /// How often what failed is tried again; without end if `None`.
     pub retries: Option<u32>,
     pub remediation: Remediation,
+    /// Revisions kept of a release.
+    pub history_max: u8,
     pub cache_dir: PathBuf,
 }
 

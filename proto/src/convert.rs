@@ -4,6 +4,7 @@ use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, Confidential, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::{Handling, WaitPolicy};
 use krypton_common::member::MemberReport;
 use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
 use krypton_common::root_digest::{ROOTS_MAX, RootDigest};
@@ -79,7 +80,9 @@ impl From<&DesiredState> for v1::Desired {
             drift,
             chart_crds,
             tenant_values,
+            handling,
         } = desired;
+        let Handling { wait } = handling;
         let ChartState {
             repo,
             name,
@@ -113,6 +116,10 @@ impl From<&DesiredState> for v1::Desired {
                 false => chart_crds.to_string(),
             },
             tenant_values: *tenant_values,
+            wait: match wait.is_default() {
+                true => String::new(),
+                false => wait.to_string(),
+            },
         }
     }
 }
@@ -130,12 +137,20 @@ impl TryFrom<v1::Desired> for DesiredState {
             drift,
             chart_crds,
             tenant_values,
+            wait,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
             word => {
                 let policy = word.parse();
                 policy.map_err(|_| WireError::Name("the policy for CRDs"))?
+            }
+        };
+        let wait = match wait.as_str() {
+            "" => WaitPolicy::default(),
+            word => {
+                let policy = word.parse();
+                policy.map_err(|_| WireError::Name("what is waited for"))?
             }
         };
         let drift = drift.map(DriftPolicy::try_from).transpose()?;
@@ -160,6 +175,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             drift: drift.unwrap_or_default(),
             chart_crds,
             tenant_values,
+            handling: Handling { wait },
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
         if read.digest() == digest {
@@ -364,6 +380,9 @@ mod tests {
             },
             chart_crds: CrdPolicy::CreateReplace,
             tenant_values: true,
+            handling: Handling {
+                wait: WaitPolicy::Hooks,
+            },
         }
     }
 

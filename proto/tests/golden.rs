@@ -200,6 +200,7 @@ fn desired_state() -> DesiredState {
         drift: krypton_common::drift::DriftPolicy::default(),
         chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
         tenant_values: false,
+        handling: krypton_common::handling::Handling::default(),
     }
 }
 

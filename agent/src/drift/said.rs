@@ -18,7 +18,7 @@ fn without_findings(message: &str) -> &str {
 }
 
 /// What the message says of drift, if anything.
-fn findings_in(message: &str) -> Option<&str> {
+pub(crate) fn findings_in(message: &str) -> Option<&str> {
     message.split_once(MARK).map(|(_, findings)| findings)
 }
 

@@ -7,8 +7,6 @@ use std::time::Duration;
 use super::scratch::{Run, Scratch};
 use super::{HelmError, Look, Rollback, Uninstall, Upgrade};
 
-/// Revisions kept of a release.
-const HISTORY: &str = "3";
 /// client-go's own 5 requests per second would take most of a run's time.
 const QPS: &str = "50";
 const BURST: &str = "300";
@@ -76,7 +74,7 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
         line.add(["install", "--replace"]);
     } else {
         line.add(["upgrade", "--install", "--reset-values"]);
-        line.add(["--history-max", HISTORY]);
+        line.add(["--history-max", &upgrade.history_max.to_string()]);
     }
     line.add(["--wait=hookOnly", "--hide-notes"]);
     line.add(["--disable-openapi-validation"]);
@@ -110,7 +108,8 @@ pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
 
 pub(super) fn rollback(rollback: &Rollback) -> Vec<OsString> {
     let mut line = Line::default();
-    line.add(["rollback", "--wait=hookOnly", "--history-max", HISTORY]);
+    line.add(["rollback", "--wait=hookOnly"]);
+    line.add(["--history-max", &rollback.history_max.to_string()]);
     let (namespace, kubeconfig) = (&rollback.namespace, &rollback.kubeconfig);
     line.common(namespace, kubeconfig, rollback.timeout);
     line.applied(rollback.server_side);
@@ -206,6 +205,7 @@ mod tests {
             timeout: Duration::from_millis(180_001),
             server_side,
             skip_crds: false,
+            history_max: 3,
             description: "--dry-run, as text".to_owned(),
             again: false,
             cache_key: "edge-1".to_owned(),
@@ -278,6 +278,7 @@ mod tests {
             to: 7,
             timeout: Duration::from_secs(20),
             server_side: true,
+            history_max: 3,
             values: serde_json::Map::new(),
             secret_paths: Vec::new(),
             cache_key: "edge-1".to_owned(),

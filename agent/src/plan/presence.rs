@@ -1,19 +1,17 @@
 //! The plan for a Tenant that is to be there.
 
-use std::time::Duration;
-
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
+use krypton_common::handling::WaitPolicy;
 use krypton_common::{names, values};
 
 use super::repair::{self, Remedy, inherited};
-use super::{Action, Failure, Ownership, Permit, Plan, Remediation, Run, View, state};
+use super::{Action, Failure, Ownership, Permit, Plan, Remediation, Run, View, state, waiting};
 use crate::index::Revision;
+use crate::progress::QUIET;
 use crate::release::Status;
 
 const INSTALLING: &str = "installing release";
 const UPGRADING: &str = "upgrading release";
-/// After so long, the status says what a release is waiting for.
-const QUIET: Duration = Duration::from_secs(10);
 
 pub(super) fn plan(view: &View<'_>) -> Plan {
     if let Some(refusal) = refused(view).or_else(|| values_refused(view)) {
@@ -389,9 +387,14 @@ fn is_helm_or_chart(why: &str) -> bool {
 /// The release is as desired: what remains is its readiness, and the original's annotation.
 fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     let said = view.said();
-    let (settled, wake) = match view.unready {
-        None => (ready(view, said.as_ref()), None),
-        Some(detail) => unready(view, newest, said.as_ref(), detail),
+    let wait = view.desired.handling.wait;
+    let (settled, wake) = match (wait, view.unready) {
+        (WaitPolicy::Ready, Some(detail)) => unready(view, newest, said.as_ref(), detail),
+        (_, unready) => {
+            let mut settled = ready(view, said.as_ref());
+            settled.ready.message = waiting::told(&settled.ready.message, wait, unready);
+            (settled, None)
+        }
     };
     let wanted = krypton_common::fingerprint::original(
         &view.chart.repo,

@@ -6,6 +6,7 @@ use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{Truth, reason};
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftMode;
+use krypton_common::handling::WaitPolicy;
 use krypton_common::names;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use proptest::prelude::*;
@@ -75,6 +76,7 @@ fn world() -> World {
             drift: krypton_common::drift::DriftPolicy::default(),
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
             tenant_values: false,
+            handling: krypton_common::handling::Handling::default(),
         },
         now: Boot(Duration::from_secs(10_000)),
         policy: Policy {
@@ -82,6 +84,7 @@ fn world() -> World {
             foreign_lock_grace: Duration::from_secs(600),
             retries: None,
             remediation: Remediation::Keep,
+            history_max: 3,
             protected_namespaces: vec!["krypton".to_owned()],
         },
     }
@@ -759,6 +762,38 @@ fn a_release_is_ready_only_with_its_workloads_and_fails_after_the_timeout() {
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
     assert_eq!(plan.state.error.unwrap().truth, Truth::False);
+}
+
+#[test]
+fn what_is_not_waited_for_is_ready_once_deployed_and_says_so() {
+    let mut w = world().deployed();
+    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
+    w.memory.applied = Some(Applied {
+        run: Run::Install,
+        ended: w.now,
+    });
+    for (wait, message) in [
+        (WaitPolicy::None, "release installed; not waited for"),
+        (
+            WaitPolicy::Hooks,
+            "release installed; not waited for: Deployment acme/web: 0 of 1 available",
+        ),
+    ] {
+        w.desired.handling.wait = wait;
+        let plan = w.plan();
+        assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED), "{wait}");
+        assert_eq!(plan.state.ready.message, message);
+        assert_eq!((plan.wake, plan.action), (None, Action::Nothing));
+        w.memory.said = Some(plan.state);
+    }
+    // A release that helm has not deployed is ready with none of them.
+    w.revisions = vec![w.ours(1, Status::Failed)];
+    assert_eq!(ready(&w.plan()).0, Truth::False);
+    // Of a policy that was changed nothing stays but what is so.
+    w.revisions = vec![w.ours(1, Status::Deployed)];
+    w.desired.handling.wait = WaitPolicy::Ready;
+    w.unready = None;
+    assert_eq!(w.plan().state.ready.message, "release installed");
 }
 
 #[test]

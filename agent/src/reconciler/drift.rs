@@ -84,7 +84,15 @@ impl Schedule {
 struct Running {
     key: TenantKey,
     revision: u32,
+    wanted: Wanted,
     cancel: CancellationToken,
+}
+
+impl Running {
+    /// Whether what it looks for is what is wanted now.
+    fn seeks(&self, revision: Option<u32>, wanted: Option<&Wanted>) -> bool {
+        Some(self.revision) == revision && Some(&self.wanted) == wanted
+    }
 }
 
 /// The member's looks.
@@ -167,12 +175,15 @@ impl Reconciler {
                 .enter(key, interval(wanted), now, rand::random()),
             None => rounds.schedule.leave(key),
         }
-        let same = rounds
-            .running
-            .as_ref()
-            .is_none_or(|running| running.key != *key || Some(running.revision) == revision);
-        if idle && plan.drift.is_some() && same {
+        let running = rounds.running.as_ref();
+        let running = running.filter(|running| running.key == *key);
+        let goes_on = running.is_none_or(|running| running.seeks(revision, plan.drift.as_ref()));
+        if idle && goes_on {
             return false;
+        }
+        // What it would say or do is not what is wanted any more; that is looked for next.
+        if plan.drift.is_some() && !goes_on {
+            rounds.schedule.at(key, now);
         }
         rounds.call_off(key) && !idle
     }
@@ -202,6 +213,7 @@ impl Reconciler {
         rounds.running = Some(Running {
             key: key.clone(),
             revision,
+            wanted: wanted.clone(),
             cancel: cancel.clone(),
         });
         let look = Box::new(Look {
@@ -328,6 +340,8 @@ impl Performer {
 
 #[cfg(test)]
 mod tests {
+    use krypton_common::drift::{DriftMode, DriftPolicy};
+
     use super::*;
 
     const INTERVAL: Duration = Duration::from_secs(600);
@@ -376,6 +390,44 @@ mod tests {
         assert_eq!(schedule.wake(), Some(at(540)));
         schedule.enter(&key(1), INTERVAL / 100, at(0), 0.5);
         assert_eq!(schedule.wake(), Some(at(3)));
+    }
+
+    #[test]
+    fn a_look_goes_on_only_for_the_revision_the_mode_and_the_rules_that_it_began_with() {
+        let wanted = Wanted {
+            mode: DriftMode::Heal,
+            interval_seconds: 600,
+            ..Wanted::default()
+        };
+        let running = Running {
+            key: key(1),
+            revision: 3,
+            wanted: wanted.clone(),
+            cancel: CancellationToken::new(),
+        };
+        assert!(running.seeks(Some(3), Some(&wanted)));
+        let warns = Wanted {
+            mode: DriftMode::Warn,
+            ..wanted.clone()
+        };
+        let policy = DriftPolicy {
+            mode: DriftMode::Heal,
+            interval_seconds: 600,
+        };
+        let ignores = Wanted::of(&policy, |name| {
+            name.ends_with("drift-ignore")
+                .then_some("Deployment:/spec/replicas")
+        });
+        assert_ne!(ignores.rules, wanted.rules);
+        for (revision, now) in [
+            (Some(3), Some(&warns)),
+            (Some(3), Some(&ignores)),
+            (Some(3), None),
+            (Some(4), Some(&wanted)),
+            (None, Some(&wanted)),
+        ] {
+            assert!(!running.seeks(revision, now), "{revision:?} {now:?}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod leftovers;
 mod rollback;
+mod telling;
 mod unreadable;
 
 use std::borrow::Cow;
@@ -38,6 +39,7 @@ use crate::index::{
     RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
 };
 use crate::plan::{Action, Plan, Run, repair};
+use crate::precedence::Urgency;
 use crate::release::{self, Release, Status};
 use crate::report::ReportBoard;
 use crate::status::{self, Told};
@@ -65,6 +67,7 @@ pub(super) struct Job {
     pub revisions: Vec<Revision>,
     pub workspace_exists: bool,
     pub desired: Arc<DesiredState>,
+    pub urgency: Urgency,
     /// Given back with the job.
     #[expect(dead_code, reason = "it is held, not read")]
     pub turn: OwnedSemaphorePermit,
@@ -193,7 +196,16 @@ impl Performer {
 
     /// Reports the state, writes it to the Tenant where that is ours to do, and tells what changed.
     async fn say(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        let state = &job.plan.state;
+        self.say_state(job, &job.plan.state, done).await
+    }
+
+    async fn say_state(
+        &self,
+        job: &Job,
+        state: &ClusterState,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let newest = done.tenant.as_ref().unwrap_or(&job.tenant);
         let generation = job.tenant.metadata.generation.unwrap_or_default();
         let earlier = job
             .tenant
@@ -223,16 +235,16 @@ impl Performer {
         }
         if self.member.status == StatusMode::Write {
             let next = status::status(
-                &job.tenant,
+                newest,
                 &self.member.name,
                 state,
                 job.plan.applied_chart.as_deref(),
                 self.member.allow_chart_skip,
                 clock::wall(),
             );
-            if job.tenant.status.as_ref() != Some(&next) {
+            if newest.status.as_ref() != Some(&next) {
                 let patch = json!({
-                    "metadata": { "resourceVersion": job.tenant.metadata.resource_version },
+                    "metadata": { "resourceVersion": newest.metadata.resource_version },
                     "status": next,
                 });
                 let api = self.tenants(&job.key);
@@ -257,7 +269,8 @@ impl Performer {
                 }
             }
         }
-        for told in status::told(job.told.as_ref(), state) {
+        let before = done.told.as_ref().or(job.told.as_ref());
+        for told in status::told(before, state) {
             self.events.tell(&job.tenant, told);
         }
         done.told = Some(state.clone());
@@ -316,8 +329,13 @@ impl Performer {
                 },
             );
         }
-        self.patch_tenant(job, done, json!({ "finalizers": finalizers }))
-            .await
+        let mut metadata = json!({ "finalizers": finalizers });
+        // It would hand a release that others make there to a Tenant that stays.
+        if job.desired.retire && !orphaned {
+            let annotation = names::fingerprint_annotation(&self.member.name);
+            metadata["annotations"] = json!({ annotation: null });
+        }
+        self.patch_tenant(job, done, metadata).await
     }
 
     async fn annotate(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -489,7 +507,7 @@ impl Performer {
                 message: chain(&*error),
                 permanent: false,
             })?;
-        let slot = self.tools.helm.slot().await;
+        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         let server_side = match &job.newest {
             None => true,
@@ -540,15 +558,17 @@ impl Performer {
             timeout: self.member.policy.helm_timeout,
             server_side,
             skip_crds: job.desired.chart_crds == CrdPolicy::Skip,
+            history_max: self.member.policy.history_max,
             description: format!("Krypton, desired state {}", job.desired.version),
             again,
             cache_key: self.member.name.clone(),
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
             chart = %chart.applied_name(), ?run, "running helm");
-        let ended = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop)).await;
-        // The exit code is a hint; the release Secret is the truth (helm.md §8).
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
+        let running = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));
+        let ended = self.telling(job, done, expected, running).await;
+        // The exit code is a hint; the release Secret is the truth (helm.md §8).
         let secret = self.revision_secret(&job.release, expected).await?;
         let facts = secret
             .as_ref()
@@ -612,7 +632,7 @@ impl Performer {
     }
 
     async fn uninstall(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        let slot = self.tools.helm.slot().await;
+        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         self.confirm_deletion(job).await?;
         if job.tenant.metadata.deletion_timestamp.is_some() || job.desired.retire {
@@ -636,7 +656,9 @@ impl Performer {
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
             "running helm uninstall");
-        let ended = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop)).await;
+        let running = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));
+        let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
+        let ended = self.telling(job, done, newest, running).await;
         self.relist(job, done).await?;
         let gone =
             matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if metas.is_empty());

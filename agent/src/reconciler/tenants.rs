@@ -11,12 +11,14 @@ use kube::runtime::watcher::Event;
 use tokio::task::{Id, JoinError};
 
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
+use super::turns::Turns;
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::clock::Boot;
 use crate::fence::Hold;
 use crate::index::CrdState;
 use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
-use crate::workload;
+use crate::precedence::Urgency;
+use crate::{progress, workload};
 
 /// The longest pause after what is not the release's fault.
 const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
@@ -37,7 +39,11 @@ impl Reconciler {
             return;
         }
         // Who waits goes before who comes.
-        while let Some(key) = self.calls.next().or_else(|| self.runs.next()) {
+        let waiting = |this: &Self| {
+            let turns = [&this.calls, &this.urgent, &this.runs];
+            turns.into_iter().find_map(Turns::next)
+        };
+        while let Some(key) = waiting(self) {
             self.look_at(&key, now);
         }
         for key in std::mem::take(&mut self.dirty) {
@@ -46,7 +52,8 @@ impl Reconciler {
     }
 
     fn look_at(&mut self, key: &TenantKey, now: Boot) {
-        let (call, run) = (self.calls.leave(key), self.runs.leave(key));
+        let [call, urgent, run] =
+            [&mut self.calls, &mut self.urgent, &mut self.runs].map(|turns| turns.leave(key));
         let Some(tenant) = self.index.tenants.get(key).cloned() else {
             self.rounds.forget(key);
             if self.slots.get(key).is_none_or(|slot| !slot.busy) {
@@ -156,13 +163,23 @@ impl Reconciler {
         if self.drift_first(key, &plan, revision, now) {
             return;
         }
+        if let Some(at) = self.words_wait(key, &tenant, &plan, now) {
+            self.wakes.insert((at, key.clone()));
+            return;
+        }
         if plan.action == Action::Nothing && !self.news(key, &tenant, &plan) {
             self.begin_drift(key, &tenant, plan, (&release_key, revision), now);
             return;
         }
-        let (turns, place) = match waits_for_helm(&plan.action) {
-            true => (&mut self.runs, run),
-            false => (&mut self.calls, call),
+        let failed = self
+            .slots
+            .get(key)
+            .is_some_and(|slot| slot.memory.failure.is_some());
+        let urgency = plan.action.urgency(failed);
+        let (turns, place) = match (waits_for_helm(&plan.action), urgency) {
+            (true, Urgency::High) => (&mut self.urgent, urgent),
+            (true, Urgency::Low) => (&mut self.runs, run),
+            (false, _) => (&mut self.calls, call),
         };
         let Some(turn) = turns.take(key, place) else {
             return;
@@ -182,6 +199,7 @@ impl Reconciler {
             release: release_key,
             workspace_exists,
             desired: Arc::clone(&desired),
+            urgency,
             turn,
         };
         if let Some(slot) = self.slots.get_mut(key) {
@@ -190,6 +208,23 @@ impl Reconciler {
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
         let task = self.jobs.spawn(performing).id();
         self.running.insert(task, key.clone());
+    }
+
+    /// Until when other words for what was said a moment ago wait.
+    fn words_wait(
+        &self,
+        key: &TenantKey,
+        tenant: &Tenant,
+        plan: &plan::Plan,
+        now: Boot,
+    ) -> Option<Boot> {
+        let memory = &self.slots.get(key)?.memory;
+        // Of another generation it is to be said that it was looked at.
+        let known = self.board.generation(key) == tenant.metadata.generation;
+        let said = memory.said.as_ref().zip(memory.said_at);
+        let waits = plan.action == Action::Nothing && plan.ours && known;
+        said.filter(|_| waits)
+            .and_then(|said| progress::not_before(Some(said), &plan.state, now))
     }
 
     /// Whether there is anything to say. When not, the pass over this Tenant costs nothing.
@@ -269,6 +304,7 @@ impl Reconciler {
         slot.not_before = None;
         if done.said.is_some() {
             slot.memory.said = done.said;
+            slot.memory.said_at = Some(now);
         }
         if done.told.is_some() {
             slot.memory.told = done.told;

@@ -57,7 +57,8 @@ fn collect(object: &Value, found: &mut BTreeSet<Declared>) {
 }
 
 /// What `former` declares and `kept` does not, in whatever version of its API. The two are of one release,
-/// whose `namespace` is meant where none is written.
+/// whose `namespace` is meant where none is written. Of what is in no namespace, whatever is written, see
+/// [`declares_anywhere`].
 pub fn left_over(
     former: &BTreeSet<Declared>,
     kept: &BTreeSet<Declared>,
@@ -78,6 +79,18 @@ pub fn left_over(
     let kept: BTreeSet<_> = kept.iter().map(identity).collect();
     let gone = |object: &&Declared| !kept.contains(&identity(object));
     former.iter().filter(gone).cloned().collect()
+}
+
+/// Whether `kept` declares one of that kind and name in whatever namespace: of a kind that is in none, it
+/// is the same object, since the apiserver ignores a namespace that a manifest has for it.
+pub fn declares_anywhere(kept: &BTreeSet<Declared>, object: &Declared) -> bool {
+    let group = |object: &Declared| {
+        let group = object.api_version.rsplit_once('/');
+        group.map(|(group, _)| group.to_owned())
+    };
+    kept.iter().any(|other| {
+        other.kind == object.kind && other.name == object.name && group(other) == group(object)
+    })
 }
 
 #[cfg(test)]
@@ -114,5 +127,23 @@ mod tests {
             .collect();
         assert_eq!(names, ["gone", "listed"]);
         assert_eq!(left_over(&former, &former, "acme"), []);
+    }
+
+    #[test]
+    fn of_a_kind_without_namespaces_it_is_the_same_whatever_namespace_is_written() {
+        let role = |version: &str, namespace: &str| {
+            of(&format!(
+                "apiVersion: rbac.authorization.k8s.io/{version}\nkind: ClusterRole\n\
+                 metadata: {{name: reads, namespace: '{namespace}'}}\n"
+            ))
+        };
+        let (former, kept) = (role("v1beta1", "one"), role("v1", "two"));
+        let object = left_over(&former, &kept, "acme").pop().unwrap();
+        assert!(declares_anywhere(&kept, &object));
+        assert!(!declares_anywhere(
+            &of("apiVersion: v1\nkind: ClusterRole\nmetadata: {name: reads}"),
+            &object
+        ));
+        assert!(!declares_anywhere(&BTreeSet::new(), &object));
     }
 }

@@ -103,6 +103,7 @@ fn desired(generation: u64) -> DesiredState {
         drift: krypton_common::drift::DriftPolicy::default(),
         chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
         tenant_values: false,
+        handling: krypton_common::handling::Handling::default(),
     }
 }
 

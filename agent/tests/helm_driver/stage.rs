@@ -64,6 +64,7 @@ impl Stage {
             supervisor: vec![supervisor().into()],
             scratch: self.path("scratch"),
             max_concurrent: 1,
+            max_per_member: 1,
         }
     }
 
@@ -84,6 +85,7 @@ impl Stage {
             timeout: Duration::from_secs(600),
             server_side: true,
             skip_crds: false,
+            history_max: 3,
             description: "a test".to_owned(),
             again: false,
             cache_key: "edge-1".to_owned(),

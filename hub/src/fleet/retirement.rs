@@ -238,8 +238,8 @@ impl Retirements {
         }
     }
 
-    /// The event for this step, when it was not told of before.
-    pub(super) fn news(&mut self, object: &EdgeCluster, step: &Step) -> Option<Notice> {
+    /// The event for this step, when it [was not told](Self::was_told) of before.
+    pub(super) fn news(&self, object: &EdgeCluster, step: &Step) -> Option<Notice> {
         let (reason, message) = match step {
             Step::Uninstall(_) => (
                 reason::UNINSTALLING,
@@ -249,13 +249,18 @@ impl Retirements {
             Step::Wait(_) | Step::Nothing | Step::PutOn | Step::Read => return None,
         };
         let uid = object.metadata.uid.clone().unwrap_or_default();
-        let new = self.told.insert((uid.clone(), reason));
+        let new = !self.told.contains(&(uid.clone(), reason));
         new.then(|| Notice {
             member: object.name_any(),
             uid,
             reason,
             message: message.to_owned(),
         })
+    }
+
+    /// There was room for the event.
+    pub(super) fn was_told(&mut self, uid: String, reason: &'static str) {
+        self.told.insert((uid, reason));
     }
 
     /// Forgets all but these.
@@ -486,7 +491,12 @@ mod tests {
             found: Some(Deletion::OfTheMember),
         });
         let ordered = Step::Uninstall(String::new());
-        assert!(readings.news(&object, &ordered).is_some());
+        let news = readings.news(&object, &ordered).unwrap();
+        assert!(
+            readings.news(&object, &ordered).is_some(),
+            "it was not told yet"
+        );
+        readings.was_told(news.uid, news.reason);
         assert!(readings.news(&object, &ordered).is_none(), "told twice");
         assert_eq!(readings.of(&object), Some(Deletion::OfTheMember));
         let mut next = object.clone();

@@ -137,6 +137,9 @@ pub struct Flags {
     /// What becomes of the CRDs in the chart's folder crds: skip, create (with the first installation, as helm does it) or create-replace (and brought up to date before each upgrade). None is ever deleted.
     #[arg(long, value_name = "POLICY", help_heading = "Chart")]
     pub chart_crds: Option<String>,
+    /// What makes a release ready once helm has deployed it: none, hooks (helm waits for them; what its workloads lack is said) or ready (its workloads are).
+    #[arg(long, value_name = "WHAT", help_heading = "Chart")]
+    pub wait: Option<String>,
     /// What is done where a release is no longer as its chart has it: off, warn (told on the Tenant) or heal (put right). A Tenant may have another by annotation mesh.openkcm.io/drift.
     #[arg(long, value_name = "MODE", help_heading = "Chart")]
     pub drift: Option<String>,
@@ -168,6 +171,9 @@ pub struct Flags {
     /// How many helm processes may run at once, 1 to 64.
     #[arg(long, value_name = "N", help_heading = "Helm")]
     pub max_concurrent_helm: Option<String>,
+    /// How many of them may be of one member that the hub looks after itself; empty means all but one, so that a member whose runs hang leaves room for others.
+    #[arg(long, value_name = "N", help_heading = "Helm")]
+    pub max_concurrent_helm_per_member: Option<String>,
     /// Longest pause between two tries of a failed install or upgrade.
     #[arg(long, value_name = "DURATION", help_heading = "Helm")]
     pub retry_max: Option<String>,
@@ -178,6 +184,9 @@ pub struct Flags {
     /// is also done at once where no other attempt can succeed.
     #[arg(long, value_name = "WHAT", help_heading = "Helm")]
     pub remediation: Option<String>,
+    /// How many revisions of a release are kept, 2 to 100.
+    #[arg(long, value_name = "N", help_heading = "Helm")]
+    pub history_max: Option<String>,
     /// Directory for fetched charts and helm's own cache.
     #[arg(long, value_name = "DIRECTORY", help_heading = "Helm")]
     pub helm_cache_dir: Option<String>,

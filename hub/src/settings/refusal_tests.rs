@@ -146,6 +146,27 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "a duration from 1s to 24h",
         ),
         (
+            &[
+                "--max-concurrent-helm=2",
+                "--max-concurrent-helm-per-member=3",
+            ],
+            &[],
+            "flag --max-concurrent-helm-per-member",
+            "a number from 1 to that of --max-concurrent-helm",
+        ),
+        (
+            &["--history-max=1"],
+            &[],
+            "flag --history-max",
+            "a number from 2 to 100",
+        ),
+        (
+            &["--wait=watcher"],
+            &[],
+            "flag --wait",
+            "none, ready or hooks",
+        ),
+        (
             &["--chart-crds=replace"],
             &[],
             "flag --chart-crds",

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use krypton_agent::plan::Remediation;
+use krypton_agent::plan::{HISTORY, Remediation};
 use krypton_common::bundle::split_address;
 use krypton_common::drift::DriftPolicy;
+use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
 use krypton_common::telemetry::LogFormat;
@@ -64,6 +65,7 @@ pub(super) fn resolve(
             let policy = given.text.parse();
             policy.map_err(|_| given.invalid("a policy", "write skip, create or create-replace"))?
         },
+        handling: inputs.handling(flags)?,
         helm,
         retry_max: inputs.duration("retry-max", &flags.retry_max)?,
         check_interval: inputs.check_interval(),
@@ -536,9 +538,18 @@ impl Inputs<'_> {
             timeout: self.duration("helm-timeout", &flags.helm_timeout)?,
             retries: self.retries(flags)?,
             remediation: self.remediation(flags)?,
+            history_max: self.history_max(flags)?,
             max_concurrent,
+            max_per_member: self.max_per_member(flags, max_concurrent)?,
             cache_dir,
         })
+    }
+
+    fn handling(&mut self, flags: &Flags) -> Result<Handling, SettingsError> {
+        let given = self.text("wait", &flags.wait);
+        let wait = given.text.parse();
+        let wait = wait.map_err(|_| given.invalid("a policy", "write none, ready or hooks"))?;
+        Ok(Handling { wait })
     }
 
     fn retries(&mut self, flags: &Flags) -> Result<Option<u32>, SettingsError> {
@@ -551,6 +562,34 @@ impl Inputs<'_> {
             given.invalid(
                 "a number of retries",
                 "write 0 or more, or leave it out to try without end",
+            )
+        })
+    }
+
+    fn max_per_member(&mut self, flags: &Flags, in_all: usize) -> Result<usize, SettingsError> {
+        let flag = &flags.max_concurrent_helm_per_member;
+        let given = self.text("max-concurrent-helm-per-member", flag);
+        if given.text.is_empty() {
+            return Ok((in_all - 1).max(1));
+        }
+        let number = given.text.parse().ok();
+        let number = number.filter(|number| (1..=in_all).contains(number));
+        number.ok_or_else(|| {
+            given.invalid(
+                "a number from 1 to that of --max-concurrent-helm",
+                "write how many may run at once for one member",
+            )
+        })
+    }
+
+    fn history_max(&mut self, flags: &Flags) -> Result<u8, SettingsError> {
+        let given = self.text("history-max", &flags.history_max);
+        let number = given.text.parse().ok();
+        let number = number.filter(|number| HISTORY.contains(number));
+        number.ok_or_else(|| {
+            given.invalid(
+                "a number from 2 to 100",
+                "write how many revisions of a release are kept",
             )
         })
     }

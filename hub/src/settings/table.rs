@@ -248,6 +248,12 @@ pub const ROWS: &[Row] = &[
         "create",
         "new; always `create` in the original",
     ),
+    flag(
+        "wait",
+        &["KRYPTON_WAIT"],
+        "ready",
+        "new; helm's own `--wait` in the original",
+    ),
     flag("drift", &["KRYPTON_DRIFT"], "off", NEW),
     flag("drift-interval", &["KRYPTON_DRIFT_INTERVAL"], "10m", NEW),
     flag(
@@ -278,9 +284,11 @@ pub const ROWS: &[Row] = &[
         "new; 180 s and 300 s were fixed in the original",
     ),
     flag("max-concurrent-helm", &[], "4", "new; 1 in the original"),
+    flag("max-concurrent-helm-per-member", &[], "", NEW),
     flag("retry-max", &[], "15m", NEW),
     flag("retries", &[], "", NEW),
     flag("remediation", &[], "keep", NEW),
+    flag("history-max", &[], "3", NEW),
     computed(
         "helm-cache-dir",
         &[],

@@ -95,6 +95,8 @@ fn without_anything_the_defaults_of_the_original_hold() {
     assert_eq!(settings.proxy_grace, Duration::from_secs(60));
     assert_eq!(settings.helm.timeout, Duration::from_secs(180));
     assert_eq!(settings.helm.max_concurrent, 4);
+    assert_eq!(settings.helm.max_per_member, 3);
+    assert_eq!(settings.helm.history_max, 3);
     assert_eq!(settings.helm.cache_dir, PathBuf::from("/tmp/krypton-hub"));
     assert_eq!(settings.retry_max, Duration::from_secs(900));
     assert_eq!(settings.log_format, LogFormat::Text);

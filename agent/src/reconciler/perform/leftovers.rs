@@ -112,7 +112,8 @@ impl Performer {
             }
             // Another may act by now, and what is found may be what it has made.
             self.still_permitted()?;
-            match remove(client, &job.release, &object).await {
+            let elsewhere = release::declares_anywhere(&kept, &object);
+            match remove(client, &job.release, &object, elsewhere).await {
                 Ok(true) => removed.push(shown),
                 Ok(false) => {}
                 Err(Refused::Forbidden) => stays.push(shown),
@@ -173,8 +174,14 @@ impl From<Fault> for Refused {
     }
 }
 
-/// Removes the object if it is there, is this release's, and is not to be kept. Whether it was.
-async fn remove(client: &Client, of: &ReleaseKey, object: &Declared) -> Result<bool, Refused> {
+/// Removes the object if it is there, is this release's, and is not to be kept. Whether it was. One of its
+/// name is declared `elsewhere`, in another namespace: it is the same where its kind has none.
+async fn remove(
+    client: &Client,
+    of: &ReleaseKey,
+    object: &Declared,
+    elsewhere: bool,
+) -> Result<bool, Refused> {
     let (group, version) = object
         .api_version
         .split_once('/')
@@ -194,6 +201,7 @@ async fn remove(client: &Client, of: &ReleaseKey, object: &Declared) -> Result<b
             let namespace = object.namespace.as_deref().unwrap_or(&of.namespace);
             Api::namespaced_with(client.clone(), namespace, &resource)
         }
+        Scope::Cluster if elsewhere => return Ok(false),
         Scope::Cluster => Api::all_with(client.clone(), &resource),
     };
     let call = api.get_metadata_opt(&object.name);

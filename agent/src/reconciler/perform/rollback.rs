@@ -14,7 +14,7 @@ impl Performer {
         let Some(newest) = &job.newest else {
             return Err(Fault::Stale);
         };
-        let slot = self.tools.helm.slot().await;
+        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         let (current, good) = tokio::join!(
             self.revision_secret(&job.release, newest.revision),
@@ -31,6 +31,7 @@ impl Performer {
             to,
             timeout: self.member.policy.helm_timeout,
             server_side: release::decode(&current).is_ok_and(|facts| facts.server_side),
+            history_max: self.member.policy.history_max,
             values: job.chart().helm_values(),
             secret_paths: job.desired.chart.secret_paths().to_vec(),
             cache_key: self.member.name.clone(),

@@ -16,8 +16,6 @@ use crate::status::Told;
 
 /// The type of a Secret that has been set aside; helm looks for its own only.
 const SET_ASIDE_TYPE: &str = "mesh.openkcm.io/unreadable-release";
-/// As `--history-max` is for upgrades, which installing has not.
-const FAILED_ATTEMPTS: usize = 2;
 
 impl Performer {
     /// Keeps a copy of the Secret under another name, and takes the Secret out of helm's way. Only when
@@ -43,7 +41,7 @@ impl Performer {
         let Some((_, revision)) = Revision::of(&secret.metadata) else {
             return Err(failed(why));
         };
-        let slot = self.tools.helm.slot().await;
+        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         let look = Look {
             kubeconfig: self.member.kubeconfig.clone(),
@@ -137,7 +135,7 @@ impl Performer {
         Ok(())
     }
 
-    /// Before another attempt to install: of the failed ones only the last few are kept.
+    /// Before another attempt to install: helm's own limit to history is for upgrades only.
     pub(super) async fn forget_older_attempts(
         &self,
         job: &Job,
@@ -160,7 +158,8 @@ impl Performer {
             return Ok(());
         };
         let kept = self.revision_secret(&job.release, *newest).await?;
-        for (revision, meta) in failed.iter().skip(FAILED_ATTEMPTS) {
+        let kept_beside = usize::from(self.member.policy.history_max) - 1;
+        for (revision, meta) in failed.iter().skip(kept_beside) {
             let former = self.revision_secret(&job.release, *revision).await?;
             let (Some(former), Some(kept)) = (&former, &kept) else {
                 continue;

@@ -86,10 +86,16 @@ impl Old {
 
     /// Whether an agent is to enrol; else the hub finds the new cluster by its source.
     pub(super) fn needs_bundle(&self) -> bool {
-        self.typed.as_ref().is_none_or(|object| {
-            let status = object.status.as_ref();
-            let enrolled = status.is_some_and(|status| status.certificate_expiry.is_some());
-            enrolled || object.spec.source_ref.is_none()
+        self.typed
+            .as_ref()
+            .is_none_or(|object| self.has_enrolled() || object.spec.source_ref.is_none())
+    }
+
+    /// Whether an agent has a certificate for it, be it one that has not connected with it yet.
+    fn has_enrolled(&self) -> bool {
+        let status = self.typed.as_ref().and_then(|known| known.status.as_ref());
+        status.is_some_and(|status| {
+            status.certificate_expiry.is_some() || status.enrolled_until.is_some()
         })
     }
 
@@ -276,7 +282,7 @@ impl Old {
                 "The former cluster (UID {former}) has left the fleet. If it still runs, its releases and Tenants stay there as they are, and nothing is uninstalled.\n"
             ));
         }
-        if status.is_some_and(|status| status.certificate_expiry.is_some()) {
+        if self.has_enrolled() {
             said.push_str(
                 "The certificate of its former agent is void. If that agent still runs, it goes on there with the last desired state it has: stop it.\n",
             );
@@ -377,6 +383,8 @@ mod tests {
         let source = json!({"sourceRef": {"kind": "Secret", "namespace": "n", "name": "edge-1"}});
         let enrolled = json!({"certificateExpiry": "2027-01-01T00:00:00Z"});
         assert!(!old(source.clone(), json!({})).needs_bundle());
+        let not_seen = json!({"enrolledUntil": "2027-01-01T00:00:00Z"});
+        assert!(old(source.clone(), not_seen).needs_bundle());
         assert!(old(source, enrolled.clone()).needs_bundle());
         assert!(old(json!({}), enrolled).needs_bundle());
         assert!(old(json!({}), json!({})).needs_bundle());

@@ -1,0 +1,81 @@
+//! How releases are handled on every member: what is waited for.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// What makes a release that helm has deployed ready. Helm itself waits for hooks, always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WaitPolicy {
+    /// That helm has deployed it; its workloads are not looked at.
+    None,
+    /// Its workloads are, by helm's own rule.
+    #[default]
+    Ready,
+    /// That helm has deployed it, and its hooks have ended well; of workloads it is said what they lack.
+    Hooks,
+}
+
+impl WaitPolicy {
+    /// All, each as it is written.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("none", Self::None),
+        ("ready", Self::Ready),
+        ("hooks", Self::Hooks),
+    ];
+
+    /// Whether it is what members do that have been told nothing of it.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A word that is none of the policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("write none, ready or hooks")]
+pub struct NotAWaitPolicy;
+
+impl FromStr for WaitPolicy {
+    type Err = NotAWaitPolicy;
+
+    fn from_str(text: &str) -> Result<Self, NotAWaitPolicy> {
+        let mut all = Self::ALL.iter();
+        let found = all.find_map(|(word, policy)| (*word == text).then_some(*policy));
+        found.ok_or(NotAWaitPolicy)
+    }
+}
+
+impl fmt::Display for WaitPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut all = Self::ALL.iter();
+        let word = all.find_map(|(word, policy)| (policy == self).then_some(*word));
+        f.write_str(word.unwrap_or_default())
+    }
+}
+
+/// The same for all members. What is as it was before there was such a field is neither on record nor in
+/// the digest of a desired state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Handling {
+    #[serde(skip_serializing_if = "WaitPolicy::is_default")]
+    pub wait: WaitPolicy,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_read_as_it_is_written_on_the_wire_too() {
+        for (word, policy) in WaitPolicy::ALL {
+            assert_eq!(word.parse(), Ok(policy));
+            assert_eq!(policy.to_string(), word);
+            assert_eq!(serde_json::to_value(policy).unwrap(), word);
+        }
+        assert_eq!("watcher".parse::<WaitPolicy>(), Err(NotAWaitPolicy));
+    }
+}
