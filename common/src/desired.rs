@@ -351,6 +351,7 @@ mod tests {
             retire: false,
             drift: DriftPolicy::default(),
             chart_crds: CrdPolicy::default(),
+            handling: Handling::default(),
             tenant_values: false,
         };
         assert_eq!(*desired.chart_with(Some(&own)), chart());

@@ -193,6 +193,7 @@ async fn strict_cache() -> (TempDir, ChartCache) {
         supervisor: vec![Agent::program().unwrap().into(), "helm-run".into()],
         scratch: dir.path().join("helm"),
         max_concurrent: 1,
+        max_per_member: 1,
     });
     let keyring = Keyring {
         helm: Arc::new(helm.await.unwrap()),
