@@ -236,6 +236,42 @@ pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
     failed.map(|revision| revision.revision)
 }
 
+/// Failed attempts that are kept beyond the limit to a release's history.
+const UNSWEPT_MOST: usize = 16;
+
+/// How many revisions helm is to keep while it runs what has the fingerprint `current`: beyond the limit
+/// those failed attempts that declare something else, until what they left is seen to. Helm drops the
+/// oldest first.
+pub fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
+    let failed = failed_attempts(revisions);
+    let other = |revision: &&Revision| revision.fingerprint.as_deref() != Some(current);
+    let more = match failed.iter().position(other) {
+        Some(oldest) => (failed.len() - oldest).min(UNSWEPT_MOST),
+        None => 0,
+    };
+    limit.saturating_add(u8::try_from(more).unwrap_or(u8::MAX))
+}
+
+/// Failed attempts that a newer one repeats: what they declare is not forgotten with them.
+pub fn repeated(revisions: &[Revision]) -> Vec<u32> {
+    let failed = failed_attempts(revisions);
+    let repeats = |(at, revision): (usize, &&Revision)| {
+        let newer = failed.get(at + 1..).unwrap_or_default();
+        let same = |other: &&Revision| other.fingerprint == revision.fingerprint;
+        (revision.fingerprint.is_some() && newer.iter().any(same)).then_some(revision.revision)
+    };
+    failed.iter().enumerate().filter_map(repeats).collect()
+}
+
+/// Those that were not seen to yet, oldest first.
+fn failed_attempts(revisions: &[Revision]) -> Vec<&Revision> {
+    let all: Vec<&Revision> = revisions.iter().collect();
+    let unswept = |revision: &&&Revision| {
+        revision.status == Status::Failed && revision.run.is_some() && !inherited(&all, revision)
+    };
+    all.iter().filter(unswept).copied().collect()
+}
+
 /// Whether the run that wrote this revision began where nothing was deployed, and none has been since. In
 /// doubt it did not: the hooks of an installation may not be fit for what has once run.
 fn was_installing(revisions: &[&Revision], revision: &Revision) -> bool {
@@ -291,6 +327,61 @@ mod tests {
             resource_version: "1".to_owned(),
             created: None,
         }
+    }
+
+    #[test]
+    fn a_failed_attempt_is_kept_until_another_repeats_it_or_what_it_left_is_seen_to() {
+        let failed = |number, fingerprint: &str| Revision {
+            fingerprint: Some(fingerprint.to_owned()),
+            ..revision(number, Status::Failed, Some(&format!("u{number}")))
+        };
+        let deployed = revision(1, Status::Deployed, Some("u1"));
+        let seen_to = Revision {
+            run: None,
+            ..failed(2, "a")
+        };
+        for (revisions, current, kept, repeats) in [
+            (vec![], "a", 3, vec![]),
+            (vec![deployed.clone()], "a", 3, vec![]),
+            // The same again and again piles up no more.
+            (vec![deployed.clone(), failed(2, "a")], "a", 3, vec![]),
+            (
+                vec![deployed.clone(), failed(2, "a"), failed(3, "a")],
+                "a",
+                3,
+                vec![2],
+            ),
+            // Another is not to be dropped for it.
+            (vec![deployed.clone(), failed(2, "a")], "b", 4, vec![]),
+            (
+                vec![deployed.clone(), failed(2, "a"), failed(3, "b")],
+                "b",
+                5,
+                vec![],
+            ),
+            (
+                vec![
+                    deployed.clone(),
+                    failed(2, "a"),
+                    failed(3, "b"),
+                    failed(4, "b"),
+                ],
+                "b",
+                6,
+                vec![3],
+            ),
+            (
+                vec![deployed.clone(), seen_to, failed(3, "b")],
+                "b",
+                3,
+                vec![],
+            ),
+        ] {
+            assert_eq!(history(3, &revisions, current), kept, "{revisions:?}");
+            assert_eq!(repeated(&revisions), repeats, "{revisions:?}");
+        }
+        let many: Vec<Revision> = (0..200).map(|n| failed(n, &n.to_string())).collect();
+        assert_eq!(history(3, &many, "x"), 19);
     }
 
     fn found_in(revisions: &[Revision]) -> Found {

@@ -525,6 +525,9 @@ impl Performer {
         if again {
             self.forget_older_attempts(job, done).await?;
         }
+        if run == Run::Upgrade {
+            self.forget_repeated_attempts(job, done).await?;
+        }
         let values = chart.helm_values();
         let ready = self.tools.helm.ready(&self.member.name, &values).await;
         ready.map_err(|error| unavailable(&error))?;
@@ -558,7 +561,11 @@ impl Performer {
             timeout: self.member.policy.helm_timeout,
             server_side,
             skip_crds: job.desired.chart_crds == CrdPolicy::Skip,
-            history_max: self.member.policy.history_max,
+            history_max: repair::history(
+                self.member.policy.history_max,
+                &job.revisions,
+                &chart.fingerprint(),
+            ),
             description: format!("Krypton, desired state {}", job.desired.version),
             again,
             cache_key: self.member.name.clone(),

@@ -11,6 +11,7 @@ use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, unavailable};
 use crate::helm::{HelmError, Look};
 use crate::index::{ReleaseKey, Revision};
+use crate::plan::repair;
 use crate::release::{self, ReleaseError, Status};
 use crate::status::Told;
 
@@ -132,6 +133,33 @@ impl Performer {
         let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
         let name = of.name.clone().unwrap_or_default();
         in_time("removing a revision", api.delete(&name, &params)).await?;
+        Ok(())
+    }
+
+    /// Before another upgrade: helm would drop the oldest attempt for the newest, and with it the only word of
+    /// what that has made.
+    pub(super) async fn forget_repeated_attempts(
+        &self,
+        job: &Job,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let repeated = repair::repeated(&job.revisions);
+        if repeated.is_empty() {
+            return Ok(());
+        }
+        self.relist(job, done).await?;
+        let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
+            return Ok(());
+        };
+        for meta in &metas {
+            let Some((_, revision)) = Revision::of(meta) else {
+                continue;
+            };
+            if revision.status == Status::Failed && repeated.contains(&revision.revision) {
+                self.still_permitted()?;
+                self.remove(&job.release, meta).await?;
+            }
+        }
         Ok(())
     }
 
