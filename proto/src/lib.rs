@@ -5,6 +5,10 @@ pub mod skew;
 
 /// Package `krypton.fleet.v1`, as generated.
 pub mod v1 {
+    #![allow(
+        clippy::large_enum_variant,
+        reason = "of a session's messages one lives at a time, and the largest is the one that matters"
+    )]
     tonic::include_proto!("krypton.fleet.v1");
 }
 

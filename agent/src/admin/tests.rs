@@ -55,6 +55,14 @@ async fn readyz_names_what_it_waits_for_until_the_last_guard_is_gone() {
             .await
             .starts_with("HTTP/1.1 200")
     );
+    readiness.note("values", Some("the values are old".to_owned()));
+    let answer = request(address, "/readyz").await;
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\nbut the values are old\n"),
+        "{answer}"
+    );
+    readiness.note("values", None);
+    assert!(request(address, "/readyz").await.ends_with("\r\n\r\nok\n"));
     assert!(request(address, "/other").await.starts_with("HTTP/1.1 404"));
 
     stop.cancel();

@@ -39,6 +39,8 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 const PAGE: u32 = 100;
 /// Events taken in before the next look.
 const BATCH: usize = 256;
+/// Objects read before what was found is passed on: each time, the values of all members are made anew.
+const AT_ONCE: usize = 64;
 
 /// What is read, and who is told.
 pub struct Follow {
@@ -71,6 +73,14 @@ enum ReadError {
     Deadline { what: String },
 }
 
+impl Readings {
+    /// What was read before still counts.
+    fn unread(&mut self, place: &Place, error: &ReadError) {
+        let unread = || Reading::Unread(format!("{place}: {}", chain(error)));
+        self.by_place.entry(place.clone()).or_insert_with(unread);
+    }
+}
+
 impl ReadError {
     fn is_answer(&self) -> bool {
         matches!(self, Self::Call { source, .. } if matches!(**source, kube::Error::Api(_)))
@@ -95,8 +105,10 @@ impl Follow {
         let mut watched: BTreeSet<ValuesKind> = BTreeSet::new();
         let mut due: BTreeSet<Object> = BTreeSet::new();
         let mut held = Readings::default();
+        // Those that home has not let us read.
+        let mut refused: BTreeSet<Object> = BTreeSet::new();
         let mut failures = 0;
-        let mut not_before = Boot::default();
+        let (mut not_before, mut again) = (Boot::default(), Boot::default());
         loop {
             let wanted = self.wanted.borrow_and_update().clone();
             for place in &wanted {
@@ -109,18 +121,32 @@ impl Follow {
             }
             held.by_place.retain(|place, _| wanted.contains(place));
             let now = Boot::now();
-            if now >= not_before {
-                match self.read(&wanted, &mut due, &mut held).await {
-                    Ok(()) => failures = 0,
-                    Err(error) => {
-                        tracing::warn!(error = %chain(&error), "values of the chart were not read; it is tried again");
+            if now >= again {
+                due.append(&mut refused);
+            }
+            if now >= not_before && !due.is_empty() {
+                let pause = backoff(failures + 1, RETRY_MAX, rand::random());
+                match self.read(&wanted, &mut due, &mut refused, &mut held).await {
+                    Ok(()) if refused.is_empty() => failures = 0,
+                    Ok(()) if again <= now => {
                         failures += 1;
-                        not_before = Boot(now.0 + backoff(failures, RETRY_MAX, rand::random()));
+                        again = Boot(now.0 + pause);
+                    }
+                    Ok(()) => {}
+                    Err(error) => {
+                        said(&error);
+                        failures += 1;
+                        not_before = Boot(now.0 + pause);
                     }
                 }
                 self.publish(&held);
             }
-            let retry = (failures > 0).then_some(not_before);
+            // What is left of a batch is read at once.
+            let retry = match (due.is_empty(), refused.is_empty()) {
+                (false, _) => Some(not_before),
+                (true, false) => Some(again),
+                (true, true) => None,
+            };
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = self.wanted.changed() => if changed.is_err() { return },
@@ -146,19 +172,35 @@ impl Follow {
         });
     }
 
-    /// Reads what is due; what could not be read stays due, and counts as it did before.
+    /// Reads what is due; what could not be read counts as it did before. Who does not answer is not asked
+    /// for the rest.
     async fn read(
         &self,
         wanted: &BTreeSet<Place>,
         due: &mut BTreeSet<Object>,
+        refused: &mut BTreeSet<Object>,
         held: &mut Readings,
     ) -> Result<(), ReadError> {
         let secrets = wanted.iter().any(|place| place.kind == ValuesKind::Secret);
         if secrets && held.salt.is_none() {
-            held.salt = Some(self.salt().await?);
+            match self.salt().await {
+                Ok(salt) => held.salt = Some(salt),
+                Err(error) => {
+                    // Without it no Secret is of use.
+                    for place in wanted.iter().filter(|it| it.kind == ValuesKind::Secret) {
+                        held.unread(place, &error);
+                    }
+                    if !error.is_answer() {
+                        return Err(error);
+                    }
+                    said(&error);
+                    let kept = due.iter().filter(|it| it.0 == ValuesKind::Secret);
+                    refused.extend(kept.cloned());
+                    due.retain(|it| it.0 != ValuesKind::Secret);
+                }
+            }
         }
-        let mut failed = None;
-        for object in due.clone() {
+        for object in due.iter().take(AT_ONCE).cloned().collect::<Vec<_>>() {
             let places = wanted
                 .iter()
                 .filter(|place| place.kind == object.0 && place.name == object.1);
@@ -177,20 +219,18 @@ impl Follow {
                 }
                 Err(error) => {
                     for place in places {
-                        held.by_place.entry(place.clone()).or_insert_with(|| {
-                            Reading::Unread(format!("{place}: {}", chain(&error)))
-                        });
+                        held.unread(place, &error);
                     }
-                    // Who has answered will answer to the others, too.
-                    let answered = error.is_answer();
-                    failed = Some(error);
-                    if !answered {
-                        break;
+                    if !error.is_answer() {
+                        return Err(error);
                     }
+                    said(&error);
+                    due.remove(&object);
+                    refused.insert(object);
                 }
             }
         }
-        failed.map_or(Ok(()), Err)
+        Ok(())
     }
 
     async fn object(&self, (kind, name): &Object) -> Result<Option<Content>, ReadError> {
@@ -283,6 +323,10 @@ impl Follow {
             }
         }
     }
+}
+
+fn said(error: &ReadError) {
+    tracing::warn!(error = %chain(error), "values of the chart were not read; it is tried again");
 }
 
 fn shown<K: Send + 'static>(
