@@ -81,7 +81,10 @@ impl From<&DesiredState> for v1::Desired {
             chart_crds,
             handling,
         } = desired;
-        let Handling { wait } = handling;
+        let Handling {
+            wait,
+            delete_cert_manager_crds,
+        } = handling;
         let ChartState {
             repo,
             name,
@@ -113,6 +116,7 @@ impl From<&DesiredState> for v1::Desired {
                 true => String::new(),
                 false => wait.to_string(),
             },
+            delete_cert_manager_crds: *delete_cert_manager_crds,
         }
     }
 }
@@ -130,6 +134,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             drift,
             chart_crds,
             wait,
+            delete_cert_manager_crds,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
@@ -162,7 +167,10 @@ impl TryFrom<v1::Desired> for DesiredState {
             retire,
             drift: drift.unwrap_or_default(),
             chart_crds,
-            handling: Handling { wait },
+            handling: Handling {
+                wait,
+                delete_cert_manager_crds,
+            },
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
         if read.digest() == digest {
@@ -364,6 +372,7 @@ mod tests {
             chart_crds: CrdPolicy::CreateReplace,
             handling: Handling {
                 wait: WaitPolicy::Hooks,
+                delete_cert_manager_crds: true,
             },
         }
     }

@@ -112,6 +112,13 @@ impl Reconciler {
             && self.index.tenants.iter().any(|(other, _)| {
                 other.namespace == release_key.namespace && (desired.retire || other != key)
             });
+        let last = going
+            && !self.index.tenants.iter().any(|(other, tenant)| {
+                other != key
+                    && !desired.retire
+                    && tenant.metadata.deletion_timestamp.is_none()
+                    && tenant.is_for(&self.member.name, self.member.source_namespace.as_deref())
+            });
         let allowed = self.member.allowed.borrow().clone();
         let view = View {
             cluster: &self.member.name,
@@ -196,6 +203,7 @@ impl Reconciler {
             told,
             release: release_key,
             workspace_exists,
+            last,
             desired: Arc::clone(&desired),
             urgency,
             turn,
