@@ -166,7 +166,21 @@ pub struct Drifted {
     pub words: Option<String>,
 }
 
+/// What an attempt to install or upgrade is of: where it is another, what failed before says nothing.
+pub fn tried(chart: &ChartState, desired: &DesiredState) -> String {
+    let chart = chart.fingerprint();
+    match desired.chart_crds.is_default() {
+        true => chart,
+        false => format!("{chart} {}", desired.chart_crds),
+    }
+}
+
 impl Memory {
+    /// The cluster is of another version than when the last attempt failed: it may succeed now.
+    pub fn cluster_changed(&mut self) {
+        self.failure = None;
+    }
+
     /// What is said of the Tenant now: our own last word, else the status that an earlier process left.
     pub fn last_word(&self, tenant: &Tenant, cluster: &str) -> Option<ClusterState> {
         self.said.clone().or_else(|| on_status(tenant, cluster))
@@ -200,7 +214,7 @@ pub struct Failure {
     /// The same attempt would fail the same way.
     pub permanent: bool,
     pub retry_at: Boot,
-    /// What was attempted: anything else is tried at once.
+    /// What was [`tried`]: anything else is tried at once.
     pub fingerprint: String,
     pub generation: i64,
     /// The value of the annotation by which a person asks for a try.
@@ -434,7 +448,7 @@ impl View<'_> {
             failure.generation == self.generation()
                 && failure.requested.as_deref()
                     == self.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
-                && failure.fingerprint == self.chart.fingerprint()
+                && failure.fingerprint == tried(self.chart, self.desired)
                 // What has kept a release from being installed keeps it from nothing else.
                 && (!self.desired.retire
                     || [

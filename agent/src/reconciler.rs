@@ -7,6 +7,7 @@ mod member;
 mod perform;
 mod tenants;
 mod turns;
+mod version;
 mod watches;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -42,6 +43,7 @@ use crate::workload;
 use drift::Rounds;
 use perform::{Done, Performer};
 use turns::Turns;
+use version::ClusterVersion;
 use watches::{Seen, Watch};
 
 /// Who writes the status of the member's Tenants.
@@ -173,6 +175,7 @@ pub async fn run(
         runs: Turns::new(runs),
         wakes: BTreeSet::new(),
         rounds: Rounds::default(),
+        version: ClusterVersion::default(),
         permitted: false,
         problem: None,
         started: Boot::now(),
@@ -247,6 +250,7 @@ struct Reconciler {
     runs: Turns,
     wakes: BTreeSet<(Boot, TenantKey)>,
     rounds: Rounds,
+    version: ClusterVersion,
     permitted: bool,
     problem: Option<String>,
     started: Boot,
@@ -267,6 +271,7 @@ impl Reconciler {
             }
             self.see_to_drift(now);
             self.see_to_tenants(now);
+            self.see_to_version(now);
             self.report_member(now);
             if self.index.crd() == Some(CrdState::Present) && tenants.is_none() {
                 tenants = Some(watches::tenants(&self.member.client));
@@ -299,6 +304,9 @@ impl Reconciler {
                 Some(done) = self.rounds.jobs.join_next(), if !self.rounds.jobs.is_empty() => {
                     self.finish_drift(done);
                 }
+                Some(done) = self.version.asking.join_next(), if !self.version.asking.is_empty() => {
+                    self.finish_version(done);
+                }
                 Some(done) = self.recording.join_next(), if !self.recording.is_empty() => {
                     self.finish_recording(done);
                 }
@@ -323,6 +331,7 @@ impl Reconciler {
         handle.close();
         self.crd_jobs.abort_all();
         self.recording.abort_all();
+        self.version.asking.abort_all();
         self.rounds.end().await;
         let ended = async { while self.jobs.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, ended).await.is_err() {
@@ -443,6 +452,7 @@ impl Reconciler {
             .chain(expiry)
             .chain(crd.filter(|at| *at > now))
             .chain(self.rounds.wake())
+            .chain(self.version_wake().filter(|at| *at > now))
             .min()
     }
 }

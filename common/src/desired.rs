@@ -179,6 +179,9 @@ impl DesiredState {
         if !self.handling.wait.is_default() {
             content["wait"] = serde_json::json!(self.handling.wait);
         }
+        if self.handling.delete_cert_manager_crds {
+            content["deleteCertManagerCrds"] = Value::Bool(true);
+        }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }
 }
@@ -303,12 +306,21 @@ mod tests {
         let hasty = DesiredState {
             handling: Handling {
                 wait: WaitPolicy::None,
+                ..Handling::default()
             },
             ..plain.clone()
         };
         assert_ne!(hasty.digest(), plain.digest());
         assert!(recorded.get("wait").is_none(), "{recorded}");
-        for state in [plain, heals, replaces, with_tenants, salted, hasty] {
+        let tidy = DesiredState {
+            handling: Handling {
+                delete_cert_manager_crds: true,
+                ..Handling::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(tidy.digest(), plain.digest());
+        for state in [plain, heals, replaces, with_tenants, salted, hasty, tidy] {
             let recorded = serde_json::to_value(&state).unwrap();
             assert_eq!(
                 serde_json::from_value::<DesiredState>(recorded).unwrap(),

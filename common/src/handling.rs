@@ -1,4 +1,4 @@
-//! How releases are handled on every member: what is waited for.
+//! How releases are handled on every member: what is waited for, and what goes with the last of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -63,6 +63,13 @@ impl fmt::Display for WaitPolicy {
 pub struct Handling {
     #[serde(skip_serializing_if = "WaitPolicy::is_default")]
     pub wait: WaitPolicy,
+    /// The six CRDs of cert-manager go with the last release that has made them, where nothing of their
+    /// kinds is left.
+    #[serde(
+        rename = "deleteCertManagerCrds",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub delete_cert_manager_crds: bool,
 }
 
 #[cfg(test)]

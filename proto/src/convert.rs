@@ -82,7 +82,10 @@ impl From<&DesiredState> for v1::Desired {
             tenant_values,
             handling,
         } = desired;
-        let Handling { wait } = handling;
+        let Handling {
+            wait,
+            delete_cert_manager_crds,
+        } = handling;
         let ChartState {
             repo,
             name,
@@ -120,6 +123,7 @@ impl From<&DesiredState> for v1::Desired {
                 true => String::new(),
                 false => wait.to_string(),
             },
+            delete_cert_manager_crds: *delete_cert_manager_crds,
         }
     }
 }
@@ -138,6 +142,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             chart_crds,
             tenant_values,
             wait,
+            delete_cert_manager_crds,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
@@ -175,7 +180,10 @@ impl TryFrom<v1::Desired> for DesiredState {
             drift: drift.unwrap_or_default(),
             chart_crds,
             tenant_values,
-            handling: Handling { wait },
+            handling: Handling {
+                wait,
+                delete_cert_manager_crds,
+            },
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
         if read.digest() == digest {
@@ -382,6 +390,7 @@ mod tests {
             tenant_values: true,
             handling: Handling {
                 wait: WaitPolicy::Hooks,
+                delete_cert_manager_crds: true,
             },
         }
     }

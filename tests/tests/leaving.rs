@@ -102,6 +102,10 @@ async fn a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_
         let tenant = desk.shows("default", name, &left).await.unwrap();
         assert_eq!(tenant.finalizers(), [] as [&str; 0]);
         assert_eq!(tenant.metadata.deletion_timestamp, None);
+        // By it a release that somebody makes there later would be taken for the Tenant's.
+        let fingerprint = names::fingerprint_annotation(pair.name());
+        let kept = tenant.annotations().contains_key(&fingerprint);
+        assert_eq!(kept, name == "stays", "{name}");
     }
     let releases = desk.releases().await.unwrap();
     let left: Vec<&String> = releases.keys().collect();

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{Truth, reason};
+use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftMode;
 use krypton_common::handling::WaitPolicy;
@@ -604,6 +605,25 @@ fn a_changed_spec_or_chart_does_not_wait_for_the_back_off() {
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
     let mut w = world_deployed_then_upgrading_fails();
     w.desired.chart.version = "1.19.2".to_owned();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+}
+
+#[test]
+fn another_policy_for_crds_and_another_version_of_the_cluster_do_not_wait_for_the_back_off() {
+    let mut w = world_deployed_then_upgrading_fails();
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.desired.chart_crds = CrdPolicy::CreateReplace;
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    w.desired.chart_crds = CrdPolicy::default();
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.memory.cluster_changed();
+    assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
+    // What was given up is begun anew, too.
+    let mut w = world_deployed_then_upgrading_fails();
+    w.policy.retries = Some(0);
+    w.now = Boot(w.now.0 + Duration::from_secs(100_000));
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.memory.cluster_changed();
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
 }
 

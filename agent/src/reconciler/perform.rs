@@ -1,5 +1,6 @@
 //! One action, carried out: every write states its precondition, every call has a deadline.
 
+mod cert_manager;
 mod leftovers;
 mod rollback;
 mod telling;
@@ -38,7 +39,7 @@ use crate::index::{
     CREATOR_LABEL, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL,
     RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
 };
-use crate::plan::{Action, Plan, Run, repair};
+use crate::plan::{self, Action, Plan, Run, repair};
 use crate::precedence::Urgency;
 use crate::release::{self, Release, Status};
 use crate::report::ReportBoard;
@@ -66,6 +67,8 @@ pub(super) struct Job {
     /// All of them, the newest too.
     pub revisions: Vec<Revision>,
     pub workspace_exists: bool,
+    /// No other Tenant is to stay on this member.
+    pub last: bool,
     pub desired: Arc<DesiredState>,
     pub urgency: Urgency,
     /// Given back with the job.
@@ -145,7 +148,7 @@ impl Performer {
             key: job.key.clone(),
             of: job.release.clone(),
             generation: job.tenant.metadata.generation.unwrap_or_default(),
-            fingerprint: job.chart().fingerprint(),
+            fingerprint: plan::tried(&job.chart(), &job.desired),
             requested: job
                 .tenant
                 .annotations()
@@ -316,6 +319,9 @@ impl Performer {
         orphaned: bool,
         done: &mut Done,
     ) -> Result<(), Fault> {
+        if !orphaned {
+            self.delete_cert_manager_crds(job).await?;
+        }
         let mut finalizers = job.tenant.finalizers().to_vec();
         finalizers.retain(|finalizer| finalizer != names::TENANT_FINALIZER);
         if orphaned {

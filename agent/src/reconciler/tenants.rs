@@ -112,6 +112,13 @@ impl Reconciler {
             && self.index.tenants.iter().any(|(other, _)| {
                 other.namespace == release_key.namespace && (desired.retire || other != key)
             });
+        let last = going
+            && !self.index.tenants.iter().any(|(other, tenant)| {
+                other != key
+                    && !desired.retire
+                    && tenant.metadata.deletion_timestamp.is_none()
+                    && tenant.is_for(&self.member.name, self.member.source_namespace.as_deref())
+            });
         let allowed = self.member.allowed.borrow().clone();
         let chart = desired.chart_with(tenant.spec.values.as_ref());
         let view = View {
@@ -198,6 +205,7 @@ impl Reconciler {
             told,
             release: release_key,
             workspace_exists,
+            last,
             desired: Arc::clone(&desired),
             urgency,
             turn,

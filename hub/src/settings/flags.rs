@@ -140,6 +140,9 @@ pub struct Flags {
     /// What makes a release ready once helm has deployed it: none, hooks (helm waits for them; what its workloads lack is said) or ready (its workloads are).
     #[arg(long, value_name = "WHAT", help_heading = "Chart")]
     pub wait: Option<String>,
+    /// Delete the six CRDs of cert-manager with the last release of a member, if that release has made them and nothing of their kinds is left.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Chart")]
+    pub delete_cert_manager_crds: Option<String>,
     /// What is done where a release is no longer as its chart has it: off, warn (told on the Tenant) or heal (put right). A Tenant may have another by annotation mesh.openkcm.io/drift.
     #[arg(long, value_name = "MODE", help_heading = "Chart")]
     pub drift: Option<String>,

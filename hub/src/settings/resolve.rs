@@ -549,7 +549,11 @@ impl Inputs<'_> {
         let given = self.text("wait", &flags.wait);
         let wait = given.text.parse();
         let wait = wait.map_err(|_| given.invalid("a policy", "write none, ready or hooks"))?;
-        Ok(Handling { wait })
+        let flag = &flags.delete_cert_manager_crds;
+        Ok(Handling {
+            wait,
+            delete_cert_manager_crds: self.boolean("delete-cert-manager-crds", flag)?,
+        })
     }
 
     fn retries(&mut self, flags: &Flags) -> Result<Option<u32>, SettingsError> {

@@ -254,6 +254,12 @@ pub const ROWS: &[Row] = &[
         "ready",
         "new; helm's own `--wait` in the original",
     ),
+    flag(
+        "delete-cert-manager-crds",
+        &[],
+        "false",
+        "new; the original always tried to, and named a kind that there is not",
+    ),
     flag("drift", &["KRYPTON_DRIFT"], "off", NEW),
     flag("drift-interval", &["KRYPTON_DRIFT_INTERVAL"], "10m", NEW),
     flag(

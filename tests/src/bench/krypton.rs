@@ -12,6 +12,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, Daemon, Hub, HubOptions, Mode, Parts, bundle,
+    eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
     process::log_end,
 };
@@ -84,7 +85,7 @@ pub(crate) struct Setup {
     agent: Option<Agent>,
     home: Cluster,
     edge: Cluster,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 pub(crate) async fn measure(
@@ -92,13 +93,18 @@ pub(crate) async fn measure(
     mode: Mode,
     idle: Duration,
     repository: &ChartRepository,
+    more: &[String],
 ) -> Result<Krypton> {
     let by = match mode {
         Mode::Agent => "hub and agent",
         Mode::Proxy | Mode::SelfCluster => "hub",
     };
-    say(&format!("{size} Tenants: starting home, edge, {by}"));
-    let mut setup = Setup::start(mode, repository, &[]).await?;
+    let with = match more {
+        [] => String::new(),
+        more => format!(" with {}", more.join(" ")),
+    };
+    say(&format!("{size} Tenants: starting home, edge, {by}{with}"));
+    let mut setup = Setup::start(mode, repository, more).await?;
     let outcome = setup.measure(size, idle).await;
     outcome.map_err(|error| with_log(error, setup.actor()))
 }
@@ -129,6 +135,8 @@ impl Setup {
             "--chart-install-crds=false".to_owned(),
             "--self-cluster=false".to_owned(),
             format!("--max-concurrent-helm={AT_ONCE}"),
+            // As many as the floor, which has one cluster only.
+            format!("--max-concurrent-helm-per-member={AT_ONCE}"),
         ];
         let mut hub = Hub::start(&HubOptions::new(&at_home).args(flags).args(more))?;
         let desk = Desk::at(&home);
@@ -150,15 +158,48 @@ impl Setup {
             agent,
             home,
             edge,
-            _folder: folder,
+            folder,
         };
+        setup.connected().await?;
+        Ok(setup)
+    }
+
+    async fn connected(&self) -> Result<()> {
         let healthy = [
             ("Connected", "True", "Connected"),
             ("Healthy", "True", "Reconciling"),
         ];
-        let shown = desk.member_shows(EDGE, &healthy).await;
-        shown.map_err(|error| with_log(error, setup.actor()))?;
-        Ok(setup)
+        let shown = Desk::at(&self.home).member_shows(EDGE, &healthy).await;
+        shown
+            .map(drop)
+            .map_err(|error| with_log(error, self.actor()))
+    }
+
+    /// Ends the agent and starts it anew, so that it lists and looks at everything again. What that took of
+    /// the edge, until it asks nothing more.
+    pub(crate) async fn pass(&mut self) -> Result<Traffic> {
+        if let Some(agent) = &mut self.agent {
+            agent.stop().await?;
+        }
+        let before = Traffic::read(&self.edge).await?;
+        let kubeconfig = self.folder.path().join(EDGE);
+        let flag = format!("--max-concurrent-helm={AT_ONCE}");
+        let options = AgentOptions::new(&kubeconfig).args([flag]);
+        self.agent = Some(Agent::start(&options)?);
+        let mut asked = 0;
+        eventually("the agent to come to rest", PATIENCE, async || {
+            let now = Traffic::read(&self.edge).await?.since(&before);
+            let more = now.of_subject - std::mem::replace(&mut asked, now.of_subject);
+            tokio::time::sleep(SETTLE).await;
+            Ok((now.of_subject > 0 && more == 0).then_some(now))
+        })
+        .await
+        .map_err(|error| with_log(error, self.actor()))
+    }
+
+    /// Revisions of releases on the edge.
+    pub(crate) async fn revisions(&self) -> Result<usize> {
+        Ok(Desk::at(&self.edge).releases().await?.len())
     }
 
     /// Who does the work on the edge.

@@ -43,6 +43,8 @@ pub(crate) struct Measured {
     pub(crate) idle: Duration,
     pub(crate) hub: Krypton,
     pub(crate) agent: Krypton,
+    /// The agent again, while it looks for drift all the time.
+    pub(crate) drift: Krypton,
     pub(crate) plain: Floor,
     pub(crate) same_flags: Floor,
 }
@@ -93,10 +95,11 @@ pub(crate) fn render(measured: &Measured) -> String {
     let many = measured.many().map(|work| &work.edge.all);
     let single = measured.single().map(|work| &work.edge.all);
     let mut out = format!(
-        "\n== {size} Tenants at once on one edge ==\n{}{NOTES}{}\
+        "\n== {size} Tenants at once on one edge ==\n{}{}{NOTES}{}\
          \nrequests to the edge for {size} Tenants, everybody's\n{}\
          \nrequests to the edge for one more Tenant, alone and with warm caches, everybody's\n{}",
         table(HEADS, &rows),
+        with_drift(measured),
         noise(measured),
         breakdown(&heads, &many, *size),
         breakdown(&heads, &single, 1),
@@ -112,6 +115,28 @@ pub(crate) fn render(measured: &Measured) -> String {
         );
     }
     out
+}
+
+/// The same with an agent that looks for drift meanwhile.
+fn with_drift(measured: &Measured) -> String {
+    let end = |work: &Work| {
+        let last = work.arrivals.last.max(work.helm_ended.unwrap_or_default());
+        last.as_secs_f64()
+    };
+    let drift = &measured.drift.many;
+    let floors = [&measured.plain.many, &measured.same_flags.many];
+    let [plain, flags] = floors.map(|floor| end(drift) / end(floor));
+    format!(
+        "The agent with drift looked for every few seconds: all Ready after {} s, {} and {} times the floors \
+         (<= 1.2: {}); CPU with helm's {} s; RSS {} MiB, its peak {}.\n",
+        fixed(end(drift), 2),
+        fixed(plain, 2),
+        fixed(flags, 2),
+        verdict(1.2, plain.max(flags)),
+        fixed(drift.cpu_seconds, 2),
+        fixed(measured.drift.memory.resident as f64 / MIB, 1),
+        fixed(measured.drift.memory.peak as f64 / MIB, 1),
+    )
 }
 
 fn work(measured: &Measured) -> Vec<Row> {

@@ -30,6 +30,8 @@ mod machine;
 mod raw_agent;
 #[path = "../bench/report.rs"]
 mod report;
+#[path = "../bench/rest.rs"]
+mod rest;
 #[path = "../bench/simulated.rs"]
 mod simulated;
 #[path = "../bench/table.rs"]
@@ -44,6 +46,8 @@ use clap::{Parser, Subcommand};
 use krypton_tests::{ChartRepository, ChartSource, Mode};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// Between two looks for drift at one release, far more often than anybody would.
+const DRIFT_INTERVAL: &str = "10s";
 /// helm runs at once, of the hub and of the floor.
 const AT_ONCE: u32 = 4;
 const CHART: &str = "small";
@@ -64,6 +68,8 @@ struct Args {
 enum Only {
     /// Many Tenants at once on one edge, and beside it plain helm
     Edge(EdgeOptions),
+    /// What it costs an agent to have many Tenants that nothing is to be done for
+    Rest(rest::Options),
     /// What it costs an agent to look for drift
     Drift(drift::Options),
     /// Many simulated agents on one hub
@@ -106,12 +112,14 @@ async fn measure_all(args: Args) -> Result<()> {
     println!("{}", machine::describe().await?);
     match args.only {
         Some(Only::Edge(options)) => measure_edge(&options).await,
+        Some(Only::Rest(options)) => measure_rest(&options).await,
         Some(Only::Drift(options)) => measure_drift(&options).await,
         Some(Only::FanOut(options)) => measure_fan_out(&options).await,
         Some(Only::Flood(options)) => measure_flood(&options).await,
         Some(Only::Cut(options)) => measure_cut(&options).await,
         None => {
             measure_edge(&by_default()?).await?;
+            measure_rest(&by_default()?).await?;
             measure_drift(&by_default()?).await?;
             measure_fan_out(&by_default()?).await?;
             measure_flood(&by_default()?).await?;
@@ -132,12 +140,22 @@ async fn measure_edge(options: &EdgeOptions) -> Result<()> {
         .tenants
         .map_or_else(|| SIZES.to_vec(), |size| vec![size]);
     for size in sizes {
-        let limit = OVERHEAD + Duration::from_secs(3 * options.idle) + 4 * patience(size);
+        let limit = OVERHEAD + Duration::from_secs(3 * options.idle) + 5 * patience(size);
         let measured = tokio::time::timeout(limit, measure(options, size, &repository)).await;
         let measured =
             measured.with_context(|| format!("{size} Tenants: not done in {limit:?}"))??;
         println!("{}", report::render(&measured));
     }
+    Ok(())
+}
+
+async fn measure_rest(options: &rest::Options) -> Result<()> {
+    let repository = ChartRepository::start(&[ChartSource::small(CHART_VERSION)]).await?;
+    let limit = OVERHEAD + Duration::from_secs(options.seconds) + 2 * patience(options.tenants);
+    let measuring = Box::pin(rest::measure(options, &repository));
+    let measured = tokio::time::timeout(limit, measuring).await;
+    let measured = measured.with_context(|| format!("rest: not done in {limit:?}"))??;
+    println!("{}", rest::render(&measured));
     Ok(())
 }
 
@@ -185,8 +203,20 @@ async fn measure(
     repository: &ChartRepository,
 ) -> Result<report::Measured> {
     let idle = Duration::from_secs(args.idle);
-    let hub = Box::pin(krypton::measure(size, Mode::Proxy, idle, repository)).await?;
-    let agent = Box::pin(krypton::measure(size, Mode::Agent, idle, repository)).await?;
+    let hub = Box::pin(krypton::measure(size, Mode::Proxy, idle, repository, &[])).await?;
+    let agent = Box::pin(krypton::measure(size, Mode::Agent, idle, repository, &[])).await?;
+    let looks = [
+        "--drift=heal".to_owned(),
+        format!("--drift-interval={DRIFT_INTERVAL}"),
+    ];
+    let drift = Box::pin(krypton::measure(
+        size,
+        Mode::Agent,
+        Duration::ZERO,
+        repository,
+        &looks,
+    ));
+    let drift = drift.await?;
     let plain = Box::pin(floor::measure(size, floor::Flags::Plain, repository)).await?;
     let same_flags = Box::pin(floor::measure(size, floor::Flags::Hubs, repository)).await?;
     Ok(report::Measured {
@@ -194,6 +224,7 @@ async fn measure(
         idle,
         hub,
         agent,
+        drift,
         plain,
         same_flags,
     })

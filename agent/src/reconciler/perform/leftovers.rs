@@ -239,6 +239,15 @@ async fn remove(
 
 /// By helm's own marks, and not one that the chart keeps.
 fn is_of(object: &ObjectMeta, release: &ReleaseKey) -> bool {
+    let policy = object.annotations.as_ref();
+    let policy = policy.and_then(|annotations| annotations.get("helm.sh/resource-policy"));
+    bears_marks(object, release)
+        && policy.map(String::as_str) != Some("keep")
+        && object.deletion_timestamp.is_none()
+}
+
+/// By helm's own marks.
+pub(super) fn bears_marks(object: &ObjectMeta, release: &ReleaseKey) -> bool {
     let text = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
         map.as_ref().and_then(|map| map.get(key)).cloned()
     };
@@ -246,8 +255,6 @@ fn is_of(object: &ObjectMeta, release: &ReleaseKey) -> bool {
     text(&object.labels, "app.kubernetes.io/managed-by").as_deref() == Some("Helm")
         && annotation("meta.helm.sh/release-name").as_ref() == Some(&release.name)
         && annotation("meta.helm.sh/release-namespace").as_ref() == Some(&release.namespace)
-        && annotation("helm.sh/resource-policy").as_deref() != Some("keep")
-        && object.deletion_timestamp.is_none()
 }
 
 #[cfg(test)]

@@ -1,0 +1,118 @@
+//! Many Tenants that nothing is to be done for: what an agent asks that is started anew beside them, what it
+//! asks afterwards, and what it takes of the machine.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context, Result};
+use krypton_tests::{ChartRepository, Mode};
+use tempfile::TempDir;
+
+use crate::{
+    krypton::{Rest, Setup, with_log},
+    load::Memory,
+    say,
+    table::{MIB, fixed, table},
+    traffic::Traffic,
+};
+
+const HEADS: [&str; 3] = ["figure", "agent", "target"];
+const NOTES: &str = "Helm runs are counted by the revisions that they would have made. Requests are the agent's own; at rest it\n\
+renews its Lease every 15 s, and a watch that the apiserver ends is begun again. The pass is until 5 s after\n\
+all is said again: lists and watches, by pages of 50, the Lease, its identity and the desired state on record.\n";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Tenants on the edge; their Deployments have no pods
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) tenants: u32,
+    /// Seconds at rest
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..=3600))]
+    pub(crate) seconds: u64,
+}
+
+pub(crate) struct Measured {
+    tenants: u32,
+    seconds: u64,
+    /// Of an agent that begins.
+    pass: Traffic,
+    rest: Rest,
+    /// Revisions that have come since all was installed.
+    revisions: usize,
+    cpu_seconds: f64,
+    memory: Memory,
+}
+
+pub(crate) async fn measure(options: &Options, repository: &ChartRepository) -> Result<Measured> {
+    let size = options.tenants;
+    let folder = TempDir::with_prefix("krypton-rest-").context("making a folder")?;
+    let values = folder.path().join("values.yaml");
+    fs::write(&values, "replicaCount: 0").context("writing values")?;
+    say(&format!(
+        "{size} Tenants at rest: starting home, edge, hub and agent"
+    ));
+    let flags = [format!("--chart-values-file={}", values.display())];
+    let mut setup = Setup::start(Mode::Agent, repository, &flags).await?;
+    let measured = at_rest(options, &mut setup).await;
+    measured.map_err(|error| with_log(error, setup.actor()))
+}
+
+async fn at_rest(options: &Options, setup: &mut Setup) -> Result<Measured> {
+    setup.install(0..options.tenants).await?;
+    let before = setup.revisions().await?;
+    say("all Ready; the agent is started anew");
+    let pass = setup.pass().await?;
+    say(&format!("at rest for {} s", options.seconds));
+    let cpu = setup.actor().cpu_seconds()?;
+    let rest = setup.rest(Duration::from_secs(options.seconds)).await?;
+    Ok(Measured {
+        tenants: options.tenants,
+        seconds: options.seconds,
+        pass,
+        rest,
+        revisions: setup.revisions().await?.saturating_sub(before),
+        cpu_seconds: setup.actor().cpu_seconds()? - cpu,
+        memory: Memory::of(setup.actor().pid())?,
+    })
+}
+
+pub(crate) fn render(measured: &Measured) -> String {
+    let Measured {
+        tenants, seconds, ..
+    } = measured;
+    let row =
+        |name: &str, figure: String, target: &str| [name.to_owned(), figure, target.to_owned()];
+    let millicores = 1000.0 * measured.cpu_seconds / *seconds as f64;
+    let rows = [
+        row("helm runs", measured.revisions.to_string(), "0"),
+        row(
+            "requests of a pass from a start",
+            measured.pass.of_subject.to_string(),
+            "the lists",
+        ),
+        row(
+            "  for each Tenant",
+            fixed(measured.pass.of_subject as f64 / f64::from(*tenants), 3),
+            "",
+        ),
+        row(
+            &format!("requests in {seconds} s at rest"),
+            measured.rest.edge.of_subject.to_string(),
+            "the Lease's",
+        ),
+        row("CPU at rest, millicores", fixed(millicores, 2), ""),
+        row(
+            "RSS, MiB",
+            fixed(measured.memory.resident as f64 / MIB, 1),
+            "",
+        ),
+        row(
+            "  its peak",
+            fixed(measured.memory.peak as f64 / MIB, 1),
+            "",
+        ),
+    ];
+    format!(
+        "\n== {tenants} Tenants at rest on one edge ==\n{}{NOTES}",
+        table(HEADS, &rows)
+    )
+}
