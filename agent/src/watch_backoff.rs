@@ -1,11 +1,19 @@
-//! How long a watch that has failed waits before it tries again.
+//! A watch that has failed: it waits, and then it begins with a list.
 
 use std::time::Duration;
 
+use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt};
 use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event};
+use tokio::time::{Instant, sleep_until};
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(8);
+/// After a list without anything; twice as long each time.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Then it is believed: after ten minutes.
+const LOOKS: u32 = 7;
 
 /// Half a second, doubling to eight, the upper half of it left to chance; from the start again after
 /// a success. kube's own goes to 30 s and forgets only after two minutes: an apiserver that is back
@@ -37,9 +45,186 @@ impl Backoff for WatchBackoff {
     }
 }
 
+/// The events of the watch that `open` makes, of another one after each failure.
+///
+/// kube's own goes on where it was, which is wrong once etcd was restored behind it: what it asks for is
+/// then in the future, nothing is sent until that is reached, and what went in between is never told.
+/// Nor does it ever leave a resourceVersion that is refused as too old before the stream has begun. And its
+/// pause does not grow: the announcement of a list, which comes before the request, passes for a success.
+///
+/// A list without anything, where there was something before, is asked for again after a while: who answers
+/// may not have known yet what there is, and of what does not change the watch never tells.
+pub fn listed_anew<K, W>(
+    open: impl Fn() -> W + Send + 'static,
+) -> BoxStream<'static, watcher::Result<Event<K>>>
+where
+    K: Send + 'static,
+    W: Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+{
+    struct State<K, O> {
+        open: O,
+        events: Option<BoxStream<'static, watcher::Result<Event<K>>>>,
+        pauses: WatchBackoff,
+        failed: bool,
+        doubt: Doubt,
+    }
+    let state = State {
+        open,
+        events: None,
+        pauses: WatchBackoff::default(),
+        failed: false,
+        doubt: Doubt::default(),
+    };
+    stream::unfold(state, |mut this| async move {
+        loop {
+            let Some(events) = &mut this.events else {
+                let pause = this.failed.then(|| this.pauses.next()).flatten();
+                tokio::time::sleep(pause.unwrap_or_default()).await;
+                this.events = Some((this.open)().boxed());
+                continue;
+            };
+            let next = tokio::select! {
+                next = events.next() => next,
+                () = this.doubt.is_due() => {
+                    (this.events, this.failed) = (None, false);
+                    continue;
+                }
+            };
+            match next {
+                Some(Ok(event)) => {
+                    if !matches!(event, Event::Init | Event::InitApply(_)) {
+                        this.pauses.reset();
+                    }
+                    this.doubt.see(&event);
+                    return Some((Ok(event), this));
+                }
+                Some(Err(error)) => {
+                    (this.events, this.failed) = (None, true);
+                    return Some((Err(error), this));
+                }
+                None => (this.events, this.failed) = (None, true),
+            }
+        }
+    })
+    .boxed()
+}
+
+/// Whether the last list is to be believed.
+#[derive(Debug, Default)]
+struct Doubt {
+    /// There was something before.
+    had: bool,
+    listed: bool,
+    /// How often nothing was listed since.
+    empty: u32,
+    again: Option<Instant>,
+}
+
+impl Doubt {
+    fn see<K>(&mut self, event: &Event<K>) {
+        match event {
+            Event::Init => (self.listed, self.again) = (false, None),
+            Event::InitApply(_) => self.listed = true,
+            Event::InitDone if self.listed => (self.had, self.empty) = (true, 0),
+            Event::InitDone if self.had && self.empty < LOOKS => {
+                let pause = LOOK_AGAIN * (1 << self.empty);
+                self.empty += 1;
+                self.again = Some(Instant::now() + pause);
+            }
+            Event::InitDone => *self = Self::default(),
+            // It is known by now that something can be told of.
+            Event::Apply(_) => self.had = true,
+            Event::Delete(_) => {}
+        }
+    }
+
+    async fn is_due(&self) {
+        match self.again {
+            Some(again) => sleep_until(again).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+
+    fn failure() -> watcher::Result<Event<u8>> {
+        Err(watcher::Error::NoResourceVersion)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_failed_is_listed_anew_later_and_later_until_a_list_is_whole() {
+        let failing = || vec![Ok(Event::Init), Ok(Event::InitApply(1)), failure()];
+        // The last first.
+        let whole = || vec![Ok(Event::Init), Ok(Event::InitDone), Ok(Event::Apply(2))];
+        let watches = Mutex::new(vec![
+            whole(),
+            whole().into_iter().chain([failure()]).collect(),
+            failing(),
+            failing(),
+            failing(),
+            failing(),
+        ]);
+        let mut events = listed_anew(move || {
+            let events = watches.lock().unwrap().pop().unwrap_or_default();
+            stream::iter(events).chain(stream::pending())
+        });
+        let mut pauses = Vec::new();
+        let mut before = tokio::time::Instant::now();
+        let mut seen = String::new();
+        while pauses.len() < 6 {
+            let event = events.next().await.unwrap();
+            if matches!(event, Ok(Event::Init)) {
+                pauses.push(before.elapsed());
+            }
+            before = tokio::time::Instant::now();
+            seen.push(match event {
+                Ok(Event::Init) => 'i',
+                Ok(Event::InitApply(_)) => 'o',
+                Ok(Event::InitDone) => 'd',
+                Ok(_) => 'a',
+                Err(_) => '!',
+            });
+        }
+        assert_eq!(seen, "io!io!io!io!ida!i");
+        assert_eq!(pauses[0], Duration::ZERO);
+        for (failures, pause) in pauses[1..5].iter().enumerate() {
+            let full = FIRST * (1 << failures);
+            assert!(*pause >= full / 2 && *pause <= full, "{pauses:?}");
+        }
+        assert!(pauses[5] <= FIRST, "from the start again: {pauses:?}");
+    }
+
+    /// Of these lists the one at `full` has something and ends badly, all others are empty.
+    async fn lists_until_it_is_quiet(full: usize) -> u32 {
+        let made = Mutex::new(0);
+        let mut events = listed_anew(move || {
+            let mut made = made.lock().unwrap();
+            *made += 1;
+            let something = (*made == full).then_some(Ok(Event::InitApply(1)));
+            let failed = (*made == full).then(failure);
+            let events = [Ok(Event::Init)].into_iter().chain(something);
+            let events = events.chain([Ok(Event::InitDone)]).chain(failed);
+            stream::iter(events).chain(stream::pending())
+        });
+        let mut whole = 0;
+        let quiet = Duration::from_secs(3600);
+        while let Ok(event) = tokio::time::timeout(quiet, events.next()).await {
+            whole += u32::from(matches!(event, Some(Ok(Event::InitDone))));
+        }
+        whole
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_empty_list_after_a_full_one_is_looked_at_again_for_a_while_and_then_believed() {
+        assert_eq!(lists_until_it_is_quiet(1).await, 1 + 1 + LOOKS);
+        // Nothing was there before: that is how most members begin.
+        assert_eq!(lists_until_it_is_quiet(9).await, 1);
+    }
 
     #[test]
     fn a_watch_never_waits_longer_than_eight_seconds_nor_less_than_a_quarter() {

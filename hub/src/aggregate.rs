@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
-use krypton_agent::watch_backoff::WatchBackoff;
+use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::account::{self, AccountDigest};
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
@@ -20,7 +20,6 @@ use krypton_crds::tenant::{Tenant, TenantStatus};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::DeserializeGuard;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -471,9 +470,7 @@ pub async fn run(
 ) {
     let started = Boot::now();
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    let mut events = watcher(api, Config::default())
-        .backoff(WatchBackoff::default())
-        .boxed();
+    let mut events = listed_anew(move || watcher(api.clone(), Config::default()));
     let mut tenants: BTreeMap<TenantKey, Arc<Tenant>> = BTreeMap::new();
     let mut listed: BTreeSet<TenantKey> = BTreeSet::new();
     let mut dirty: BTreeSet<TenantKey> = BTreeSet::new();

@@ -14,7 +14,7 @@ use futures::{FutureExt, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
-use krypton_agent::watch_backoff::WatchBackoff;
+use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{State, TARGET_RESOLVED, Truth, find};
 use krypton_common::crd_policy::CrdPolicy;
@@ -25,7 +25,6 @@ use krypton_common::names;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
 use kube::api::Api;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, Event, watcher};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -121,9 +120,7 @@ impl std::fmt::Debug for Fleet {
 /// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
 pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let api: Api<EdgeCluster> = Api::all(fleet.client.clone());
-    let mut events = watcher(api, Config::default())
-        .backoff(WatchBackoff::default())
-        .boxed();
+    let mut events = listed_anew(move || watcher(api.clone(), Config::default()));
     let mut known = EdgeClusters::default();
     // Sources that are no members, as it was last told, and whether on an EdgeCluster too.
     let mut refused: BTreeMap<Origin, (Refusal, bool)> = BTreeMap::new();

@@ -71,7 +71,8 @@ impl Gate {
 
     /// The chart `gates`, version 1.0.0: a pod that nobody runs for each of [`EVENTS`] that is in the
     /// values' list `gates`, a ConfigMap, and a Deployment with one pod. The ConfigMap has the value
-    /// `message`, and another one is named after the value `extra`, if there is one.
+    /// `message`, and another one is named after the value `extra`, if there is one. In the namespace
+    /// `brokenIn` the apiserver refuses the Deployment.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -88,7 +89,7 @@ impl Gate {
              {{- with .Values.extra }}\n---\napiVersion: v1\nkind: ConfigMap\n\
              metadata: {name: '{{ . }}'}\n{{- end }}\n---\n\
              apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: '{{ .Release.Name }}'}\n\
-             spec:\n  selector: {matchLabels: {app: '{{ .Release.Name }}'}}\n  template:\n    \
+             spec:\n  {{- if eq .Release.Namespace (.Values.brokenIn | default \"\") }}\n  replicas: -1\n  {{- end }}\n  selector: {matchLabels: {app: '{{ .Release.Name }}'}}\n  template:\n    \
              metadata: {labels: {app: '{{ .Release.Name }}'}}\n    \
              spec: {containers: [{name: main, image: krypton.test/serves}]}\n";
         let files = [

@@ -97,6 +97,15 @@ async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_fo
     ] {
         desk.told("default", name, reason).await.unwrap();
     }
+
+    // What was deleted is forgotten: another one of its name is as any.
+    desk.create("default", "made", json!({"workspace": "made-ws"}))
+        .await
+        .unwrap();
+    desk.shows("default", "made", &[ALL_READY]).await.unwrap();
+    desk.newest_is("made-ws", &pair.release("made"), 1, "deployed")
+        .await
+        .unwrap();
 }
 
 async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger(mode: Mode) {
@@ -143,14 +152,24 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd_on_home() {
 async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
     let (mut pair, _repository, _values) = Pair::with_small_chart("crd", mode).await.unwrap();
     let desk = pair.desk();
-    for name in ["one", "two"] {
-        desk.create("default", name, json!({"workspace": format!("{name}-ws")}))
-            .await
-            .unwrap();
+    pair.cluster()
+        .kubectl(["create", "namespace", "team"])
+        .await
+        .unwrap();
+    // Half of them live in a namespace of their own; on home two are enough.
+    let each = if mode == Mode::SelfCluster { 1 } else { 10 };
+    let mut names = Vec::new();
+    for number in 0..each {
+        for namespace in ["default", "team"] {
+            let name = format!("{namespace}-{number}");
+            let spec = json!({"workspace": format!("{name}-ws")});
+            desk.create(namespace, &name, spec).await.unwrap();
+            names.push((namespace, name));
+        }
     }
     let mut before = Vec::new();
-    for name in ["one", "two"] {
-        before.push(desk.shows("default", name, &[ALL_READY]).await.unwrap());
+    for (namespace, name) in &names {
+        before.push(desk.shows(namespace, name, &[ALL_READY]).await.unwrap());
     }
     // The last write of an install is the annotation; from then on nothing is under way.
     desk.lease_renewed().await.unwrap();
@@ -175,18 +194,17 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
     })
     .await
     .unwrap();
-    for old in before {
-        let name = old.name_any();
+    for ((namespace, name), old) in names.iter().zip(before) {
         eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
-            let tenant = desk.tenants("default").get_opt(&name).await?;
+            let tenant = desk.tenants(namespace).get_opt(name).await?;
             Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
         })
         .await
         .unwrap();
-        let back = desk.shows("default", &name, &[ALL_READY]).await.unwrap();
+        let back = desk.shows(namespace, name, &[ALL_READY]).await.unwrap();
         assert_eq!(back.spec, old.spec);
         assert_eq!(back.finalizers(), [names::TENANT_FINALIZER]);
-        desk.told("default", &name, "TenantRestored").await.unwrap();
+        desk.told(namespace, name, "TenantRestored").await.unwrap();
     }
     assert_eq!(
         desk.releases().await.unwrap(),
@@ -195,18 +213,32 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
     );
     let log = pair.actor().unwrap().log().unwrap();
     assert!(!log.contains("running helm uninstall"), "{log}");
-    assert_eq!(log.matches("running helm").count(), 2, "{log}");
+    assert_eq!(log.matches("running helm").count(), 2 * each, "{log}");
 
-    // They are still whole: what is deleted by a person goes.
-    desk.delete("default", "one").await.unwrap();
-    desk.gone("default", "one").await.unwrap();
-    assert_eq!(
-        desk.revisions("one-ws", &pair.release("one"))
-            .await
-            .unwrap(),
-        []
-    );
-    desk.newest_is("two-ws", &pair.release("two"), 1, "deployed")
+    // They are still whole: those go whose namespace a person deletes, and no others.
+    pair.cluster()
+        .kubectl(["delete", "namespace", "team", "--wait=false"])
         .await
         .unwrap();
+    for (namespace, name) in &names {
+        let (workspace, release) = (format!("{name}-ws"), pair.release(name));
+        if *namespace == "team" {
+            desk.gone(namespace, name).await.unwrap();
+            assert_eq!(desk.revisions(&workspace, &release).await.unwrap(), []);
+        }
+    }
+    eventually("the namespace to be gone", PATIENCE, async || {
+        Ok(desk.namespace("team").await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    let mut left = releases;
+    left.retain(|name, _| name.contains("tenant-default-"));
+    assert_eq!(desk.releases().await.unwrap(), left);
+    for (namespace, name) in names
+        .iter()
+        .filter(|(namespace, _)| *namespace == "default")
+    {
+        desk.shows(namespace, name, &[ALL_READY]).await.unwrap();
+    }
 }

@@ -20,16 +20,17 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-#[test]
-fn each_test_that_the_fault_table_names_is_there() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = fs::read_to_string(root.join("docs/faults.md")).unwrap();
-    let named: BTreeSet<&str> = page
-        .lines()
+/// The tests that the tables of a page name, in their last column.
+fn named(page: &str) -> BTreeSet<&str> {
+    page.lines()
         .filter_map(|line| line.rsplit_once(" | "))
         .flat_map(|(_, tests)| tests.split('`').skip(1).step_by(2))
-        .collect();
-    assert!(named.len() > 60, "{named:?}");
+        .collect()
+}
+
+#[test]
+fn each_test_that_the_pages_name_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
     for folder in ["common", "proto", "crds", "agent", "hub", "tests"] {
         sources(&root.join(folder), &mut files).unwrap();
@@ -38,9 +39,27 @@ fn each_test_that_the_fault_table_names_is_there() {
         .iter()
         .map(|file| fs::read_to_string(file).unwrap())
         .collect();
-    let missing: Vec<&str> = named
-        .into_iter()
-        .filter(|name| !text.contains(&format!("fn {name}(")))
-        .collect();
-    assert!(missing.is_empty(), "no such tests: {missing:#?}");
+    for (page, at_least) in [("faults.md", 60), ("original-bugs.md", 50)] {
+        let page = fs::read_to_string(root.join("docs").join(page)).unwrap();
+        let named = named(&page);
+        assert!(named.len() > at_least, "{named:?}");
+        let missing: Vec<&str> = named
+            .into_iter()
+            .filter(|name| !text.contains(&format!("fn {name}(")))
+            .collect();
+        assert!(missing.is_empty(), "no such tests: {missing:#?}");
+    }
+}
+
+#[test]
+fn each_bug_of_the_original_has_a_row_with_a_test() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/original-bugs.md");
+    let page = fs::read_to_string(path).unwrap();
+    for number in 1..=36 {
+        let row = page
+            .lines()
+            .find(|line| line.starts_with(&format!("| B{number}: ")));
+        let row = row.unwrap_or_else(|| panic!("no row for B{number}"));
+        assert!(!named(row).is_empty(), "no test for B{number}");
+    }
 }

@@ -8,7 +8,10 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, Secret},
 };
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Fault, Parts, ServiceAccountAccess, Tools, eventually,
+    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Fault, Lie, Parts,
+    ServiceAccountAccess, Tools,
+    answering_proxy::ALL,
+    eventually,
     process::{Invocation, Process},
 };
 use kube::{
@@ -176,6 +179,52 @@ async fn what_a_service_account_was_refused_is_told_and_a_revoked_token_is_not_l
     let last = denied.last().unwrap();
     assert_eq!(last.object.resource, "secrets", "{last}");
     assert_eq!(last.user.username, "admin", "{last}");
+}
+
+/// To read of something in its cluster through a proxy, in the three ways in which it is read.
+async fn read_by(kubeconfig: &Path) -> Result<[usize; 3]> {
+    let config = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
+    config.default_retry = false;
+    let maps: Api<ConfigMap> = Api::namespaced(Client::try_from(config)?, "default");
+    let params = ListParams::default().limit(1);
+    let [whole, metadata] = [
+        maps.list(&params).await?.items.len(),
+        maps.list_metadata(&params).await?.items.len(),
+    ];
+    let one = usize::from(maps.get_opt("mine").await?.is_some());
+    Ok([whole, metadata, one])
+}
+
+#[tokio::test]
+async fn a_proxy_lies_as_it_is_told_and_then_tells_the_truth() {
+    let cluster = start("answers", Parts::ControlPlane).await.unwrap();
+    create_config_map(cluster.client(), "mine").await.unwrap();
+    let proxy = AnsweringProxy::before(&cluster).await.unwrap();
+    let by = proxy.kubeconfig();
+    assert_eq!(read_by(&by).await.unwrap(), [1, 1, 1]);
+    let lie = |answer| Lie {
+        verbs: ALL,
+        resources: &["configmaps"],
+        answer,
+    };
+    proxy.lie(lie(Answer::Nothing));
+    assert_eq!(read_by(&by).await.unwrap(), [0, 0, 1]);
+    assert_eq!(proxy.lied(), 2);
+    for code in [403, 404, 410, 429, 500, 503] {
+        proxy.lie(lie(Answer::Status(code)));
+        match read_by(&by).await.unwrap_err().downcast().unwrap() {
+            kube::Error::Api(status) => assert_eq!(status.code, code),
+            other => panic!("{other}"),
+        }
+    }
+    for code in [200, 502] {
+        proxy.lie(lie(Answer::Page(code)));
+        read_by(&by).await.unwrap_err();
+        assert_eq!(proxy.lied(), 1);
+    }
+    proxy.tell_the_truth();
+    assert_eq!(read_by(&by).await.unwrap(), [1, 1, 1]);
 }
 
 #[tokio::test]

@@ -752,6 +752,17 @@ impl Performer {
         if !releases.items.is_empty() {
             return Err(Fault::Stale);
         }
+        // Nor a Tenant that lives there, which no watch may have shown yet.
+        let api: Api<Tenant> = Api::namespaced(self.client(), &job.release.namespace);
+        let params = ListParams::default().limit(2);
+        let inhabitants = in_time("listing Tenants", api.list_metadata(&params)).await?;
+        if inhabitants
+            .items
+            .iter()
+            .any(|other| other.metadata.uid != job.tenant.metadata.uid)
+        {
+            return Err(Fault::Stale);
+        }
         let api: Api<Namespace> = Api::all(self.client());
         let name = &job.release.namespace;
         let Some(fresh) = in_time("reading the workspace", api.get_opt(name)).await? else {

@@ -1,18 +1,20 @@
 //! The watches on a member: what is asked for, and how their events reach the index.
 
-use futures::StreamExt;
+use std::fmt::Debug;
+
 use futures::stream::{BoxStream, SelectAll};
+use futures::{Stream, StreamExt};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use kube::api::Api;
 use kube::core::{ApiResource, DeserializeGuard, PartialObjectMeta};
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Client, CustomResourceExt};
+use serde::de::DeserializeOwned;
 
-use crate::watch_backoff::WatchBackoff;
+use crate::watch_backoff::listed_anew;
 use crate::workload::WorkloadObject;
 
 /// Objects in an answer. What a list takes to decode stays with the process for good: in one piece, as
@@ -38,23 +40,16 @@ pub(super) type Watch = BoxStream<'static, Seen>;
 
 /// All watches but the one on Tenants, which needs the CRD first.
 pub(super) fn all_but_tenants(client: &Client) -> SelectAll<Watch> {
-    // Helm marks every object of a release with this label.
-    let helms = || all().labels("app.kubernetes.io/managed-by=Helm");
-    let workloads = |kind: ApiResource| watcher(Api::all_with(client.clone(), &kind), helms());
+    let workloads = |kind: ApiResource| {
+        let api = Api::all_with(client.clone(), &kind);
+        move || watcher(api.clone(), helms())
+    };
     let releases = all().labels("owner=helm").fields("type=helm.sh/release.v1");
     let crd = all().fields(&format!("metadata.name={}", Tenant::crd_name()));
     futures::stream::select_all([
-        stream("CRD", watcher(Api::all(client.clone()), crd), Seen::Crd),
-        stream(
-            "Secrets",
-            watcher(Api::all(client.clone()), releases),
-            Seen::Release,
-        ),
-        stream(
-            "namespaces",
-            watcher(Api::all(client.clone()), all()),
-            Seen::Workspace,
-        ),
+        stream("CRD", of_all(client, crd), Seen::Crd),
+        stream("Secrets", of_all(client, releases), Seen::Release),
+        stream("namespaces", of_all(client, all()), Seen::Workspace),
         stream(
             "Deployments",
             workloads(ApiResource::erase::<Deployment>(&())),
@@ -77,19 +72,44 @@ fn all() -> Config {
     Config::default().page_size(PAGE)
 }
 
+/// Helm marks every object of a release with this label.
+fn helms() -> Config {
+    all().labels("app.kubernetes.io/managed-by=Helm")
+}
+
 /// The watch on Tenants. One that does not decode must not stop the others.
 pub(super) fn tenants(client: &Client) -> Watch {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    stream("Tenants", watcher(api, all()), Seen::Tenant)
+    stream(
+        "Tenants",
+        move || watcher(api.clone(), all()),
+        Seen::Tenant,
+    )
 }
 
-fn stream<K: Send + 'static>(
+/// Makes the watch on what of all objects of this kind fits.
+fn of_all<K>(
+    client: &Client,
+    config: Config,
+) -> impl Fn() -> BoxStream<'static, watcher::Result<Event<PartialObjectMeta<K>>>> + Send + 'static
+where
+    PartialObjectMeta<K>:
+        kube::Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
+    K: 'static,
+{
+    let api: Api<PartialObjectMeta<K>> = Api::all(client.clone());
+    move || watcher(api.clone(), config.clone()).boxed()
+}
+
+fn stream<K: Send + 'static, W>(
     what: &'static str,
-    events: impl futures::Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+    open: impl Fn() -> W + Send + 'static,
     seen: fn(Event<K>) -> Seen,
-) -> Watch {
-    events
-        .backoff(WatchBackoff::default())
+) -> Watch
+where
+    W: Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
+{
+    listed_anew(open)
         .map(move |event| match event {
             Ok(event) => seen(event),
             Err(error) => Seen::Failed { what, error },
