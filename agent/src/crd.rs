@@ -8,6 +8,8 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use thiserror::Error;
 
+use crate::effect;
+
 const DEADLINE: Duration = Duration::from_secs(10);
 const SERVED_WITHIN: Duration = Duration::from_secs(20);
 /// The name under which Krypton owns fields.
@@ -61,7 +63,9 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
         Step::Leave => found,
         Step::Apply => {
             let params = PatchParams::apply(FIELD_MANAGER).force();
-            let written = deadline(&name, api.patch(&name, &params, &Patch::Apply(wanted))).await?;
+            let patch = Patch::Apply(wanted);
+            let call = effect!("crd.apply", api.patch(&name, &params, &patch));
+            let written = deadline(&name, call).await?;
             Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
         }
         // Applying over an older schema would keep what we no longer mention: the original's pattern
@@ -82,7 +86,8 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
                 keep(&mut next.metadata.annotations, found.metadata.annotations);
             }
             let params = PostParams::default();
-            let written = deadline(&name, api.replace(&name, &params, &next)).await?;
+            let call = effect!("crd.replace", api.replace(&name, &params, &next));
+            let written = deadline(&name, call).await?;
             Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
         }
     };

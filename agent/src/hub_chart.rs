@@ -12,6 +12,7 @@ use tonic::{Status, Streaming};
 
 use crate::chart::{CHART_LIMIT, ChartRef, Fallback};
 use crate::dial::Connection;
+use crate::effect;
 use crate::session::Link;
 
 /// Asks over the session's connection. The hub gives the chart of the present desired state only.
@@ -72,7 +73,8 @@ async fn download(connection: &Connection, digest: String) -> Result<Vec<u8>, St
         digest,
         have_sha256: String::new(),
     };
-    let answer = connection.fleet().fetch_chart(request).await;
+    let mut fleet = connection.fleet();
+    let answer = effect!("hub-chart.fetch", fleet.fetch_chart(request)).await;
     collect(answer.map_err(words)?.into_inner())
         .await
         .map_err(|problem| match problem {

@@ -29,6 +29,7 @@ use super::{Member, StatusMode, Tools};
 use crate::chart::{ChartFault, ChartRef};
 use crate::chart_crds::{self, ChartCrdError};
 use crate::clock::{self, Boot};
+use crate::effect;
 use crate::events::Events;
 use crate::fence::Hold;
 use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade, is_suspended};
@@ -230,7 +231,10 @@ impl Performer {
                 let api = self.tenants(&job.key);
                 let params = PatchParams::default();
                 let patch = Patch::Merge(&patch);
-                let call = api.patch_status(&job.key.name, &params, &patch);
+                let call = effect!(
+                    "tenant.status",
+                    api.patch_status(&job.key.name, &params, &patch)
+                );
                 match in_time("writing the status", call).await {
                     Ok(tenant) => done.tenant = Some(tenant),
                     Err(fault) => {
@@ -259,18 +263,16 @@ impl Performer {
     async fn patch_tenant(
         &self,
         job: &Job,
-        done: &mut Done,
+        done: &Done,
         mut metadata: serde_json::Value,
-    ) -> Result<(), Fault> {
+    ) -> kube::Result<Tenant> {
         let newest = done.tenant.as_ref().unwrap_or(&job.tenant);
         metadata["resourceVersion"] = json!(newest.metadata.resource_version);
         let patch = json!({ "metadata": metadata });
         let api = self.tenants(&job.key);
         let params = PatchParams::default();
         let patch = Patch::Merge(&patch);
-        let call = api.patch(&job.key.name, &params, &patch);
-        done.tenant = Some(in_time("writing the Tenant", call).await?);
-        Ok(())
+        api.patch(&job.key.name, &params, &patch).await
     }
 
     async fn add_finalizer(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -285,8 +287,10 @@ impl Performer {
         }
         let mut finalizers = job.tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
-        self.patch_tenant(job, done, json!({ "finalizers": finalizers }))
-            .await
+        let call = self.patch_tenant(job, done, json!({ "finalizers": finalizers }));
+        let call = in_time("adding the finalizer", effect!("finalizer.add", call));
+        done.tenant = Some(call.await?);
+        Ok(())
     }
 
     async fn remove_finalizer(
@@ -308,8 +312,10 @@ impl Performer {
                 },
             );
         }
-        self.patch_tenant(job, done, json!({ "finalizers": finalizers }))
-            .await
+        let call = self.patch_tenant(job, done, json!({ "finalizers": finalizers }));
+        let call = in_time("removing the finalizer", effect!("finalizer.remove", call));
+        done.tenant = Some(call.await?);
+        Ok(())
     }
 
     async fn annotate(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -318,12 +324,11 @@ impl Performer {
         let fingerprint =
             krypton_common::fingerprint::original(&chart.repo, &chart.name, &chart.version);
         let annotation = names::fingerprint_annotation(&self.member.name);
-        self.patch_tenant(
-            job,
-            done,
-            json!({ "annotations": { annotation: fingerprint } }),
-        )
-        .await
+        let metadata = json!({ "annotations": { annotation: fingerprint } });
+        let call = self.patch_tenant(job, done, metadata);
+        let call = in_time("annotating the Tenant", effect!("tenant.annotate", call));
+        done.tenant = Some(call.await?);
+        Ok(())
     }
 
     async fn create_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -344,7 +349,12 @@ impl Performer {
         };
         let api: Api<Namespace> = Api::all(self.client());
         let params = PostParams::default();
-        match in_time("creating the workspace", api.create(&params, &namespace)).await {
+        match in_time(
+            "creating the workspace",
+            effect!("workspace.create", api.create(&params, &namespace)),
+        )
+        .await
+        {
             Ok(created) => {
                 done.workspace = Some(created.metadata);
                 done.progressed = true;
@@ -443,7 +453,7 @@ impl Performer {
         let params = PostParams::default();
         in_time(
             "unlocking the release",
-            api.replace(&name, &params, &unlocked),
+            effect!("release.unlock", api.replace(&name, &params, &unlocked)),
         )
         .await?;
         let message = format!("revision {revision} was left {was} by a helm that is gone");
@@ -537,7 +547,11 @@ impl Performer {
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
             chart = %chart.applied_name(), ?run, "running helm");
-        let ended = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop)).await;
+        let ending = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));
+        let ended = match run {
+            Run::Install => effect!("helm.install", ending).await,
+            Run::Upgrade => effect!("helm.upgrade", ending).await,
+        };
         // The exit code is a hint; the release Secret is the truth (helm.md §8).
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let secret = self.revision_secret(&job.release, expected).await?;
@@ -627,7 +641,8 @@ impl Performer {
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
             "running helm uninstall");
-        let ended = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop)).await;
+        let ending = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));
+        let ended = effect!("helm.uninstall", ending).await;
         self.relist(job, done).await?;
         let gone =
             matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if metas.is_empty());
@@ -725,7 +740,12 @@ impl Performer {
             preconditions: Some(preconditions),
             ..DeleteParams::default()
         };
-        match in_time("deleting the workspace", api.delete(name, &params)).await {
+        match in_time(
+            "deleting the workspace",
+            effect!("workspace.delete", api.delete(name, &params)),
+        )
+        .await
+        {
             Ok(_) => {
                 let message = format!("deleting namespace {name}");
                 let told = Told {
