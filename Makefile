@@ -23,24 +23,31 @@ target := $(or $(CARGO_TARGET_DIR),target)
 # Always the whole workspace: a part of it would choose other features of the same crates, and
 # compile them a second time.
 binaries = cargo build $(CARGO_FLAGS) --workspace --bins
+# A test can kill debug programs, or have them fail, at each external effect; what is shipped or measured has none
+# of that. All debug builds are the same, so that nothing is compiled twice.
+debug = --features failpoints
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test fuzz check fmt tools images e2e-kind bench deny run run-pid stop clean rust
+.PHONY: help demo test failpoints fuzz check fmt tools images e2e-kind bench deny run run-pid stop clean rust
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: rust tools ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; Ctrl-C ends it (DEMO_ARGS=--exit: by itself)
-	$(binaries)
+	$(binaries) $(debug)
 	$(target)/debug/demo $(DEMO_ARGS)
 
 # The examples are programs that tests run: `cargo test --examples` would make tests of them instead.
 test: rust tools ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=2)
-	$(binaries) --examples
-	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --lib --bins
-	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --test '*' -- --test-threads=$(TEST_THREADS)
-	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast --doc
+	$(binaries) $(debug) --examples
+	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-fail-fast --lib --bins
+	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-fail-fast --test '*' -- --test-threads=$(TEST_THREADS)
+	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-fail-fast --doc
+
+failpoints: rust tools ## Kill hub and agent, and have them fail, before and after each external effect, by proxy and by agent
+	$(binaries) $(debug) --examples
+	KRYPTON_FAILPOINTS=all cargo test $(CARGO_FLAGS) --workspace $(debug) --test failpoints -- --test-threads=$(TEST_THREADS) --nocapture
 
 # The seeds are replayed by `make test` as well.
 fuzz: rust ## Feed the reading of kubeconfigs and charts with what a fuzzer finds (FUZZ_SECONDS=60)
@@ -48,7 +55,7 @@ fuzz: rust ## Feed the reading of kubeconfigs and charts with what a fuzzer find
 
 check: rust ## Formatting and lints; any warning fails
 	cargo fmt --all --check
-	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	cargo clippy $(CARGO_FLAGS) --workspace $(debug) --all-targets -- -D warnings
 	for script in .ci/run $$(find hack -name '*.sh'); do bash -n "$$script"; done
 
 fmt: rust ## Format the code
@@ -75,13 +82,13 @@ deny: rust ## Licences, sources and banned crates; needs cargo-deny and the netw
 	cargo deny --workspace check
 
 run: rust ## Run the hub in the foreground (ARGS='--namespace krypton ...')
-	$(binaries)
+	$(binaries) $(debug)
 	$(with_tools) exec $(target)/debug/krypton-hub $(LOCAL_ARGS) $(ARGS)
 
 run-pid: rust ## Run the hub in the background (PID_FILE, LOG_FILE, ARGS)
 	@if pid=$$(cat '$(PID_FILE)' 2>/dev/null) && [[ $$(ps -p "$$pid" -o comm=) == *krypton-hub ]]; then \
 	  echo "make run-pid: process $$pid of $(PID_FILE) runs already; 'make stop' ends it" >&2; exit 1; fi
-	$(binaries)
+	$(binaries) $(debug)
 	@export $(with_tools); nohup $(target)/debug/krypton-hub $(LOCAL_ARGS) $(ARGS) >'$(LOG_FILE)' 2>&1 </dev/null & \
 	pid=$$!; echo "$$pid" >'$(PID_FILE)'; sleep 1; \
 	if ! kill -0 "$$pid" 2>/dev/null; then \

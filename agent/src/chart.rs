@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use tokio::sync::watch;
 
 use crate::clock::Boot;
+use crate::{effect, effect_now};
 
 mod archive;
 #[cfg(test)]
@@ -328,7 +329,13 @@ impl ChartCache {
             Memory::Failed { times, .. } => *times,
             Memory::Nothing => 0,
         };
-        match Box::pin(self.load_or_fall_back(&Arc::new(wanted))).await {
+        let wanted = Arc::new(wanted);
+        let load = Box::pin(self.load_or_fall_back(&wanted));
+        let load = effect!("chart.fetch", load, |problem| ChartError::Hub {
+            chart: Arc::clone(&wanted),
+            problem,
+        });
+        match load.await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
                 *memory = Memory::Have(fetched.clone());
@@ -525,7 +532,7 @@ impl ChartCache {
         let (chart, dir) = (Arc::clone(chart), self.dir.clone());
         off_thread(move || {
             let path = dir.join(format!("{sha256}.tgz"));
-            match write_file(&dir, &path, &bytes) {
+            match effect_now!("chart.store", write_file(&dir, &path, &bytes)) {
                 Ok(()) => Ok(Fetched {
                     path,
                     sha256,

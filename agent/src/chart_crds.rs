@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::crd::established;
 use crate::drift::HELM;
+use crate::effect;
 use crate::release::manifest;
 
 /// Of all that is read of an archive, unpacked: what was let into the cache is no larger.
@@ -148,7 +149,9 @@ async fn applied(
         force: found.is_some(),
         ..PatchParams::apply(HELM)
     };
-    match in_time(name, api.patch(name, &params, &Patch::Apply(&wanted))).await? {
+    let patch = Patch::Apply(&wanted);
+    let call = effect!("chart-crd.apply", api.patch(name, &params, &patch));
+    match in_time(name, call).await? {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
         Err(source) => Err(ChartCrdError::Write {

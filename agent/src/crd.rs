@@ -8,6 +8,8 @@ use kube::api::{Api, ListParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use thiserror::Error;
 
+use crate::effect;
+
 const DEADLINE: Duration = Duration::from_secs(10);
 const SERVED_WITHIN: Duration = Duration::from_secs(20);
 /// The name under which Krypton owns fields.
@@ -65,7 +67,8 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
                 field_manager: Some(FIELD_MANAGER.to_owned()),
                 ..PostParams::default()
             };
-            let written = deadline(&name, api.create(&params, wanted)).await?;
+            let call = effect!("crd.create", api.create(&params, wanted));
+            let written = deadline(&name, call).await?;
             Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
         }
         // Applying over an older schema would keep what we no longer mention: the original's pattern
@@ -86,7 +89,8 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
                 keep(&mut next.metadata.annotations, found.metadata.annotations);
             }
             let params = PostParams::default();
-            let written = deadline(&name, api.replace(&name, &params, &next)).await?;
+            let call = effect!("crd.replace", api.replace(&name, &params, &next));
+            let written = deadline(&name, call).await?;
             Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
         }
     };

@@ -18,6 +18,7 @@ use tonic::{Code, Status};
 
 use crate::clock::{self, Boot};
 use crate::dial::{Connection, DialError, Dialer};
+use crate::effect;
 use crate::identity::{
     CertificateError, Enrolled, Identity, IdentityError, Kept, Membership, Store, new_key,
 };
@@ -148,7 +149,8 @@ pub async fn enrol(
     };
     let connection = dialer.connect().await.map_err(EnrolError::Dial)?;
     let mut client = connection.enrollment();
-    let answer = tokio::time::timeout(CALL, client.enroll(request)).await;
+    let asked = effect!("enrolment.enrol", client.enroll(request));
+    let answer = tokio::time::timeout(CALL, asked).await;
     let answer = answered(&connection, &bundle.cluster, answer)?;
     let membership = Membership {
         cluster: bundle.cluster.clone(),
@@ -464,7 +466,8 @@ pub async fn renew(
         certificate_request: request(&key)?.into(),
     };
     let mut client = connection.fleet();
-    let answer = tokio::time::timeout(CALL, client.renew(message)).await;
+    let asked = effect!("enrolment.renew", client.renew(message));
+    let answer = tokio::time::timeout(CALL, asked).await;
     let answer = answered(&connection, &membership.cluster, answer)?;
     let roots = ders(answer.roots);
     trust::check(&trusted.roots, &roots).map_err(EnrolError::Roots)?;

@@ -10,6 +10,7 @@ use kube::{Client, Resource, ResourceExt};
 use tokio::sync::mpsc;
 
 use crate::clock;
+use crate::effect;
 use crate::status::Told;
 
 /// Who tells (reference 1.3).
@@ -34,7 +35,8 @@ impl Events {
                 let namespace = event.metadata.namespace.clone().unwrap_or_default();
                 let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
                 let params = PostParams::default();
-                let written = tokio::time::timeout(DEADLINE, api.create(&params, &event)).await;
+                let call = effect!("event.write", api.create(&params, &event));
+                let written = tokio::time::timeout(DEADLINE, call).await;
                 match written {
                     Ok(Ok(_)) => {}
                     Ok(Err(error)) => tracing::debug!(%error, "event lost"),

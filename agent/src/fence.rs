@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::{self, Boot};
 use crate::cluster;
+use crate::effect;
 use crate::helm::StopHandle;
 use actor::{Actor, Answer, Call};
 
@@ -137,7 +138,7 @@ pub async fn hold(
     }
     idle.cancelled().await;
     if let Some(lease) = actor.release(clock::wall()) {
-        let write = rim.replace(&lease);
+        let write = effect!("lease.give-up", rim.replace(&lease));
         if let Ok(Err(error)) = tokio::time::timeout(CALL_DEADLINE, write).await {
             tracing::warn!(%error, "giving up the Lease failed; it runs out by itself");
         }
@@ -195,16 +196,16 @@ impl Rim {
                     },
                     spec: Some(spec),
                 };
-                match self.api.create(&PostParams::default(), &lease).await {
+                match self.create(&lease).await {
                     // Who may not make namespaces does where this one is there.
                     Err(kube::Error::Api(status)) if status.code == 404 => {
                         ensure_namespace(&self.client, &self.lease.namespace).await?;
-                        self.api.create(&PostParams::default(), &lease).await
+                        self.create(&lease).await
                     }
                     created => created,
                 }
             }
-            Call::Replace(lease) => match self.replace(&lease).await {
+            Call::Replace(lease) => match effect!("lease.write", self.replace(&lease)).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {
                     return Ok(Answer::Overtaken);
                 }
@@ -218,6 +219,11 @@ impl Rim {
         }
     }
 
+    async fn create(&self, lease: &Lease) -> kube::Result<Lease> {
+        let params = PostParams::default();
+        effect!("lease.create", self.api.create(&params, lease)).await
+    }
+
     /// `metadata.resourceVersion` of what was read makes this conditional.
     async fn replace(&self, lease: &Lease) -> kube::Result<Lease> {
         let name = &self.lease.name;
@@ -226,10 +232,9 @@ impl Rim {
 }
 
 async fn ensure_namespace(client: &Client, name: &str) -> Result<(), String> {
-    match Api::all(client.clone())
-        .create(&PostParams::default(), &cluster::own_namespace(name))
-        .await
-    {
+    let (params, namespace) = (PostParams::default(), cluster::own_namespace(name));
+    let api = Api::all(client.clone());
+    match effect!("lease.namespace", api.create(&params, &namespace)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         Err(error) => Err(format!("creating namespace {name}: {error}")),

@@ -351,7 +351,7 @@ impl Helm {
             return Ok(());
         }
         let environment = command::environment(&self.host, &self.scratch, None);
-        let said = process::version(binary, environment)
+        let said = crate::effect!("helm.version", process::version(binary, environment))
             .await
             .map_err(missing)?;
         let version = said

@@ -12,6 +12,7 @@ use tonic::Status;
 
 use crate::chart::{CHART_LIMIT, ChartRef, Fallback};
 use crate::dial::Connection;
+use crate::effect;
 use crate::session::Link;
 
 /// Asks over the session's connection. The hub gives the chart of the present desired state only.
@@ -119,7 +120,8 @@ async fn download(
         from_sha256: part.sha256.clone(),
         ..FetchChartRequest::default()
     };
-    let answer = connection.fleet().fetch_chart(request).await;
+    let mut fleet = connection.fleet();
+    let answer = effect!("hub-chart.fetch", fleet.fetch_chart(request)).await;
     let mut parts = answer.map_err(call)?.into_inner();
     let mut next = async || {
         let part = parts.message().await.map_err(call)?;

@@ -22,6 +22,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::access::reason_of;
 use crate::cluster;
+use crate::effect;
 
 pub use key::AgentKey;
 pub use secret::Unreadable;
@@ -264,7 +265,10 @@ impl Store {
         let next = KeptSecret::new(secret::written(kept.secret.into_secret(), &identity));
         let what = format!("Secret {SECRET} in namespace {}", self.namespace);
         let (api, params) = (self.secrets(), PostParams::default());
-        let replaced = api.replace(SECRET, &params, next.as_secret());
+        let replaced = effect!(
+            "identity.keep",
+            api.replace(SECRET, &params, next.as_secret())
+        );
         match in_time("update", "writing", what, replaced).await {
             Ok(secret) => Ok(Kept {
                 identity,
@@ -289,7 +293,8 @@ impl Store {
     async fn create(&self, secret: &Secret) -> Result<Secret, IdentityError> {
         let what = format!("Secrets in namespace {}", self.namespace);
         let (api, params) = (self.secrets(), PostParams::default());
-        in_time("create", "creating", what, api.create(&params, secret)).await
+        let created = effect!("identity.create", api.create(&params, secret));
+        in_time("create", "creating", what, created).await
     }
 
     async fn make_namespace(&self) -> Result<(), IdentityError> {
@@ -297,7 +302,8 @@ impl Store {
         let api: Api<Namespace> = Api::all(self.client.clone());
         let params = PostParams::default();
         let what = format!("namespaces ({} is missing)", self.namespace);
-        match in_time("create", "creating", what, api.create(&params, &namespace)).await {
+        let made = effect!("identity.namespace", api.create(&params, &namespace));
+        match in_time("create", "creating", what, made).await {
             Ok(_) => Ok(()),
             Err(error) if error.is_conflict() => Ok(()),
             Err(error) => Err(error),

@@ -11,6 +11,7 @@ use kube::Client;
 use kube::api::{Api, PostParams};
 use thiserror::Error;
 
+use crate::effect;
 use crate::fence::SYSTEM_NAMESPACE;
 
 /// The Secret that holds the record. A Secret, since values may be secret.
@@ -89,8 +90,8 @@ async fn record_now(client: &Client, incoming: &DesiredState) -> Result<Advance,
                 data: Some(data),
                 ..secret
             };
-            api.replace(LEDGER_NAME, &PostParams::default(), &next)
-                .await
+            let params = PostParams::default();
+            effect!("ledger.replace", api.replace(LEDGER_NAME, &params, &next)).await
         }
         None => {
             let next = Secret {
@@ -101,7 +102,8 @@ async fn record_now(client: &Client, incoming: &DesiredState) -> Result<Advance,
                 data: Some(data),
                 ..Secret::default()
             };
-            api.create(&PostParams::default(), &next).await
+            let params = PostParams::default();
+            effect!("ledger.create", api.create(&params, &next)).await
         }
     };
     written.map_err(LedgerError::Write)?;

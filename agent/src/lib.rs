@@ -18,6 +18,7 @@ pub mod dial;
 pub mod drift;
 pub mod enrolment;
 pub mod events;
+pub mod failpoint;
 #[cfg(test)]
 pub(crate) mod fake_hub;
 pub mod fence;

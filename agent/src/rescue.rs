@@ -19,6 +19,7 @@ use kube::{Client, ResourceExt};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::effect;
 use crate::fence::SYSTEM_NAMESPACE;
 use crate::plan::PREVIOUS_UID_ANNOTATION;
 
@@ -134,10 +135,9 @@ async fn keep_and_release_now(
             "metadata": { "finalizers": finalizers, "resourceVersion": tenant.resource_version() }
         });
         let params = PatchParams::default();
-        match api
-            .patch_metadata(&tenant.name_any(), &params, &Patch::Merge(&patch))
-            .await
-        {
+        let (name, patch) = (tenant.name_any(), Patch::Merge(&patch));
+        let call = api.patch_metadata(&name, &params, &patch);
+        match effect!("rescue.let-go", call).await {
             Ok(_) => released += 1,
             // Gone, or just written by somebody: the next round sees to it.
             Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
@@ -166,23 +166,20 @@ async fn keep(client: &Client, tenants: Vec<Kept>) -> Result<(), RescueError> {
     let params = PostParams::default();
     let written = match found {
         Some(secret) => {
-            api.replace(RESCUE_NAME, &params, &Secret { data, ..secret })
-                .await
+            let next = Secret { data, ..secret };
+            effect!("rescue.replace", api.replace(RESCUE_NAME, &params, &next)).await
         }
         None => {
             let metadata = ObjectMeta {
                 name: Some(RESCUE_NAME.to_owned()),
                 ..ObjectMeta::default()
             };
-            api.create(
-                &params,
-                &Secret {
-                    metadata,
-                    data,
-                    ..Secret::default()
-                },
-            )
-            .await
+            let new = Secret {
+                metadata,
+                data,
+                ..Secret::default()
+            };
+            effect!("rescue.create", api.create(&params, &new)).await
         }
     };
     written
@@ -210,10 +207,8 @@ async fn restore_now(client: &Client) -> Result<Vec<Tenant>, RescueError> {
     for kept in unpack(&secret)? {
         let api: Api<Tenant> = Api::namespaced(client.clone(), &kept.namespace);
         let name = format!("{}/{}", kept.namespace, kept.name);
-        match api
-            .create(&PostParams::default(), &kept.into_tenant())
-            .await
-        {
+        let (params, tenant) = (PostParams::default(), kept.into_tenant());
+        match effect!("rescue.put-back", api.create(&params, &tenant)).await {
             Ok(tenant) => back.push(tenant),
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             // Its namespace is gone or going: so is the Tenant, and rightly.
@@ -231,8 +226,7 @@ async fn restore_now(client: &Client) -> Result<Vec<Tenant>, RescueError> {
         preconditions: Some(preconditions),
         ..DeleteParams::default()
     };
-    secrets
-        .delete(RESCUE_NAME, &params)
+    effect!("rescue.forget", secrets.delete(RESCUE_NAME, &params))
         .await
         .map_err(|error| RescueError::Secret("deleted", error))?;
     Ok(back)

@@ -38,10 +38,12 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
             tracing::warn!(folder = %entry.path().display(), %error, "removing what a dead {program} left failed");
         }
     }
-    tempfile::Builder::new()
-        .prefix(&format!("{program}-{}-", std::process::id()))
-        .tempdir_in(parent)
-        .map_err(explain)
+    let make = || {
+        tempfile::Builder::new()
+            .prefix(&format!("{program}-{}-", std::process::id()))
+            .tempdir_in(parent)
+    };
+    crate::effect_now!("scratch.folder", make()).map_err(explain)
 }
 
 #[cfg(test)]

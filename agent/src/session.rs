@@ -26,6 +26,7 @@ use tonic::{Code, Status, Streaming};
 
 use crate::clock::{self, Boot};
 use crate::dial::{Connection, DialError, Dialer};
+use crate::effect;
 use crate::report::ReportBoard;
 use outbox::Outbox;
 use pace::Pace;
@@ -198,7 +199,8 @@ impl Session {
         let _fits = outgoing.try_send(message(agent_message::Kind::Hello(self.hello(trusts))));
         let greeting = async {
             let mut fleet = connection.fleet();
-            let answer = fleet.connect(ReceiverStream::new(messages)).await?;
+            let connecting = fleet.connect(ReceiverStream::new(messages));
+            let answer = effect!("session.open", connecting).await?;
             let mut incoming = answer.into_inner();
             let first = incoming.message().await?;
             Ok::<_, Status>((incoming, first))

@@ -33,7 +33,10 @@ krypton() {
     cargo build --locked --release --target "$host" --target-dir "$built" --workspace --exclude krypton-tests --bins
   mkdir -p "$out"
   cp "$built/$host/release"/{krypton-hub,krypton-agent,kubectl-krypton} "$out/"
-  for program in krypton-hub krypton-agent kubectl-krypton; do static "$out/$program"; done
+  for program in krypton-hub krypton-agent kubectl-krypton; do
+    static "$out/$program"
+    ! grep -q KRYPTON_FAILPOINT "$out/$program" || fail "$program was built with the feature failpoints, which is for tests"
+  done
 }
 
 helm() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use jiff::Timestamp;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::effect;
 use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
 use krypton_agent::watch_backoff::listed_anew;
@@ -602,7 +603,10 @@ async fn write(
     });
     let params = PatchParams::default();
     let patch = Patch::Merge(&patch);
-    let call = api.patch_status(&key.name, &params, &patch);
+    let call = effect!(
+        "home.tenant-status",
+        api.patch_status(&key.name, &params, &patch)
+    );
     match tokio::time::timeout(DEADLINE, call).await {
         Ok(Ok(tenant)) => (key, Some(tenant)),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {

@@ -15,6 +15,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock;
+use krypton_agent::effect;
 use krypton_common::root_digest::RootDigest;
 use krypton_common::spiffe::SpiffeId;
 use krypton_common::tls::Credential;
@@ -382,7 +383,9 @@ async fn make(api: &Api<Secret>, namespace: &str, made: &New) -> Result<(), Auth
         data: Some(made.data()),
         ..Secret::default()
     };
-    tokio::time::timeout(DEADLINE, api.create(&PostParams::default(), &secret))
+    let params = PostParams::default();
+    let call = effect!("authority.create", api.create(&params, &secret));
+    tokio::time::timeout(DEADLINE, call)
         .await
         .map_err(|_| AuthorityError::Deadline {
             namespace: namespace.to_owned(),

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
 use krypton_agent::clock;
+use krypton_agent::effect;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
 use krypton_common::fingerprint::sha256_hex;
@@ -221,8 +222,8 @@ impl ChartPin {
             // The version that was read is the precondition: of two hubs one decides.
             Some(found) => {
                 let object = ConfigMap { data, ..found };
-                self.in_time(attempt, api.replace(NAME, &params, &object))
-                    .await?
+                let call = effect!("chart-pin.replace", api.replace(NAME, &params, &object));
+                self.in_time(attempt, call).await?
             }
             None => {
                 let object = ConfigMap {
@@ -233,7 +234,8 @@ impl ChartPin {
                     data,
                     ..ConfigMap::default()
                 };
-                self.in_time(attempt, api.create(&params, &object)).await?
+                let call = effect!("chart-pin.create", api.create(&params, &object));
+                self.in_time(attempt, call).await?
             }
         };
         tracing::info!(range = %self.chart.version, %version, "the version of the chart was found out");

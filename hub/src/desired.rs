@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_agent::effect;
 use krypton_common::desired::ChartState;
 use kube::Client;
 use kube::api::{Api, PostParams};
@@ -59,23 +60,20 @@ async fn next_epoch_now(
     let written = match found {
         // The version that was read is the precondition: two hubs never take the same epoch.
         Some(found) => {
-            api.replace(EPOCH_NAME, &params, &ConfigMap { data, ..found })
-                .await
+            let next = ConfigMap { data, ..found };
+            effect!("epoch.replace", api.replace(EPOCH_NAME, &params, &next)).await
         }
         None => {
             let metadata = ObjectMeta {
                 name: Some(EPOCH_NAME.to_owned()),
                 ..ObjectMeta::default()
             };
-            api.create(
-                &params,
-                &ConfigMap {
-                    metadata,
-                    data,
-                    ..ConfigMap::default()
-                },
-            )
-            .await
+            let new = ConfigMap {
+                metadata,
+                data,
+                ..ConfigMap::default()
+            };
+            effect!("epoch.create", api.create(&params, &new)).await
         }
     };
     written.map_err(|error| EpochError::Write(namespace.to_owned(), error))?;

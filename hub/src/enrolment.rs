@@ -11,6 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::effect;
 use krypton_common::names::SELF_CLUSTER;
 use krypton_common::spiffe::is_member_name;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
@@ -375,7 +376,8 @@ async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, Enrol
         if let Some(object) = api.get_opt(cluster).await.map_err(failed)? {
             return Ok(object);
         }
-        match api.create(&PostParams::default(), &new).await {
+        let params = PostParams::default();
+        match effect!("enrolment.edge-cluster", api.create(&params, &new)).await {
             Err(KubeError::Api(status)) if status.code == 409 => {}
             made => return made.map_err(failed),
         }
@@ -407,7 +409,8 @@ async fn mark(
             "status": { "enrolledUntil": Time(until) },
         }));
         let params = PatchParams::default();
-        match api.patch_status(&cluster, &params, &patch).await {
+        let call = api.patch_status(&cluster, &params, &patch);
+        match effect!("enrolment.mark", call).await {
             Ok(_) => return Ok(()),
             Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {}
             Err(source) => return Err(EnrolmentError::EdgeCluster { cluster, source }),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_agent::effect;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
 use kube::api::{Api, PostParams};
@@ -136,7 +137,8 @@ pub async fn publish(
             Some(mut found) => {
                 found.data.get_or_insert_default().extend(info.data());
                 // What was read carries its resourceVersion.
-                in_time(namespace, api.replace(NAME, &params, &found)).await?
+                let call = effect!("join-info.replace", api.replace(NAME, &params, &found));
+                in_time(namespace, call).await?
             }
             None => {
                 let new = ConfigMap {
@@ -147,7 +149,8 @@ pub async fn publish(
                     data: Some(info.data().into()),
                     ..ConfigMap::default()
                 };
-                in_time(namespace, api.create(&params, &new)).await?
+                let call = effect!("join-info.create", api.create(&params, &new));
+                in_time(namespace, call).await?
             }
         };
         match written {

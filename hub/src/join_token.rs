@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_agent::effect;
 use krypton_common::bundle::is_token;
 use krypton_common::fingerprint::sha256_hex;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
@@ -336,7 +337,8 @@ pub async fn redeem(
         let name = used.metadata.name.clone().unwrap_or_default();
         // The object that was read carries its resourceVersion.
         let params = PostParams::default();
-        match in_time(namespace, api.replace(&name, &params, &used)).await? {
+        let call = effect!("join-token.redeem", api.replace(&name, &params, &used));
+        match in_time(namespace, call).await? {
             Ok(_) => {
                 record.used_by = Some(by.key.to_owned());
                 record.cluster_uid = Some(by.cluster_uid.to_owned());
@@ -422,7 +424,8 @@ async fn delete(api: &Api<Secret>, namespace: &str, object: &Secret) -> Result<b
         }),
         ..DeleteParams::default()
     };
-    match in_time(namespace, api.delete(&name, &params)).await? {
+    let call = effect!("join-token.sweep", api.delete(&name, &params));
+    match in_time(namespace, call).await? {
         Ok(_) => Ok(true),
         Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
         Err(source) => Err(TokenError::Delete {

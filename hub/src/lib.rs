@@ -17,6 +17,7 @@ pub mod discovery;
 pub mod enrolment;
 pub mod expiry;
 pub mod facts;
+pub mod failpoint;
 pub mod fleet;
 pub mod fleet_service;
 pub mod found;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use krypton_agent::effect;
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::EdgeCluster;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -64,7 +65,7 @@ impl Notices {
                     action: told.action.to_owned(),
                     secondary: None,
                 };
-                let written = recorder.publish(&event, &about);
+                let written = effect!("notice.write", recorder.publish(&event, &about));
                 match tokio::time::timeout(DEADLINE, written).await {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!(error = %chain(&error), "event lost"),

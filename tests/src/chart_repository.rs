@@ -14,9 +14,10 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::State,
-    http::{StatusCode, Uri},
+    http::{StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
+use krypton_common::fingerprint::sha256_hex;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -304,7 +305,11 @@ async fn answer(State(served): State<Arc<Mutex<Served>>>, uri: Uri) -> Response 
         (Fault::Rubbish, _) => Bytes::from_static(b"\x00<html>{{ not: [a chart\n").into_response(),
         (Fault::HugeIndex, _) if path == "/index.yaml" => huge_index().into_response(),
         (Fault::Hang, _) => std::future::pending().await,
-        (Fault::None | Fault::HugeIndex, Some(file)) => file.into_response(),
+        // As web servers do; who asks again is sent all of it none the less.
+        (Fault::None | Fault::HugeIndex, Some(file)) => {
+            let tag = format!("\"{}\"", sha256_hex(&file));
+            ([(header::ETAG, tag)], file).into_response()
+        }
         (Fault::None | Fault::HugeIndex, None) => StatusCode::NOT_FOUND.into_response(),
     }
 }

@@ -200,6 +200,14 @@ impl Daemon {
         self.process.wait(STOP_DEADLINE).await
     }
 
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.process.exited()
+    }
+
     /// Waits for it to end by itself.
     ///
     /// # Errors

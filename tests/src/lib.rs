@@ -22,6 +22,7 @@ pub mod registry;
 pub mod service_account;
 pub mod tools;
 pub mod wait;
+pub mod walk;
 
 pub use agent::{Agent, AgentOptions};
 pub use answering_proxy::{Answer, AnsweringProxy, Lie};
@@ -40,6 +41,7 @@ pub use registry::Registry;
 pub use service_account::ServiceAccountAccess;
 pub use tools::Tools;
 pub use wait::eventually;
+pub use walk::Walk;
 
 /// Makes aws-lc-rs the TLS provider of this process; kube and reqwest are built without one.
 pub fn install_tls_provider() {

@@ -90,11 +90,14 @@ pub fn kubeconfig_yaml(
 /// Writes a kubeconfig into the folder `scratch`: readable by us alone, as it holds credentials. It is
 /// removed when the path is dropped.
 pub fn write_kubeconfig(scratch: &Path, yaml: &str) -> std::io::Result<TempPath> {
-    let mut file = tempfile::Builder::new()
-        .prefix("kubeconfig-")
-        .tempfile_in(scratch)?;
-    file.write_all(yaml.as_bytes())?;
-    Ok(file.into_temp_path())
+    let write = || {
+        let mut file = tempfile::Builder::new()
+            .prefix("kubeconfig-")
+            .tempfile_in(scratch)?;
+        file.write_all(yaml.as_bytes())?;
+        Ok(file.into_temp_path())
+    };
+    crate::effect_now!("kubeconfig.write", write())
 }
 
 fn with_inline_files(mut user: AuthInfo) -> Result<AuthInfo, RenderError> {

@@ -13,6 +13,7 @@ use reqwest::{StatusCode, Url};
 
 use super::download::{Ask, Way, below};
 use super::{ChartError, index, off_thread, write_file};
+use crate::effect_now;
 
 /// A fleet has one repository; each index has 50 MiB at most, on disk.
 const REMEMBERED: usize = 4;
@@ -98,7 +99,8 @@ impl IndexStore {
         let (written, bytes) = {
             let path = path.clone();
             off_thread(move || {
-                let written = write_file(&dir, &path, &bytes).map(|()| sha256_hex(&bytes));
+                let written = effect_now!("chart.index", write_file(&dir, &path, &bytes));
+                let written = written.map(|()| sha256_hex(&bytes));
                 (written, bytes)
             })
             .await

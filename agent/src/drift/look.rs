@@ -20,6 +20,7 @@ use super::kinds::{Kinds, Place};
 use super::object::{self, ObjectId};
 use super::{Difference, DriftMetrics, Finding, HELM, Outcome, Seen, Wanted, ignore, owner};
 use crate::clock::Boot;
+use crate::effect;
 use crate::index::ReleaseKey;
 
 /// Between two requests: ten in a second, of what an apiserver serves by the hundred.
@@ -403,7 +404,11 @@ impl Looker<'_> {
             Err(error) => return Ok(Answer::Refused(error.to_string())),
         };
         let call = self.task.client.request::<Value>(request);
-        let answer = in_time(format!("applying {id}"), call).await?;
+        let what = format!("applying {id}");
+        let answer = match how.dry_run {
+            true => in_time(what, call).await?,
+            false => in_time(what, effect!("drift.heal", call)).await?,
+        };
         Ok(match answer {
             // What the apiserver complains of may be in the message, and so may a secret.
             Answer::Refused(_) if id.kind == "Secret" => {

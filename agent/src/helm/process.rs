@@ -17,6 +17,7 @@ use super::Patience;
 use super::stop::{Order, StopSignal};
 use super::supervisor::{NOT_STARTED, SIGNALLED, TERMINATE, UNTIL, millis};
 use crate::clock::Boot;
+use crate::effect_now;
 use crate::process_group::{self, orphans_of};
 
 /// What is kept of standard error, in bytes.
@@ -77,7 +78,7 @@ impl Job<'_> {
             return Ok(Ending::Stopped);
         }
         let mut until = orders.until();
-        let mut process = self.spawn(until)?;
+        let mut process = effect_now!("helm.spawn", self.spawn(until))?;
         let mut order = Order::Go;
         let mut stage = Stage::Running;
         let mut cause = Cause::None;

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use tempfile::TempDir;
 
 use super::HelmError;
+use crate::effect_now;
 
 /// Where helm's files are.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl Scratch {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
         }
-        scratch.make().map_err(failed)?;
+        effect_now!("helm.folders", scratch.make()).map_err(failed)?;
         Ok(scratch)
     }
 
@@ -79,13 +80,15 @@ impl Scratch {
                 fingerprint::sha256_hex(cache_key.as_bytes())
             });
         // Whoever tidies up temporary folders may have taken them.
-        let made = self.make().and_then(|()| private(&cache)).and_then(|()| {
+        let make = || {
+            self.make()?;
+            private(&cache)?;
             let own = Permissions::from_mode(0o700);
             tempfile::Builder::new()
                 .permissions(own)
                 .tempdir_in(self.runs())
-        });
-        let dir = made.map_err(|source| HelmError::Scratch {
+        };
+        let dir = effect_now!("helm.run-folder", make()).map_err(|source| HelmError::Scratch {
             path: self.root.clone(),
             source,
         })?;
@@ -111,7 +114,7 @@ impl Run {
             serde_json::to_writer(&mut file, values)?;
             file.flush()
         };
-        match write() {
+        match effect_now!("helm.values", write()) {
             Ok(()) => Ok(path),
             Err(source) => Err(HelmError::Scratch { path, source }),
         }

@@ -32,6 +32,7 @@ use super::{Member, StatusMode, Tools};
 use crate::chart::{ChartFault, ChartRef};
 use crate::chart_crds::{self, ChartCrdError};
 use crate::clock::{self, Boot};
+use crate::effect;
 use crate::events::Events;
 use crate::fence::Hold;
 use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade, is_suspended};
@@ -253,7 +254,10 @@ impl Performer {
                 let api = self.tenants(&job.key);
                 let params = PatchParams::default();
                 let patch = Patch::Merge(&patch);
-                let call = api.patch_status(&job.key.name, &params, &patch);
+                let call = effect!(
+                    "tenant.status",
+                    api.patch_status(&job.key.name, &params, &patch)
+                );
                 match in_time("writing the status", call).await {
                     Ok(tenant) => done.tenant = Some(tenant),
                     Err(fault) => {
@@ -283,18 +287,16 @@ impl Performer {
     async fn patch_tenant(
         &self,
         job: &Job,
-        done: &mut Done,
+        done: &Done,
         mut metadata: serde_json::Value,
-    ) -> Result<(), Fault> {
+    ) -> kube::Result<Tenant> {
         let newest = done.tenant.as_ref().unwrap_or(&job.tenant);
         metadata["resourceVersion"] = json!(newest.metadata.resource_version);
         let patch = json!({ "metadata": metadata });
         let api = self.tenants(&job.key);
         let params = PatchParams::default();
         let patch = Patch::Merge(&patch);
-        let call = api.patch(&job.key.name, &params, &patch);
-        done.tenant = Some(in_time("writing the Tenant", call).await?);
-        Ok(())
+        api.patch(&job.key.name, &params, &patch).await
     }
 
     async fn add_finalizer(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -309,8 +311,10 @@ impl Performer {
         }
         let mut finalizers = job.tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
-        self.patch_tenant(job, done, json!({ "finalizers": finalizers }))
-            .await
+        let call = self.patch_tenant(job, done, json!({ "finalizers": finalizers }));
+        let call = in_time("adding the finalizer", effect!("finalizer.add", call));
+        done.tenant = Some(call.await?);
+        Ok(())
     }
 
     async fn remove_finalizer(
@@ -341,7 +345,10 @@ impl Performer {
             let annotation = names::fingerprint_annotation(&self.member.name);
             metadata["annotations"] = json!({ annotation: null });
         }
-        self.patch_tenant(job, done, metadata).await
+        let call = self.patch_tenant(job, done, metadata);
+        let call = in_time("removing the finalizer", effect!("finalizer.remove", call));
+        done.tenant = Some(call.await?);
+        Ok(())
     }
 
     async fn annotate(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -350,12 +357,11 @@ impl Performer {
         let fingerprint =
             krypton_common::fingerprint::original(&chart.repo, &chart.name, &chart.version);
         let annotation = names::fingerprint_annotation(&self.member.name);
-        self.patch_tenant(
-            job,
-            done,
-            json!({ "annotations": { annotation: fingerprint } }),
-        )
-        .await
+        let metadata = json!({ "annotations": { annotation: fingerprint } });
+        let call = self.patch_tenant(job, done, metadata);
+        let call = in_time("annotating the Tenant", effect!("tenant.annotate", call));
+        done.tenant = Some(call.await?);
+        Ok(())
     }
 
     async fn create_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
@@ -376,7 +382,12 @@ impl Performer {
         };
         let api: Api<Namespace> = Api::all(self.client());
         let params = PostParams::default();
-        match in_time("creating the workspace", api.create(&params, &namespace)).await {
+        match in_time(
+            "creating the workspace",
+            effect!("workspace.create", api.create(&params, &namespace)),
+        )
+        .await
+        {
             Ok(created) => {
                 done.workspace = Some(created.metadata);
                 done.progressed = true;
@@ -475,7 +486,7 @@ impl Performer {
         let params = PostParams::default();
         in_time(
             "unlocking the release",
-            api.replace(&name, &params, &unlocked),
+            effect!("release.unlock", api.replace(&name, &params, &unlocked)),
         )
         .await?;
         let message = format!("revision {revision} was left {was} by a helm that is gone");
@@ -580,7 +591,16 @@ impl Performer {
             chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));
-        let ended = self.telling(job, done, expected, running).await;
+        let ended = match run {
+            Run::Install => {
+                let running = effect!("helm.install", running);
+                self.telling(job, done, expected, running).await
+            }
+            Run::Upgrade => {
+                let running = effect!("helm.upgrade", running);
+                self.telling(job, done, expected, running).await
+            }
+        };
         // The exit code is a hint; the release Secret is the truth (helm.md §8).
         let secret = self.revision_secret(&job.release, expected).await?;
         let facts = secret
@@ -671,6 +691,7 @@ impl Performer {
             "running helm uninstall");
         let running = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));
         let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
+        let running = effect!("helm.uninstall", running);
         let ended = self.telling(job, done, newest, running).await;
         self.relist(job, done).await?;
         let gone =
@@ -780,7 +801,12 @@ impl Performer {
             preconditions: Some(preconditions),
             ..DeleteParams::default()
         };
-        match in_time("deleting the workspace", api.delete(name, &params)).await {
+        match in_time(
+            "deleting the workspace",
+            effect!("workspace.delete", api.delete(name, &params)),
+        )
+        .await
+        {
             Ok(_) => {
                 let message = format!("deleting namespace {name}");
                 let told = Told {

@@ -80,11 +80,7 @@ fn helms() -> Config {
 /// The watch on Tenants. One that does not decode must not stop the others.
 pub(super) fn tenants(client: &Client) -> Watch {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    stream(
-        "Tenants",
-        move || watcher(api.clone(), all()),
-        Seen::Tenant,
-    )
+    stream("Tenants", move || watcher(api.clone(), all()), Seen::Tenant)
 }
 
 /// Makes the watch on what of all objects of this kind fits.

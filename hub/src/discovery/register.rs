@@ -8,6 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_agent::effect;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};
@@ -235,8 +236,17 @@ pub async fn save(
     };
     let params = PostParams::default();
     let written = match &on_record.version {
-        None => in_time(namespace, api.create(&params, &object)).await?,
-        Some(_) => in_time(namespace, api.replace(CONFIG_MAP, &params, &object)).await?,
+        None => {
+            let call = effect!("register.create", api.create(&params, &object));
+            in_time(namespace, call).await?
+        }
+        Some(_) => {
+            let call = effect!(
+                "register.replace",
+                api.replace(CONFIG_MAP, &params, &object)
+            );
+            in_time(namespace, call).await?
+        }
     };
     let written = written.map_err(|source| RegisterError::Write {
         namespace: namespace.to_owned(),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_agent::effect;
 use krypton_common::conditions::{TARGET_RESOLVED, find};
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
@@ -172,7 +173,8 @@ pub(super) async fn create(client: Client, name: String, source: SourceRef) -> W
     };
     let api: Api<EdgeCluster> = Api::all(client.clone());
     let params = PostParams::default();
-    let made = tokio::time::timeout(DEADLINE, api.create(&params, &object)).await;
+    let call = effect!("edge-cluster.create", api.create(&params, &object));
+    let made = tokio::time::timeout(DEADLINE, call).await;
     if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404)
         && let Err(error) = krypton_agent::crd::ensure(&client, &EdgeCluster::crd()).await
     {
@@ -194,7 +196,7 @@ pub(super) async fn bind(
         "metadata": { "resourceVersion": version },
         "spec": { "sourceRef": source },
     }));
-    let call = api.patch(&name, &params, &patch);
+    let call = effect!("edge-cluster.bind", api.patch(&name, &params, &patch));
     let result = tokio::time::timeout(DEADLINE, call).await;
     outcome(name, "naming the source of", version, result)
 }
@@ -211,7 +213,7 @@ pub(super) async fn write_finalizers(
     let patch = Patch::Merge(serde_json::json!({
         "metadata": { "resourceVersion": version, "finalizers": finalizers },
     }));
-    let call = api.patch(&name, &params, &patch);
+    let call = effect!("edge-cluster.finalizers", api.patch(&name, &params, &patch));
     let result = tokio::time::timeout(DEADLINE, call).await;
     outcome(name, "writing the finalizers of", version, result)
 }
@@ -228,7 +230,10 @@ pub(super) async fn write_status(
         "metadata": { "resourceVersion": version },
         "status": status,
     }));
-    let call = api.patch_status(&name, &params, &patch);
+    let call = effect!(
+        "edge-cluster.status",
+        api.patch_status(&name, &params, &patch)
+    );
     let result = tokio::time::timeout(DEADLINE, call).await;
     outcome(name, "writing the status of", version, result)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::effect;
 use krypton_agent::fence::Hold;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
@@ -164,7 +165,8 @@ impl Rotation {
         secret.data = Some(data.clone());
         let params = PostParams::default();
         // What was read carries its resourceVersion.
-        let written = in_time("writing it", api.replace(SECRET_NAME, &params, &secret)).await;
+        let call = effect!("authority.step", api.replace(SECRET_NAME, &params, &secret));
+        let written = in_time("writing it", call).await;
         match written {
             Ok(_) => {}
             // Another hub, or a person, was faster: what they have written is looked at next.

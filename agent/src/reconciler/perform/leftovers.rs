@@ -10,6 +10,7 @@ use kube::{Client, ResourceExt};
 use serde_json::json;
 
 use super::{Done, Fault, Job, Performer, in_time};
+use crate::effect;
 use crate::index::{RUN_LABEL, ReleaseKey, Revision};
 use crate::release::{self, Declared, Status};
 use crate::status::Told;
@@ -54,7 +55,10 @@ impl Performer {
         let params = PatchParams::default();
         let name = failed.name_any();
         let api: Api<Secret> = Api::namespaced(client.clone(), &job.release.namespace);
-        let call = api.patch_metadata(&name, &params, &patch);
+        let call = effect!(
+            "release.mark-seen-to",
+            api.patch_metadata(&name, &params, &patch)
+        );
         in_time("marking a failed revision as seen to", call).await?;
         self.relist(job, done).await
     }
@@ -227,7 +231,7 @@ async fn remove(
         }),
         ..DeleteParams::background()
     };
-    let call = api.delete(&object.name, &params);
+    let call = effect!("leftover.remove", api.delete(&object.name, &params));
     match tokio::time::timeout(super::DEADLINE, Box::pin(call)).await {
         Ok(Ok(_)) => Ok(true),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Refused::Forbidden),

@@ -4,6 +4,7 @@ use krypton_common::conditions::reason;
 use krypton_common::error_chain::chain;
 
 use super::{Done, Fault, Job, Performer, ReleaseNews, suspended, unavailable};
+use crate::effect;
 use crate::helm::{HelmError, Rollback};
 use crate::index::Revision;
 use crate::release::{self, Status};
@@ -38,7 +39,8 @@ impl Performer {
         };
         tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name, to,
             "running helm rollback");
-        let ended = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop)).await;
+        let ending = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop));
+        let ended = effect!("helm.rollback", ending).await;
         self.relist(job, done).await?;
         let back = matches!(&done.release, Some(ReleaseNews::All { metas, .. })
         if metas.iter().filter_map(Revision::of).any(|(_, revision)| {

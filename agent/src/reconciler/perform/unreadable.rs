@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 
 use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, unavailable};
+use crate::effect;
 use crate::helm::{HelmError, Look};
 use crate::index::{ReleaseKey, Revision};
 use crate::plan::repair;
@@ -51,7 +52,8 @@ impl Performer {
             revision: revision.revision,
             cache_key: self.member.name.clone(),
         };
-        match self.tools.helm.can_decode(slot, &look, &self.stop).await {
+        let looked = Box::pin(self.tools.helm.can_decode(slot, &look, &self.stop));
+        match effect!("helm.look", looked).await {
             Ok(false) => {}
             // It is another helm's, or larger than what we read: not ours to judge.
             Ok(true) => return Err(failed(format!("{why}; helm can read it"))),
@@ -77,7 +79,12 @@ impl Performer {
         self.keep_copy(&job.release, secret, revision.revision)
             .await?;
         self.still_permitted()?;
-        self.remove(&job.release, &secret.metadata).await?;
+        let removing = self.remove(&job.release, &secret.metadata);
+        in_time(
+            "removing a revision",
+            effect!("release.set-aside", removing),
+        )
+        .await?;
         let message = format!("{why}. It was set aside, and what it installed stays");
         let told = Told {
             warning: true,
@@ -113,7 +120,12 @@ impl Performer {
         };
         let params = PostParams::default();
         let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
-        match in_time("setting a release aside", api.create(&params, &copy)).await {
+        match in_time(
+            "setting a release aside",
+            effect!("release.copy", api.create(&params, &copy)),
+        )
+        .await
+        {
             // It is there from before.
             Ok(_) | Err(Fault::Stale) => Ok(()),
             Err(fault) => Err(fault),
@@ -121,7 +133,7 @@ impl Performer {
     }
 
     /// Deletes a Secret of helm's, if it is still this very one.
-    async fn remove(&self, release: &ReleaseKey, of: &ObjectMeta) -> Result<(), Fault> {
+    async fn remove(&self, release: &ReleaseKey, of: &ObjectMeta) -> kube::Result<()> {
         let params = DeleteParams {
             preconditions: Some(Preconditions {
                 uid: of.uid.clone(),
@@ -132,8 +144,7 @@ impl Performer {
         // Helm has made it; our own rights are to update it at most.
         let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
         let name = of.name.clone().unwrap_or_default();
-        in_time("removing a revision", api.delete(&name, &params)).await?;
-        Ok(())
+        api.delete(&name, &params).await.map(drop)
     }
 
     /// Before another upgrade: helm would drop the oldest attempt for the newest, and with it the only word of
@@ -200,7 +211,8 @@ impl Performer {
                 continue;
             }
             self.still_permitted()?;
-            self.remove(&job.release, meta).await?;
+            let removing = self.remove(&job.release, meta);
+            in_time("removing a revision", effect!("release.forget", removing)).await?;
         }
         Ok(())
     }

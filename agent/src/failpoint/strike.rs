@@ -1,0 +1,218 @@
+//! A plan out of the environment, and what strikes by it. Each point strikes once, over restarts too: what has
+//! is written into a file first.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use kube::core::Status;
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::MOMENTS;
+use crate::helm::HelmError;
+
+/// The variable with the plan: `lease.renew:before=error,*:after=kill`. The first rule that fits a point counts;
+/// a point that none fits passes.
+pub const PLAN: &str = "KRYPTON_FAILPOINT_PLAN";
+/// The variable with the file of the points that have struck, a line for each.
+pub const STRUCK: &str = "KRYPTON_FAILPOINT_STRUCK";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Strike {
+    /// As `kill -9`.
+    Kill,
+    Error,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Rules(Vec<(String, Strike)>);
+
+impl Rules {
+    fn read(text: &str) -> Result<Self, String> {
+        let rule = |text: &str| match text.split_once('=') {
+            Some((points, "kill")) => Ok((points.to_owned(), Strike::Kill)),
+            Some((points, "error")) => Ok((points.to_owned(), Strike::Error)),
+            _ => Err(format!("{text:?} is not POINT=kill or POINT=error")),
+        };
+        text.split(',')
+            .map(rule)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    fn of(&self, effect: &str, moment: &str) -> Option<Strike> {
+        let fits = |points: &str| match points.split_once(':') {
+            Some((name, at)) => at == moment && (name == "*" || name == effect),
+            None => points == "*" || points == effect,
+        };
+        let rule = self.0.iter().find(|(points, _)| fits(points));
+        rule.map(|(_, strike)| *strike)
+    }
+}
+
+#[derive(Debug)]
+struct Plan {
+    rules: Rules,
+    struck: Mutex<(BTreeSet<String>, File)>,
+}
+
+impl Plan {
+    /// Read once. A plan that cannot be followed ends a test at its beginning.
+    fn now() -> Option<&'static Self> {
+        static PLAN_OF_THIS_PROCESS: OnceLock<Option<Plan>> = OnceLock::new();
+        let plan = PLAN_OF_THIS_PROCESS.get_or_init(|| {
+            let rules = Rules::read(&std::env::var(PLAN).ok()?);
+            let path = std::env::var(STRUCK).unwrap_or_else(|_| panic!("{STRUCK} names no file"));
+            let opened = || -> io::Result<(BTreeSet<String>, File)> {
+                let file = OpenOptions::new().create(true).append(true).open(&path)?;
+                let before = std::fs::read_to_string(&path)?;
+                Ok((before.lines().map(str::to_owned).collect(), file))
+            };
+            let opened = opened().unwrap_or_else(|error| panic!("{STRUCK}, {path}: {error}"));
+            Some(Self {
+                rules: rules.unwrap_or_else(|problem| panic!("{PLAN}: {problem}")),
+                struck: Mutex::new(opened),
+            })
+        });
+        plan.as_ref()
+    }
+
+    fn first_time(&self, point: &str) -> bool {
+        let mut struck = self.struck.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = struck.0.insert(point.to_owned());
+        if first {
+            let noted = writeln!(struck.1, "{point}");
+            noted.unwrap_or_else(|error| panic!("{STRUCK}: {error}"));
+        }
+        first
+    }
+}
+
+/// Whether the effect is to fail here; a process that is to die does not return.
+fn fails(effect: &str, moment: &str) -> Option<String> {
+    let plan = Plan::now()?;
+    let strike = plan.rules.of(effect, moment)?;
+    let point = format!("{effect}:{moment}");
+    if !plan.first_time(&point) {
+        return None;
+    }
+    if strike == Strike::Kill {
+        // Nothing of ours runs after it, no destructor either.
+        let killed = kill_process(getpid(), Signal::KILL);
+        panic!("{point}: {killed:?}");
+    }
+    tracing::warn!(%point, "failing as the plan of a test says");
+    Some(point)
+}
+
+/// An error that an effect's call may come to.
+pub trait Injected {
+    /// It was refused: nothing has been done.
+    fn refused(point: String) -> Self;
+    /// It was done, and nobody heard of it.
+    fn lost(point: String) -> Self;
+}
+
+impl Injected for kube::Error {
+    fn refused(point: String) -> Self {
+        let status = Status::failure(&format!("failpoint {point}"), "ServiceUnavailable");
+        Self::Api(status.with_code(503).boxed())
+    }
+
+    fn lost(point: String) -> Self {
+        Self::Service(Box::new(<io::Error as Injected>::lost(point)))
+    }
+}
+
+impl Injected for io::Error {
+    fn refused(point: String) -> Self {
+        Self::other(format!("failpoint {point}"))
+    }
+
+    fn lost(point: String) -> Self {
+        Self::new(io::ErrorKind::ConnectionReset, format!("failpoint {point}"))
+    }
+}
+
+impl Injected for tonic::Status {
+    fn refused(point: String) -> Self {
+        Self::unavailable(format!("failpoint {point}"))
+    }
+
+    fn lost(point: String) -> Self {
+        Self::unavailable(format!("failpoint {point}"))
+    }
+}
+
+impl Injected for HelmError {
+    fn refused(point: String) -> Self {
+        Self::Start {
+            release: String::new(),
+            complaint: format!("failpoint {point}"),
+        }
+    }
+
+    fn lost(point: String) -> Self {
+        Self::Killed {
+            verb: "run",
+            release: String::new(),
+            signal: Signal::KILL.as_raw(),
+            complaint: format!("failpoint {point}"),
+        }
+    }
+}
+
+/// [`crate::effect!`] of a call whose error is [`Injected`].
+pub async fn around<T, E: Injected>(
+    effect: &'static str,
+    call: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    if let Some(point) = fails(effect, MOMENTS[0]) {
+        return Err(E::refused(point));
+    }
+    let done = call.await?;
+    fails(effect, MOMENTS[1]).map_or(Ok(done), |point| Err(E::lost(point)))
+}
+
+/// [`crate::effect!`] with an error of the caller's.
+pub async fn around_or<T, E>(
+    effect: &'static str,
+    call: impl Future<Output = Result<T, E>>,
+    failed: impl Fn(String) -> E,
+) -> Result<T, E> {
+    if let Some(point) = fails(effect, MOMENTS[0]) {
+        return Err(failed(format!("failpoint {point}")));
+    }
+    let done = call.await?;
+    fails(effect, MOMENTS[1]).map_or(Ok(done), |point| Err(failed(format!("failpoint {point}"))))
+}
+
+/// [`crate::effect_now!`].
+pub fn around_now<T, E: Injected>(
+    effect: &'static str,
+    call: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    if let Some(point) = fails(effect, MOMENTS[0]) {
+        return Err(E::refused(point));
+    }
+    let done = call()?;
+    fails(effect, MOMENTS[1]).map_or(Ok(done), |point| Err(E::lost(point)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_rule_that_fits_a_point_counts() {
+        let rules = Rules::read("a.b:before=error,a.b=kill,*:after=error").unwrap();
+        assert_eq!(rules.of("a.b", "before"), Some(Strike::Error));
+        assert_eq!(rules.of("a.b", "after"), Some(Strike::Kill));
+        assert_eq!(rules.of("c", "after"), Some(Strike::Error));
+        assert_eq!(rules.of("c", "before"), None);
+        for rubbish in ["", "a", "a=b", "a=kill,"] {
+            assert!(Rules::read(rubbish).is_err(), "{rubbish:?}");
+        }
+    }
+}

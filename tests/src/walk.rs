@@ -1,0 +1,338 @@
+//! Hub and agent under a plan by which they die, or what they do fails, at each of their external effects once;
+//! who has died is started again at once, with nothing but what is on the clusters.
+
+use std::{
+    collections::BTreeSet, fs, path::PathBuf, pin::pin, process::ExitStatus, sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::{
+    agent::{Agent, AgentOptions},
+    cluster::{Cluster, Parts},
+    daemon::{Daemon, Program},
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, helm_processes},
+    hub::{Hub, HubOptions},
+    membership::{Mode, bundle, write_secret},
+    process::log_end,
+    wait::eventually,
+};
+
+/// As `krypton_agent::failpoint` reads them, when it is there.
+const PLAN: &str = "KRYPTON_FAILPOINT_PLAN";
+const STRUCK: &str = "KRYPTON_FAILPOINT_STRUCK";
+/// The member.
+pub const EDGE: &str = "edge-1";
+const HUB_LEASE: &str = "krypton-hub";
+const MEMBER_LEASE: &str = "krypton-agent";
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Home with its hub, and one member.
+#[derive(Debug)]
+pub struct Walk {
+    hub: Hub,
+    agent: Option<Agent>,
+    mode: Mode,
+    flags: Vec<String>,
+    plan: String,
+    folder: TempDir,
+    /// Points that had struck when the hub, and when the agent, was started last.
+    known: [usize; 2],
+    deaths: usize,
+    home: Arc<Cluster>,
+    edge: Arc<Cluster>,
+}
+
+impl Walk {
+    /// Starts the clusters and a hub that follows the plan.
+    ///
+    /// # Errors
+    /// When one of them cannot be started, or the programs know no plans.
+    pub async fn begin(name: &str, mode: Mode, plan: &str, flags: Vec<String>) -> Result<Self> {
+        knows_plans("krypton-hub")?;
+        let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
+        let (home, edge) = tokio::try_join!(
+            Cluster::start(&names[0], Parts::ControlPlane),
+            Cluster::start(&names[1], Parts::WithControllers),
+        )?;
+        let folder = TempDir::with_prefix("krypton-walk-").context("making a folder")?;
+        let options = hub_options(&home, &flags, plan, folder.path().join("hub"));
+        let hub = Hub::start(&options)?;
+        Ok(Self {
+            hub,
+            agent: None,
+            mode,
+            flags,
+            plan: plan.to_owned(),
+            folder,
+            known: [0; 2],
+            deaths: 0,
+            home: Arc::new(home),
+            edge: Arc::new(edge),
+        })
+    }
+
+    /// Makes the member one of the fleet.
+    ///
+    /// # Errors
+    /// When it does not become one.
+    pub async fn join(&mut self) -> Result<()> {
+        let home = Desk::at(&self.home);
+        if self.mode != Mode::Agent {
+            return home
+                .add_member(EDGE, &self.edge.kubeconfig_with_token())
+                .await;
+        }
+        let at = Arc::clone(&self.home);
+        let bundle = self
+            .through("being invited", async move { bundle(&at, EDGE).await })
+            .await?;
+        write_secret(&self.bundle(), &bundle)?;
+        self.agent = Some(self.start_agent()?);
+        Ok(())
+    }
+
+    /// Goes through a scene, and raises who dies on the way.
+    ///
+    /// # Errors
+    /// The scene's; when somebody ends whom nothing struck.
+    pub async fn through<T>(
+        &mut self,
+        what: &str,
+        scene: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let begun = std::time::Instant::now();
+        let (deaths, struck) = (self.deaths, self.struck()?.len());
+        let mut scene = pin!(scene);
+        let done = loop {
+            tokio::select! {
+                done = &mut scene => break done,
+                () = tokio::time::sleep(LOOK_EVERY) => self.raise().await?,
+            }
+        };
+        let (died, more) = (self.deaths - deaths, self.struck()?.len() - struck);
+        let seconds = begun.elapsed().as_secs();
+        println!(
+            "{:?}, {}: {what}: {more} points, {died} deaths, {seconds} s",
+            self.mode, self.plan
+        );
+        done.with_context(|| format!("{what}, by the plan {}", self.plan))
+    }
+
+    /// Kills the hub, and the agent where there is one, wherever they are; the next hub has one flag more.
+    ///
+    /// # Errors
+    /// When they cannot be started again.
+    pub async fn kill_and_start_with(&mut self, flag: &str) -> Result<()> {
+        self.flags.push(flag.to_owned());
+        self.hub.kill9().await?;
+        if let Some(agent) = &mut self.agent {
+            agent.kill9().await?;
+        }
+        self.raise_hub().await?;
+        self.raise_agent().await
+    }
+
+    /// Ends them as a pod is ended, twice: the plan may have them die before they give up their Leases, and
+    /// after it.
+    ///
+    /// # Errors
+    /// When they do not end.
+    pub async fn stop_twice(&mut self) -> Result<()> {
+        for _ in 0..2 {
+            let (home, edge) = (self.home.client(), self.edge.client());
+            let held = async move {
+                eventually("the Leases to be held", PATIENCE, async || {
+                    for (client, namespace, name) in [
+                        (&home, HUB_NAMESPACE, HUB_LEASE),
+                        (&edge, SYSTEM_NAMESPACE, MEMBER_LEASE),
+                    ] {
+                        let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+                        let holder = leases.get(name).await?.spec.unwrap_or_default();
+                        if holder.holder_identity.unwrap_or_default().is_empty() {
+                            bail!("nobody holds {name}");
+                        }
+                    }
+                    Ok(Some(()))
+                })
+                .await
+            };
+            self.through("starting", held).await?;
+            if let Some(agent) = &mut self.agent {
+                agent.stop().await?;
+            }
+            self.hub.stop().await?;
+            self.raise_hub().await?;
+            self.raise_agent().await?;
+        }
+        Ok(())
+    }
+
+    /// All points that have struck, as `effect:moment`.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn struck(&self) -> Result<BTreeSet<String>> {
+        let mut all = BTreeSet::new();
+        for who in ["hub", "agent"] {
+            all.extend(self.struck_of(who)?);
+        }
+        Ok(all)
+    }
+
+    fn struck_of(&self, who: &str) -> Result<Vec<String>> {
+        match fs::read_to_string(self.folder.path().join(who)) {
+            Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error).context("reading what has struck"),
+        }
+    }
+
+    pub fn deaths(&self) -> usize {
+        self.deaths
+    }
+
+    pub fn home(&self) -> Arc<Cluster> {
+        Arc::clone(&self.home)
+    }
+
+    pub fn edge(&self) -> Arc<Cluster> {
+        Arc::clone(&self.edge)
+    }
+
+    async fn raise(&mut self) -> Result<()> {
+        if let Some(status) = self.hub.ended()? {
+            self.was_struck("hub", status)?;
+            self.raise_hub().await?;
+            // One that is being let in would come again later and later.
+            if let Some(agent) = &mut self.agent
+                && !agent.log()?.contains("joined;")
+            {
+                agent.kill9().await?;
+                self.raise_agent().await?;
+            }
+        }
+        let ended = self.agent.as_mut().map(|agent| agent.ended());
+        if let Some(status) = ended.transpose()?.flatten() {
+            self.was_struck("agent", status)?;
+            self.raise_agent().await?;
+        }
+        Ok(())
+    }
+
+    /// Nothing else ends them.
+    fn was_struck(&mut self, who: &str, status: ExitStatus) -> Result<()> {
+        let now = self.struck_of(who)?;
+        let known = &mut self.known[usize::from(who == "agent")];
+        let log = match (who, &self.agent) {
+            ("agent", Some(agent)) => agent.log_path(),
+            _ => self.hub.log_path(),
+        };
+        ensure!(
+            now.len() > *known,
+            "the {who} ended with {status} and nothing had struck; its log ends:\n{}",
+            log_end(log)
+        );
+        *known = now.len();
+        self.deaths += 1;
+        Ok(())
+    }
+
+    async fn raise_hub(&mut self) -> Result<()> {
+        gone(&self.hub).await?;
+        let_go(self.home.client(), HUB_NAMESPACE, HUB_LEASE).await?;
+        if self.agent.is_none() {
+            let_go(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
+        }
+        let file = self.folder.path().join("hub");
+        let options = hub_options(&self.home, &self.flags, &self.plan, file);
+        self.hub = Hub::start(&options.in_place_of(&self.hub))?;
+        Ok(())
+    }
+
+    async fn raise_agent(&mut self) -> Result<()> {
+        if let Some(agent) = &self.agent {
+            gone(agent).await?;
+            let_go(self.edge.client(), SYSTEM_NAMESPACE, MEMBER_LEASE).await?;
+            self.agent = Some(self.start_agent()?);
+        }
+        Ok(())
+    }
+
+    fn bundle(&self) -> PathBuf {
+        self.folder.path().join("bundle.yaml")
+    }
+
+    fn start_agent(&self) -> Result<Agent> {
+        let bundle = self.bundle();
+        let struck = self.folder.path().join("agent");
+        let plan = [
+            (PLAN, self.plan.clone()),
+            (STRUCK, struck.display().to_string()),
+        ];
+        let options = AgentOptions::new(self.edge.kubeconfig())
+            .join_file(&bundle)
+            .args(["--chart-source=hub"])
+            .env(plan.map(|(name, value)| (name.to_owned(), value)));
+        Agent::start(&options)
+    }
+}
+
+fn hub_options<'a>(
+    home: &'a Cluster,
+    flags: &[String],
+    plan: &str,
+    struck: PathBuf,
+) -> HubOptions<'a> {
+    HubOptions::new(home.kubeconfig())
+        .args(flags.iter().map(String::as_str))
+        .env(PLAN, plan)
+        .env(STRUCK, &struck.display().to_string())
+}
+
+/// A helm of the dead dies with it; before that nobody is told that the Lease is free.
+async fn gone(dead: &Daemon) -> Result<()> {
+    let folder = dead.folder()?;
+    eventually(
+        "helm to die with who ran it",
+        PATIENCE,
+        async || match helm_processes(folder) {
+            left if left.is_empty() => Ok(Some(())),
+            left => bail!("{left:?}"),
+        },
+    )
+    .await
+}
+
+/// Gives up the Lease of one that is dead, which it would be a minute till it runs out.
+async fn let_go(client: Client, namespace: &str, name: &str) -> Result<()> {
+    let leases: Api<Lease> = Api::namespaced(client, namespace);
+    let nobody = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
+    match leases.patch(name, &PatchParams::default(), &nobody).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error).context("giving up a dead one's Lease"),
+    }
+}
+
+/// A program without failpoints would pass every walk.
+fn knows_plans(name: &'static str) -> Result<()> {
+    let variable = "KRYPTON_HUB_BIN";
+    let binary = Program { name, variable }.find()?;
+    let bytes = fs::read(&binary).with_context(|| format!("reading {}", binary.display()))?;
+    let plan = PLAN.as_bytes();
+    ensure!(
+        bytes.windows(plan.len()).any(|window| window == plan),
+        "{} was built without failpoints; run 'cargo build --workspace --bins --examples --features failpoints'",
+        binary.display()
+    );
+    Ok(())
+}

@@ -1,0 +1,631 @@
+//! Hub and agent killed, or failed, at each of their external effects once: what is there goes on, and what was
+//! wanted comes about.
+//!
+//! `make test` has each effect fail before it is made, and kills after it. `KRYPTON_FAILPOINTS=all` (`make
+//! failpoints`) goes all ways: killed before and after, failed before and after, by proxy and by agent.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
+
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::StreamExt;
+use k8s_openapi::{
+    ByteString,
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Secret},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use krypton_agent::failpoint::{EFFECTS, MOMENTS};
+use krypton_common::names;
+use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
+use krypton_hub::{discovery::register::CONFIG_MAP, failpoint::EFFECTS as EFFECTS_OF_THE_HUB};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes, kubectl_krypton,
+    walk::EDGE,
+};
+use kube::{
+    Api, CustomResourceExt, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams},
+    runtime::{WatchStreamExt, watcher},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
+const CRD: &str = r#"
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.example.org}
+spec:
+  group: example.org
+  scope: Namespaced
+  names: {kind: Widget, plural: widgets, singular: widget}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+"#;
+const EXTRA: &str = r#"
+{{- if .Values.extra }}
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Values.extra | quote }}}
+{{- end }}
+"#;
+/// Of an agent's process, which a proxy has not.
+const OF_AGENTS: [&str; 11] = [
+    "edge-cluster.bind",
+    "enrolment.edge-cluster",
+    "enrolment.enrol",
+    "enrolment.mark",
+    "enrolment.renew",
+    "hub-chart.fetch",
+    "identity.create",
+    "identity.keep",
+    "identity.namespace",
+    "join-token.redeem",
+    "session.open",
+];
+
+/// Names as `effect!("…"` has them, in all sources below.
+fn placed(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            placed(&path, found);
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let calls = text.split("effect!(").chain(text.split("effect_now!("));
+        let names = calls.filter_map(|call| call.trim_start().strip_prefix('"')?.split('"').next());
+        found.extend(names.filter(|name| !name.contains('…')).map(str::to_owned));
+    }
+}
+
+#[test]
+fn each_effect_of_the_tables_is_at_one_place_and_no_other_is_anywhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let tables: [(&str, &[&str]); 2] = [("agent", &EFFECTS), ("hub", &EFFECTS_OF_THE_HUB)];
+    for (name, table) in tables {
+        let mut found = Vec::new();
+        placed(&root.join(name).join("src"), &mut found);
+        found.sort();
+        assert_eq!(found, table, "{name}");
+    }
+    let points = (EFFECTS.len() + EFFECTS_OF_THE_HUB.len()) * MOMENTS.len();
+    assert!(points > 100, "{points}");
+}
+
+in_both_modes!(
+    whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about
+);
+
+/// By proxy all scenes; with an agent what an agent does itself.
+async fn whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about(
+    mode: Mode,
+) {
+    let both = |effect: &str| format!("{effect}:before=error,{effect}:after=kill");
+    let plans = match (std::env::var("KRYPTON_FAILPOINTS").as_deref(), mode) {
+        (Ok("all"), _) => vec!["*=kill".to_owned(), "*=error".to_owned()],
+        (Ok(plan), _) => vec![plan.to_owned()],
+        (Err(_), Mode::Agent) => vec![OF_AGENTS.map(both).join(",")],
+        (Err(_), _) => vec![both("*")],
+    };
+    for plan in plans {
+        Box::pin(walk(mode, &plan)).await.unwrap();
+    }
+}
+
+async fn walk(mode: Mode, plan: &str) -> Result<()> {
+    let folder = TempDir::with_prefix("krypton-chart-")?;
+    let repository = ChartRepository::start(&[chart(folder.path())?]).await?;
+    let values = ValuesFile::new(&said("first"))?;
+    let mut flags = chart_flags(&repository, "small", "~1.0");
+    flags.push(values_flag(&values));
+    let more = [
+        "self-cluster=false",
+        "chart-crds=create-replace",
+        "chart-resolve-interval=1h",
+        "drift=heal",
+        "drift-interval=1s",
+    ];
+    flags.extend(more.map(|flag| format!("--{flag}")));
+    let mut walk = Walk::begin("walk", mode, plan, flags).await?;
+    let place = Place::of(&walk, values);
+
+    walk.join().await?;
+    let keeper = walk.through("a first Tenant", place.first()).await?;
+    // It rests a while in each of its phases.
+    place.rotate(&[]).await?;
+    walk.through("a Tenant's life", place.life()).await?;
+    if mode == Mode::Proxy {
+        walk.through("what is found broken", place.repair()).await?;
+        walk.through("an upgrade that fails", place.failed())
+            .await?;
+        walk.through("installations that fail", place.refused())
+            .await?;
+        walk.through("drift", place.drift()).await?;
+        walk.through("the CRD deleted", place.rescue()).await?;
+        place.age().await?;
+        walk.kill_and_start_with("--remediation=rollback").await?;
+        walk.through("what is out of date", place.renewed()).await?;
+        walk.through("an upgrade that is given up", place.given_up())
+            .await?;
+    }
+    if mode == Mode::Agent {
+        walk.through("the CA rotated", place.rotated()).await?;
+    }
+    keeper.unharmed(&place).await?;
+    walk.stop_twice().await?;
+    walk.through("another start", place.whole("keeper")).await?;
+    keeper.unharmed(&place).await?;
+    if mode == Mode::Agent {
+        walk.through("a source of an agent's member", place.bound())
+            .await?;
+    }
+    walk.through("the member's leaving", place.leaving())
+        .await?;
+    if mode == Mode::Proxy {
+        walk.through("the member's return", place.coming_back())
+            .await?;
+    }
+
+    let struck = walk.struck()?;
+    let missed: Vec<String> = expected(mode)
+        .filter(|point| !struck.contains(point))
+        .collect();
+    ensure!(
+        missed.is_empty(),
+        "never reached, {mode:?}, {plan}: {missed:#?}"
+    );
+    println!(
+        "{mode:?}, {plan}: {} points, {} deaths",
+        struck.len(),
+        walk.deaths()
+    );
+    Ok(())
+}
+
+fn expected(mode: Mode) -> impl Iterator<Item = String> {
+    let all = EFFECTS.into_iter().chain(EFFECTS_OF_THE_HUB);
+    let here = all.filter(move |effect| OF_AGENTS.contains(effect) == (mode == Mode::Agent));
+    here.flat_map(|effect| MOMENTS.map(|moment| format!("{effect}:{moment}")))
+}
+
+/// The chart `small` with a CRD, and with a ConfigMap of the name `extra`, where one is given.
+fn chart(folder: &Path) -> Result<ChartSource> {
+    let copied = folder.join("small");
+    for part in ["templates", "crds"] {
+        fs::create_dir_all(copied.join(part))?;
+    }
+    for file in ["Chart.yaml", "values.yaml", "templates"] {
+        let from = Path::new(SMALL).join(file);
+        if from.is_file() {
+            fs::copy(from, copied.join(file))?;
+            continue;
+        }
+        for entry in fs::read_dir(from)? {
+            let entry = entry?;
+            fs::copy(entry.path(), copied.join(file).join(entry.file_name()))?;
+        }
+    }
+    fs::write(copied.join("crds/widgets.yaml"), CRD)?;
+    fs::write(copied.join("templates/extra.yaml"), EXTRA)?;
+    Ok(ChartSource::folder(copied).version("1.0.0"))
+}
+
+fn said(message: &str) -> String {
+    json!({"replicaCount": 0, "message": message}).to_string()
+}
+
+/// The apiserver refuses the Deployment, and takes a ConfigMap that is only here.
+fn broken(message: &str) -> String {
+    json!({"replicaCount": 0, "message": message, "broken": true, "extra": "extra"}).to_string()
+}
+
+/// What is looked at on the way, by a person.
+struct Place {
+    home: Desk,
+    edge: Desk,
+    values: ValuesFile,
+    cluster: Arc<Cluster>,
+    /// Of the member, as the hub gets it.
+    kubeconfig: String,
+}
+
+/// What has once been installed and that nobody has deleted: its Deployment stays the one it was.
+struct Keeper {
+    uid: Option<String>,
+    deleted: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Keeper {
+    async fn watch(desk: &Desk) -> Result<Self> {
+        let api: Api<Deployment> = Api::namespaced(desk.client.clone(), "keeper");
+        let uid = api.get(&release("keeper")).await?.uid();
+        let deleted = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&deleted);
+        let task = tokio::spawn(async move {
+            let config = watcher::Config::default();
+            let mut events = watcher(api, config).default_backoff().boxed();
+            while let Some(event) = events.next().await {
+                if matches!(event, Ok(watcher::Event::Delete(_))) {
+                    seen.store(true, Ordering::SeqCst);
+                }
+            }
+        });
+        Ok(Self { uid, deleted, task })
+    }
+
+    async fn unharmed(&self, place: &Place) -> Result<()> {
+        let api: Api<Deployment> = Api::namespaced(place.edge.client.clone(), "keeper");
+        let now = api.get(&release("keeper")).await?.uid();
+        ensure!(now == self.uid, "the Deployment was made anew");
+        ensure!(
+            !self.deleted.load(Ordering::SeqCst),
+            "the Deployment was deleted"
+        );
+        Ok(())
+    }
+}
+
+fn release(tenant: &str) -> String {
+    names::tenant_release(tenant, EDGE)
+}
+
+impl Place {
+    fn of(walk: &Walk, values: ValuesFile) -> Self {
+        Self {
+            home: Desk::at(&walk.home()),
+            edge: Desk::at(&walk.edge()),
+            values,
+            cluster: walk.home(),
+            kubeconfig: walk.edge().kubeconfig_with_token(),
+        }
+    }
+
+    async fn first(&self) -> Result<Keeper> {
+        self.edge.create("default", "keeper", json!({})).await?;
+        // Of the same name, so that home tells of it.
+        self.home.create("default", "keeper", json!({})).await?;
+        self.whole("keeper").await?;
+        self.home.shows("default", "keeper", &[ALL_READY]).await?;
+        Keeper::watch(&self.edge).await
+    }
+
+    async fn life(&self) -> Result<()> {
+        self.edge.create("default", "acme", json!({})).await?;
+        self.whole("acme").await?;
+        self.values.write(&said("second"))?;
+        for name in ["acme", "keeper"] {
+            self.says(name, "second").await?;
+            self.whole(name).await?;
+        }
+        self.edge.delete("default", "acme").await?;
+        self.edge.gone("default", "acme").await?;
+        eventually("the workspace to be gone", PATIENCE, async || {
+            let gone = self.edge.namespace("acme").await?.is_none();
+            Ok(gone.then_some(()))
+        })
+        .await?;
+        let left = self.edge.revisions("acme", &release("acme")).await?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    }
+
+    /// A lock of a helm of ours that is dead, and a Secret that nobody can decode.
+    async fn repair(&self) -> Result<()> {
+        self.edge.create("default", "mended", json!({})).await?;
+        self.whole("mended").await?;
+        let locked = json!({"metadata": {"labels": {"status": "pending-upgrade"}}});
+        let before = self.patch_newest("mended", locked).await?;
+        self.deployed_after("mended", before).await?;
+        self.whole("mended").await?;
+        // Base64 of nothing that was ever compressed.
+        let rubbish = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
+        self.patch_newest("mended", json!({"data": {"release": rubbish}}))
+            .await?;
+        self.values.write(&said("third"))?;
+        self.says("mended", "third").await?;
+        self.whole("mended").await
+    }
+
+    /// What it has made, and the next has not, is removed.
+    async fn failed(&self) -> Result<()> {
+        let names = ["keeper", "mended"];
+        self.values.write(&broken("broken"))?;
+        for name in names {
+            self.newest_is_failed(name, 0).await?;
+        }
+        self.values.write(&said("fourth"))?;
+        for name in names {
+            self.says(name, "fourth").await?;
+            self.whole(name).await?;
+            let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), name);
+            eventually("what the upgrade made to be gone", PATIENCE, async || {
+                Ok(maps.get_opt("extra").await?.is_none().then_some(()))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// What was deployed before is put back.
+    async fn given_up(&self) -> Result<()> {
+        let before = self.newest("keeper").await?;
+        self.values.write(&broken("broken again"))?;
+        // The failed one comes between.
+        self.deployed_after("keeper", before + 1).await?;
+        self.says("keeper", "fifth").await?;
+        self.values.write(&said("sixth"))?;
+        for name in ["keeper", "mended", "late"] {
+            self.says(name, "sixth").await?;
+            self.whole(name).await?;
+        }
+        Ok(())
+    }
+
+    /// Of several attempts to install only the last few are kept.
+    async fn refused(&self) -> Result<()> {
+        self.values.write(&broken("broken 0"))?;
+        self.edge.create("default", "late", json!({})).await?;
+        for number in 1..6 {
+            self.newest_is_failed("late", number).await?;
+            self.values.write(&broken(&format!("broken {number}")))?;
+        }
+        self.values.write(&said("fifth"))?;
+        for name in ["late", "keeper"] {
+            self.says(name, "fifth").await?;
+            self.whole(name).await?;
+        }
+        Ok(())
+    }
+
+    async fn drift(&self) -> Result<()> {
+        // Twice: what fails once is looked at again, and is then as it should be.
+        for theirs in ["theirs", "theirs again"] {
+            let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "keeper");
+            let patch = Patch::Merge(json!({"data": {"message": theirs}}));
+            let params = PatchParams::default();
+            maps.patch(&release("keeper"), &params, &patch).await?;
+            self.says("keeper", "fifth").await?;
+        }
+        self.whole("keeper").await
+    }
+
+    async fn rescue(&self) -> Result<()> {
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        let before = crds.get(Tenant::crd_name()).await?.uid();
+        let tenants = self.edge.tenants("default");
+        let former = tenants.get("keeper").await?.uid();
+        crds.delete(Tenant::crd_name(), &DeleteParams::default())
+            .await?;
+        eventually("another CRD in its place", PATIENCE, async || {
+            let now = crds.get(Tenant::crd_name()).await?;
+            Ok((now.uid() != before).then_some(()))
+        })
+        .await?;
+        eventually("the Tenant to be back", PATIENCE, async || {
+            let back = tenants.get_opt("keeper").await?;
+            Ok(back.filter(|tenant| tenant.uid() != former))
+        })
+        .await?;
+        self.whole("keeper").await
+    }
+
+    /// What a former version, or time, would have left.
+    async fn age(&self) -> Result<()> {
+        let (home, params) = (self.home.client.clone(), PatchParams::default());
+        let old =
+            json!({"metadata": {"annotations": {krypton_crds::SCHEMA_VERSION_ANNOTATION: "0"}}});
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        crds.patch(Tenant::crd_name(), &params, &Patch::Merge(old))
+            .await?;
+        let maps: Api<ConfigMap> = Api::namespaced(home.clone(), HUB_NAMESPACE);
+        for (name, data) in [
+            (
+                krypton_hub::chart_pin::NAME,
+                json!({"resolved": "2020-01-01T00:00:00Z"}),
+            ),
+            (
+                krypton_hub::join_info::NAME,
+                json!({"addresses": "elsewhere.example.org:1"}),
+            ),
+        ] {
+            let patch = Patch::Merge(json!({"data": data}));
+            maps.patch(name, &params, &patch).await?;
+        }
+        let token = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "krypton-join-old", "labels": {krypton_hub::join_token::LABEL: "true"}},
+            "stringData": {"cluster": "old", "secret-sha256": "00", "expires": "2020-01-01T00:00:00Z"},
+        });
+        self.home.apply_secret("krypton-join-old", &token).await
+    }
+
+    async fn renewed(&self) -> Result<()> {
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
+        let secrets: Api<Secret> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
+        let text = async |name: &str, key: &str| {
+            let data = maps.get(name).await?.data.unwrap_or_default();
+            Ok::<_, anyhow::Error>(data.get(key).cloned().unwrap_or_default())
+        };
+        eventually("all to be up to date", PATIENCE, async || {
+            let crd = crds.get(Tenant::crd_name()).await?;
+            let version = krypton_crds::schema_version(&crd);
+            ensure!(version == Some(krypton_crds::SCHEMA_VERSION), "{version:?}");
+            let resolved = text(krypton_hub::chart_pin::NAME, "resolved").await?;
+            ensure!(!resolved.starts_with("2020"), "{resolved}");
+            let addresses = text(krypton_hub::join_info::NAME, "addresses").await?;
+            ensure!(!addresses.contains("elsewhere"), "{addresses}");
+            let token = secrets.get_opt("krypton-join-old").await?;
+            ensure!(token.is_none(), "the token is there");
+            Ok(Some(()))
+        })
+        .await?;
+        self.whole("keeper").await
+    }
+
+    async fn rotate(&self, more: &[&str]) -> Result<String> {
+        let words = [&["rotate-ca", "-n", HUB_NAMESPACE], more].concat();
+        kubectl_krypton(&self.cluster, &words).await
+    }
+
+    async fn rotated(&self) -> Result<()> {
+        eventually("the rotation to end", PATIENCE, async || {
+            let told = self.rotate(&["--status"]).await?;
+            ensure!(told.contains("the last one ended"), "{told}");
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// A kubeconfig for a member that has an agent.
+    async fn bound(&self) -> Result<()> {
+        let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
+        self.home.add_member(EDGE, &self.kubeconfig).await?;
+        eventually("the EdgeCluster to name its source", PATIENCE, async || {
+            Ok(members.get(EDGE).await?.spec.source_ref)
+        })
+        .await?;
+        self.whole("keeper").await
+    }
+
+    /// With its releases, because a person wants it so.
+    async fn leaving(&self) -> Result<()> {
+        let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
+        let patch = Patch::Merge(json!({"spec": {"deletionPolicy": "Uninstall"}}));
+        members.patch(EDGE, &PatchParams::default(), &patch).await?;
+        let held = eventually("the EdgeCluster to be held", PATIENCE, async || {
+            let object = members.get(EDGE).await?;
+            let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
+            Ok(held.then_some(object))
+        })
+        .await?;
+        members.delete(EDGE, &DeleteParams::default()).await?;
+        eventually(
+            "the EdgeCluster to be gone",
+            PATIENCE,
+            async || match members.get_opt(EDGE).await? {
+                Some(object) if object.uid() == held.uid() => bail!("{:?}", object.status),
+                _ => Ok(Some(())),
+            },
+        )
+        .await?;
+        let left = self.edge.releases().await?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    }
+
+    /// Its source is labelled anew.
+    async fn coming_back(&self) -> Result<()> {
+        let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
+        let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
+        self.home.label_member(EDGE, false).await?;
+        eventually("its dismissal to be forgotten", PATIENCE, async || {
+            let register = maps.get(CONFIG_MAP).await?.data.unwrap_or_default();
+            let named = register.values().any(|text| text.contains(EDGE));
+            Ok((!named).then_some(()))
+        })
+        .await?;
+        self.home.label_member(EDGE, true).await?;
+        eventually("the EdgeCluster to be back", PATIENCE, async || {
+            Ok(members.get_opt(EDGE).await?)
+        })
+        .await
+        .map(drop)
+    }
+
+    async fn newest(&self, tenant: &str) -> Result<u32> {
+        let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
+        let (newest, _) = revisions.last().context("no revision")?;
+        Ok(*newest)
+    }
+
+    async fn newest_is_failed(&self, tenant: &str, at_least: u32) -> Result<()> {
+        let what = format!("an attempt for {tenant} to fail");
+        eventually(&what, PATIENCE, async || {
+            let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
+            match revisions.last() {
+                Some((newest, status)) if *newest >= at_least && status == "failed" => Ok(Some(())),
+                _ => bail!("{revisions:?}"),
+            }
+        })
+        .await
+    }
+
+    async fn deployed_after(&self, tenant: &str, before: u32) -> Result<()> {
+        let what = format!("a revision of {tenant} after {before} to be deployed");
+        eventually(&what, PATIENCE, async || {
+            let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
+            match revisions.last() {
+                Some((newest, status)) if *newest > before && status == "deployed" => Ok(Some(())),
+                _ => bail!("{revisions:?}"),
+            }
+        })
+        .await
+    }
+
+    /// Returns which it is.
+    async fn patch_newest(&self, tenant: &str, patch: Value) -> Result<u32> {
+        let (release, newest) = (release(tenant), self.newest(tenant).await?);
+        let secrets: Api<Secret> = Api::namespaced(self.edge.client.clone(), tenant);
+        let name = format!("sh.helm.release.v1.{release}.v{newest}");
+        let patch = Patch::Merge(patch);
+        secrets
+            .patch(&name, &PatchParams::default(), &patch)
+            .await?;
+        Ok(newest)
+    }
+
+    /// What is live is of these values.
+    async fn says(&self, tenant: &str, message: &str) -> Result<()> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), tenant);
+        let what = format!("the release of {tenant} to say {message}");
+        eventually(&what, PATIENCE, async || {
+            let data = maps.get(&release(tenant)).await?.data.unwrap_or_default();
+            let said = data.get("message").cloned().unwrap_or_default();
+            ensure!(said == message, "it says {said}");
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Ready, with one deployed revision, the newest, and no lock.
+    async fn whole(&self, tenant: &str) -> Result<()> {
+        self.edge.shows("default", tenant, &[ALL_READY]).await?;
+        let what = format!("the release of {tenant} to be whole");
+        eventually(&what, PATIENCE, async || {
+            let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
+            let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
+            ensure!(deployed.count() == 1, "{revisions:?}");
+            let last = revisions.last().map(|(_, status)| status.as_str());
+            ensure!(last == Some("deployed"), "{revisions:?}");
+            Ok(Some(()))
+        })
+        .await
+    }
+}
