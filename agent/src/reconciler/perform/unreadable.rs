@@ -168,7 +168,7 @@ impl Performer {
             };
             if revision.status == Status::Failed && repeated.contains(&revision.revision) {
                 self.still_permitted()?;
-                self.remove(&job.release, meta).await?;
+                in_time("removing a revision", self.remove(&job.release, meta)).await?;
             }
         }
         Ok(())
