@@ -2,7 +2,8 @@
 //! wanted comes about.
 //!
 //! `make test` has each effect fail before it is made, and kills after it. `KRYPTON_FAILPOINTS=all` (`make
-//! failpoints`) goes all ways: killed before and after, failed before and after, by proxy and by agent.
+//! failpoints`) goes all ways: killed before and after, failed before and after, by proxy and by agent; `kill` and
+//! `error` the half of it.
 
 #![expect(
     clippy::unwrap_used,
@@ -121,20 +122,53 @@ in_both_modes!(
 async fn whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about(
     mode: Mode,
 ) {
-    let both = |effect: &str| format!("{effect}:before=error,{effect}:after=kill");
-    let all = std::env::var("KRYPTON_FAILPOINTS").is_ok_and(|which| which == "all");
-    let plans = match mode {
-        _ if all => vec!["*=kill".to_owned(), "*=error".to_owned()],
-        Mode::Agent => vec![OF_AGENTS.map(both).join(",")],
-        _ => vec![both("*")],
+    let which = std::env::var("KRYPTON_FAILPOINTS");
+    let (kill, error) = (|_: &str| "kill", |_: &str| "error");
+    let each = |moment: &str| if moment == "before" { "error" } else { "kill" };
+    let walks: &[(&str, fn(&str) -> &'static str)] = match which.as_deref() {
+        Ok("all") => &[("*", kill), ("*", error)],
+        Ok("kill") => &[("*", kill)],
+        Ok("error") => &[("*", error)],
+        _ if mode == Mode::Agent => &[("agents", each)],
+        _ => &[("*", each)],
     };
-    for plan in plans {
-        Box::pin(walk(mode, &plan)).await.unwrap();
+    for (of, how) in walks {
+        let rule = |point: &String| {
+            let moment = point.rsplit(':').next().unwrap_or_default();
+            format!("{point}={}", how(moment))
+        };
+        let every = *of == "*";
+        let first = match every {
+            true => MOMENTS.map(|moment| format!("*:{moment}")).to_vec(),
+            false => points(mode, every),
+        };
+        let plan = first.iter().map(rule).collect::<Vec<_>>().join(",");
+        let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+        // What is done once for all may have been the last before somebody died of something else at that
+        // moment: once more, where they die of nothing else.
+        if !missed.is_empty() {
+            let plan = missed.iter().map(rule).collect::<Vec<_>>().join(",");
+            let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+            assert!(missed.is_empty(), "never reached, {mode:?}: {missed:#?}");
+        }
     }
 }
 
-async fn walk(mode: Mode, plan: &str) -> Result<()> {
-    let every = plan.starts_with('*');
+/// All that are to be reached.
+fn points(mode: Mode, every: bool) -> Vec<String> {
+    let effects = EFFECTS.into_iter().chain(EFFECTS_OF_THE_HUB);
+    let effects = effects.filter(|effect| match mode {
+        Mode::Agent if every => !OF_PROXIES.contains(effect),
+        Mode::Agent => OF_AGENTS.contains(effect),
+        _ => !OF_AGENTS.contains(effect),
+    });
+    effects
+        .flat_map(|effect| MOMENTS.map(|moment| format!("{effect}:{moment}")))
+        .collect()
+}
+
+/// Goes through all scenes, and returns the points that it has not reached.
+async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
     let folder = TempDir::with_prefix("krypton-chart-")?;
     let repository = ChartRepository::start(&[chart(folder.path())?]).await?;
     let values = ValuesFile::new(&said("first"))?;
@@ -189,26 +223,18 @@ async fn walk(mode: Mode, plan: &str) -> Result<()> {
     }
 
     let struck = walk.struck()?;
-    let expected = EFFECTS.into_iter().chain(EFFECTS_OF_THE_HUB);
-    let expected = expected.filter(|effect| match mode {
-        Mode::Agent if every => !OF_PROXIES.contains(effect),
-        Mode::Agent => OF_AGENTS.contains(effect),
-        _ => !OF_AGENTS.contains(effect),
-    });
-    let missed: Vec<String> = expected
-        .flat_map(|effect| MOMENTS.map(|moment| format!("{effect}:{moment}")))
-        .filter(|point| !struck.contains(point))
-        .collect();
-    ensure!(
-        missed.is_empty(),
-        "never reached, {mode:?}, {plan}: {missed:#?}"
-    );
     println!(
         "{mode:?}, {plan}: {} points, {} deaths",
         struck.len(),
         walk.deaths()
     );
-    Ok(())
+    let mut missed = points(mode, every);
+    missed.retain(|point| plan_names(plan, point) && !struck.contains(point));
+    Ok(missed)
+}
+
+fn plan_names(plan: &str, point: &str) -> bool {
+    plan.starts_with('*') || plan.split(',').any(|rule| rule.starts_with(point))
 }
 
 /// The chart `small` with a CRD, and with a ConfigMap of the name `extra`, where one is given.
@@ -393,7 +419,10 @@ impl Place {
 
     /// Of several attempts to install only the last few are kept.
     async fn refused(&self) -> Result<()> {
+        let before = self.newest("keeper").await?;
         self.values.write(&broken("broken 0"))?;
+        // The member has heard of it.
+        self.newest_is_failed("keeper", before + 1).await?;
         self.edge.create("default", "late", json!({})).await?;
         for number in 1..6 {
             self.newest_is_failed("late", number).await?;
