@@ -114,6 +114,9 @@ fn each_effect_of_the_tables_is_at_one_place_and_no_other_is_anywhere() {
     assert!(points > 100, "{points}");
 }
 
+/// What happens at a moment: `kill` or `error`.
+type Kind = fn(&str) -> &'static str;
+
 in_both_modes!(
     whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about
 );
@@ -125,7 +128,7 @@ async fn whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_want
     let which = std::env::var("KRYPTON_FAILPOINTS");
     let (kill, error) = (|_: &str| "kill", |_: &str| "error");
     let each = |moment: &str| if moment == "before" { "error" } else { "kill" };
-    let walks: &[(&str, fn(&str) -> &'static str)] = match which.as_deref() {
+    let walks: &[(&str, Kind)] = match which.as_deref() {
         Ok("all") => &[("*", kill), ("*", error)],
         Ok("kill") => &[("*", kill)],
         Ok("error") => &[("*", error)],
@@ -337,6 +340,12 @@ impl Place {
     }
 
     async fn first(&self) -> Result<Keeper> {
+        // Where everything fails twice on the way, each time is waited a little longer.
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        eventually("the member to be looked after", PATIENCE * 3, async || {
+            Ok(crds.get_opt(Tenant::crd_name()).await?)
+        })
+        .await?;
         self.edge.create("default", "keeper", json!({})).await?;
         // Of the same name, so that home tells of it.
         self.home.create("default", "keeper", json!({})).await?;
