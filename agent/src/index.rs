@@ -23,6 +23,9 @@ pub const OWNER_NAMESPACE_LABEL: &str = "mesh.openkcm.io/tenant-namespace";
 /// Label on a release Secret: the one helm run that wrote it. A revision that inherits it from the
 /// one before was written by somebody else.
 pub const RUN_LABEL: &str = "mesh.openkcm.io/run";
+/// Label on a release Secret: the number of the revision by which we are to roll back from it. Helm gives
+/// a rollback the labels of the revision that it goes back to, so the run itself cannot sign.
+pub const ROLLBACK_LABEL: &str = "mesh.openkcm.io/rolled-back-by";
 /// What the value of [`RUN_LABEL`] begins with, when the run began where nothing was deployed.
 pub const INSTALL_RUN: &str = "install-";
 /// And when something was.
@@ -46,6 +49,7 @@ pub struct Revision {
     pub owner_uid: Option<String>,
     pub owner_namespace: Option<String>,
     pub run: Option<String>,
+    pub rolled_back_by: Option<u32>,
     pub uid: String,
     pub resource_version: String,
     pub created: Option<Timestamp>,
@@ -73,6 +77,7 @@ impl Revision {
                 owner_uid: label(OWNER_UID_LABEL),
                 owner_namespace: label(OWNER_NAMESPACE_LABEL),
                 run: label(RUN_LABEL),
+                rolled_back_by: label(ROLLBACK_LABEL).and_then(|number| number.parse().ok()),
                 uid: meta.uid.clone().unwrap_or_default(),
                 resource_version: meta.resource_version.clone().unwrap_or_default(),
                 created: meta.creation_timestamp.as_ref().map(|time| time.0),

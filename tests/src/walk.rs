@@ -42,6 +42,8 @@ pub struct Walk {
     agent: Option<Agent>,
     mode: Mode,
     flags: Vec<String>,
+    /// The agent's.
+    of_agent: Vec<String>,
     plan: String,
     folder: TempDir,
     /// Points that had struck when the hub, and when the agent, was started last.
@@ -71,6 +73,7 @@ impl Walk {
             agent: None,
             mode,
             flags,
+            of_agent: vec!["--chart-source=hub".to_owned()],
             plan: plan.to_owned(),
             folder,
             known: [0; 2],
@@ -127,12 +130,13 @@ impl Walk {
         done.with_context(|| format!("{what}, by the plan {}", self.plan))
     }
 
-    /// Kills the hub, and the agent where there is one, wherever they are; the next hub has one flag more.
+    /// Kills the hub, and the agent where there is one, wherever they are; the next have one flag more.
     ///
     /// # Errors
     /// When they cannot be started again.
     pub async fn kill_and_start_with(&mut self, flag: &str) -> Result<()> {
         self.flags.push(flag.to_owned());
+        self.of_agent.push(flag.to_owned());
         self.hub.kill9().await?;
         if let Some(agent) = &mut self.agent {
             agent.kill9().await?;
@@ -280,7 +284,7 @@ impl Walk {
         ];
         let options = AgentOptions::new(self.edge.kubeconfig())
             .join_file(&bundle)
-            .args(["--chart-source=hub"])
+            .args(self.of_agent.iter().map(String::as_str))
             .env(plan.map(|(name, value)| (name.to_owned(), value)));
         Agent::start(&options)
     }

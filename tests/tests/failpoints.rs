@@ -2,7 +2,8 @@
 //! wanted comes about.
 //!
 //! `make test` has each effect fail before it is made, and kills after it. `KRYPTON_FAILPOINTS=all` (`make
-//! failpoints`) goes all ways: killed before and after, failed before and after, by proxy and by agent.
+//! failpoints`) goes all ways: killed before and after, failed before and after, by proxy and by agent; `kill` and
+//! `error` the half of it.
 
 #![expect(
     clippy::unwrap_used,
@@ -81,6 +82,9 @@ const OF_AGENTS: [&str; 11] = [
     "session.open",
 ];
 
+/// Where an agent has made the namespace before.
+const OF_PROXIES: [&str; 1] = ["lease.namespace"];
+
 /// Names as `effect!("…"` has them, in all sources below.
 fn placed(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).unwrap() {
@@ -110,27 +114,64 @@ fn each_effect_of_the_tables_is_at_one_place_and_no_other_is_anywhere() {
     assert!(points > 100, "{points}");
 }
 
+/// What happens at a moment: `kill` or `error`.
+type Kind = fn(&str) -> &'static str;
+
 in_both_modes!(
     whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about
 );
 
-/// By proxy all scenes; with an agent what an agent does itself.
+/// By proxy all effects; with an agent, unless all is asked for, those of an agent's process.
 async fn whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about(
     mode: Mode,
 ) {
-    let both = |effect: &str| format!("{effect}:before=error,{effect}:after=kill");
-    let plans = match (std::env::var("KRYPTON_FAILPOINTS").as_deref(), mode) {
-        (Ok("all"), _) => vec!["*=kill".to_owned(), "*=error".to_owned()],
-        (Ok(plan), _) => vec![plan.to_owned()],
-        (Err(_), Mode::Agent) => vec![OF_AGENTS.map(both).join(",")],
-        (Err(_), _) => vec![both("*")],
+    let which = std::env::var("KRYPTON_FAILPOINTS");
+    let (kill, error) = (|_: &str| "kill", |_: &str| "error");
+    let each = |moment: &str| if moment == "before" { "error" } else { "kill" };
+    let walks: &[(&str, Kind)] = match which.as_deref() {
+        Ok("all") => &[("*", kill), ("*", error)],
+        Ok("kill") => &[("*", kill)],
+        Ok("error") => &[("*", error)],
+        _ if mode == Mode::Agent => &[("agents", each)],
+        _ => &[("*", each)],
     };
-    for plan in plans {
-        Box::pin(walk(mode, &plan)).await.unwrap();
+    for (of, how) in walks {
+        let rule = |point: &String| {
+            let moment = point.rsplit(':').next().unwrap_or_default();
+            format!("{point}={}", how(moment))
+        };
+        let every = *of == "*";
+        let first = match every {
+            true => MOMENTS.map(|moment| format!("*:{moment}")).to_vec(),
+            false => points(mode, every),
+        };
+        let plan = first.iter().map(rule).collect::<Vec<_>>().join(",");
+        let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+        // What is done once for all may have been the last before somebody died of something else at that
+        // moment: once more, where they die of nothing else.
+        if !missed.is_empty() {
+            let plan = missed.iter().map(rule).collect::<Vec<_>>().join(",");
+            let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+            assert!(missed.is_empty(), "never reached, {mode:?}: {missed:#?}");
+        }
     }
 }
 
-async fn walk(mode: Mode, plan: &str) -> Result<()> {
+/// All that are to be reached.
+fn points(mode: Mode, every: bool) -> Vec<String> {
+    let effects = EFFECTS.into_iter().chain(EFFECTS_OF_THE_HUB);
+    let effects = effects.filter(|effect| match mode {
+        Mode::Agent if every => !OF_PROXIES.contains(effect),
+        Mode::Agent => OF_AGENTS.contains(effect),
+        _ => !OF_AGENTS.contains(effect),
+    });
+    effects
+        .flat_map(|effect| MOMENTS.map(|moment| format!("{effect}:{moment}")))
+        .collect()
+}
+
+/// Goes through all scenes, and returns the points that it has not reached.
+async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
     let folder = TempDir::with_prefix("krypton-chart-")?;
     let repository = ChartRepository::start(&[chart(folder.path())?]).await?;
     let values = ValuesFile::new(&said("first"))?;
@@ -152,7 +193,7 @@ async fn walk(mode: Mode, plan: &str) -> Result<()> {
     // It rests a while in each of its phases.
     place.rotate(&[]).await?;
     walk.through("a Tenant's life", place.life()).await?;
-    if mode == Mode::Proxy {
+    if every {
         walk.through("what is found broken", place.repair()).await?;
         walk.through("an upgrade that fails", place.failed())
             .await?;
@@ -179,31 +220,24 @@ async fn walk(mode: Mode, plan: &str) -> Result<()> {
     }
     walk.through("the member's leaving", place.leaving())
         .await?;
-    if mode == Mode::Proxy {
+    if every {
         walk.through("the member's return", place.coming_back())
             .await?;
     }
 
     let struck = walk.struck()?;
-    let missed: Vec<String> = expected(mode)
-        .filter(|point| !struck.contains(point))
-        .collect();
-    ensure!(
-        missed.is_empty(),
-        "never reached, {mode:?}, {plan}: {missed:#?}"
-    );
     println!(
         "{mode:?}, {plan}: {} points, {} deaths",
         struck.len(),
         walk.deaths()
     );
-    Ok(())
+    let mut missed = points(mode, every);
+    missed.retain(|point| plan_names(plan, point) && !struck.contains(point));
+    Ok(missed)
 }
 
-fn expected(mode: Mode) -> impl Iterator<Item = String> {
-    let all = EFFECTS.into_iter().chain(EFFECTS_OF_THE_HUB);
-    let here = all.filter(move |effect| OF_AGENTS.contains(effect) == (mode == Mode::Agent));
-    here.flat_map(|effect| MOMENTS.map(|moment| format!("{effect}:{moment}")))
+fn plan_names(plan: &str, point: &str) -> bool {
+    plan.starts_with('*') || plan.split(',').any(|rule| rule.starts_with(point))
 }
 
 /// The chart `small` with a CRD, and with a ConfigMap of the name `extra`, where one is given.
@@ -306,6 +340,12 @@ impl Place {
     }
 
     async fn first(&self) -> Result<Keeper> {
+        // Where everything fails twice on the way, each time is waited a little longer.
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        eventually("the member to be looked after", PATIENCE * 3, async || {
+            Ok(crds.get_opt(Tenant::crd_name()).await?)
+        })
+        .await?;
         self.edge.create("default", "keeper", json!({})).await?;
         // Of the same name, so that home tells of it.
         self.home.create("default", "keeper", json!({})).await?;
@@ -388,7 +428,10 @@ impl Place {
 
     /// Of several attempts to install only the last few are kept.
     async fn refused(&self) -> Result<()> {
+        let before = self.newest("keeper").await?;
         self.values.write(&broken("broken 0"))?;
+        // The member has heard of it.
+        self.newest_is_failed("keeper", before + 1).await?;
         self.edge.create("default", "late", json!({})).await?;
         for number in 1..6 {
             self.newest_is_failed("late", number).await?;

@@ -222,7 +222,11 @@ fn unlock(newest: &Revision) -> Action {
 /// A lock: our own dead run's is broken at once, since the permit says that no other of ours lives;
 /// anybody else's only after a grace. Who uninstalls does not sign.
 fn locked(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
-    let ours = newest.run.is_some() && !inherited(view.revisions, newest);
+    let signed = newest.run.is_some() && !inherited(view.revisions, newest);
+    let rolled_back = |former: &&Revision| {
+        former.revision < newest.revision && former.rolled_back_by == Some(newest.revision)
+    };
+    let ours = signed || view.revisions.iter().any(rolled_back);
     if ours && newest.status.is_pending() {
         return attempt(view, unlock(newest), run);
     }

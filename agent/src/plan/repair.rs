@@ -116,7 +116,7 @@ pub const TABLE: [Row; 12] = [
     Row {
         found: Found::PendingRollback,
         name: "pending-rollback",
-        cause: "a person's `helm rollback` died, or a hook of it failed",
+        cause: "a `helm rollback` died, ours or a person's, or a hook of it failed",
         present: Remedy::BreakLock,
         deleted: Remedy::Uninstall,
         promise: "as for pending-upgrade",
@@ -323,6 +323,7 @@ mod tests {
             owner_uid: None,
             owner_namespace: None,
             run: run.map(str::to_owned),
+            rolled_back_by: None,
             uid: format!("secret-{number}"),
             resource_version: "1".to_owned(),
             created: None,

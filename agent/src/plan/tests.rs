@@ -136,6 +136,7 @@ impl World {
             owner_uid: Some("uid-1".to_owned()),
             owner_namespace: Some("team".to_owned()),
             run: Some(format!("run-{revision}")),
+            rolled_back_by: None,
             uid: format!("secret-{revision}"),
             resource_version: revision.to_string(),
             created: None,
@@ -149,6 +150,7 @@ impl World {
             owner_uid: None,
             owner_namespace: None,
             run: None,
+            rolled_back_by: None,
             ..self.ours(revision, status)
         }
     }
@@ -375,6 +377,29 @@ fn a_lock_of_somebody_else_is_respected_for_a_grace() {
         w.plan().action,
         Action::Unlock { revision: 2, .. }
     ));
+}
+
+#[test]
+fn a_rollback_of_ours_that_died_is_no_lock_of_somebody_else() {
+    let mut w = world();
+    w.revisions = vec![
+        w.ours(1, Status::Deployed),
+        w.ours(2, Status::Failed),
+        w.ours(3, Status::PendingRollback),
+    ];
+    // Of the revision that it goes back to.
+    w.revisions[2].run = w.revisions[0].run.clone();
+    w.memory.locked = Some((3, w.now));
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.revisions[1].rolled_back_by = Some(3);
+    assert!(matches!(
+        w.plan().action,
+        Action::Unlock { revision: 3, .. }
+    ));
+    // A mark that helm has copied, or of a rollback that is over, says nothing.
+    w.revisions[1].rolled_back_by = Some(2);
+    w.revisions[2].rolled_back_by = Some(2);
+    assert_eq!(w.plan().action, Action::Nothing);
 }
 
 #[test]

@@ -1,16 +1,36 @@
 //! The last good revision is put back, after an upgrade that is given up.
 
+use k8s_openapi::api::core::v1::Secret;
 use krypton_common::conditions::reason;
 use krypton_common::error_chain::chain;
+use kube::ResourceExt;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
 
-use super::{Done, Fault, Job, Performer, ReleaseNews, suspended, unavailable};
+use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, suspended, unavailable};
 use crate::effect;
 use crate::helm::{HelmError, Rollback};
-use crate::index::Revision;
+use crate::index::{ROLLBACK_LABEL, Revision};
 use crate::release::{self, Status};
 use crate::status::Told;
 
 impl Performer {
+    /// Puts on record that it is we who roll back, before it is done: what dies in it is then ours.
+    async fn sign(&self, job: &Job, current: &Secret, by: u32) -> Result<(), Fault> {
+        self.still_permitted()?;
+        let patch = Patch::Merge(json!({ "metadata": {
+            "resourceVersion": current.metadata.resource_version,
+            "labels": { ROLLBACK_LABEL: by.to_string() },
+        }}));
+        let (name, params) = (current.name_any(), PatchParams::default());
+        let client = self.member.helm_client.clone();
+        let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
+        let call = api.patch_metadata(&name, &params, &patch);
+        let call = effect!("release.sign-rollback", call);
+        in_time("signing a rollback", call).await?;
+        Ok(())
+    }
+
     pub(super) async fn roll_back(&self, job: &Job, to: u32, done: &mut Done) -> Result<(), Fault> {
         let Some(newest) = &job.newest else {
             return Err(Fault::Stale);
@@ -24,6 +44,7 @@ impl Performer {
         let (Some(current), Some(_)) = (current?, good?) else {
             return self.relist(job, done).await;
         };
+        self.sign(job, &current, newest.revision + 1).await?;
         self.say(job, done).await?;
         let rollback = Rollback {
             kubeconfig: self.member.kubeconfig.clone(),
