@@ -1,5 +1,10 @@
 //! How releases are handled: what is waited for and said meanwhile, and how many revisions are kept.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
+
 use std::fs;
 
 use anyhow::{Result, bail};

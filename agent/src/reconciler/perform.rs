@@ -19,7 +19,7 @@ use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::error_chain::chain;
 use krypton_common::names;
-use krypton_common::tenant::{TenantKey, TenantReport};
+use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::Tenant;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::ObjectList;
@@ -28,10 +28,10 @@ use kube::{Client, CustomResourceExt, ResourceExt};
 use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::{Member, StatusMode, Tools};
+use super::{Member, Tools};
 use crate::chart::{ChartFault, ChartRef};
 use crate::chart_crds::{self, ChartCrdError};
-use crate::clock::{self, Boot};
+use crate::clock::Boot;
 use crate::effect;
 use crate::events::Events;
 use crate::fence::Hold;
@@ -44,7 +44,7 @@ use crate::plan::{self, Action, Plan, Run, repair};
 use crate::precedence::Urgency;
 use crate::release::{self, Release, Status};
 use crate::report::ReportBoard;
-use crate::status::{self, Told};
+use crate::status::Told;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -196,92 +196,6 @@ impl Performer {
 
     fn secrets(&self, release: &ReleaseKey) -> Api<Secret> {
         Api::namespaced(self.client(), &release.namespace)
-    }
-
-    /// Reports the state, writes it to the Tenant where that is ours to do, and tells what changed.
-    async fn say(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        self.say_state(job, &job.plan.state, done).await
-    }
-
-    async fn say_state(
-        &self,
-        job: &Job,
-        state: &ClusterState,
-        done: &mut Done,
-    ) -> Result<(), Fault> {
-        let newest = done.tenant.as_ref().unwrap_or(&job.tenant);
-        let generation = job.tenant.metadata.generation.unwrap_or_default();
-        let earlier = job
-            .tenant
-            .status
-            .as_ref()
-            .and_then(|status| status.last_applied_chart.clone());
-        if job.plan.ours {
-            let applied_chart = job
-                .plan
-                .applied_chart
-                .clone()
-                .or(earlier)
-                .unwrap_or_default();
-            let report = TenantReport {
-                observed_generation: generation,
-                applied_chart,
-                state: state.clone(),
-            };
-            self.board.tenant(&job.key, Some(report));
-        } else {
-            self.board.tenant(&job.key, None);
-        }
-        done.said = Some(state.clone());
-        // Without the Lease this is observation: only its holder writes and tells.
-        if !self.hold.borrow().may_start(Boot::now()) {
-            return Ok(());
-        }
-        if self.member.status == StatusMode::Write {
-            let next = status::status(
-                newest,
-                &self.member.name,
-                state,
-                job.plan.applied_chart.as_deref(),
-                self.member.allow_chart_skip,
-                clock::wall(),
-            );
-            if newest.status.as_ref() != Some(&next) {
-                let patch = json!({
-                    "metadata": { "resourceVersion": newest.metadata.resource_version },
-                    "status": next,
-                });
-                let api = self.tenants(&job.key);
-                let params = PatchParams::default();
-                let patch = Patch::Merge(&patch);
-                let call = effect!(
-                    "tenant.status",
-                    api.patch_status(&job.key.name, &params, &patch)
-                );
-                match in_time("writing the status", call).await {
-                    Ok(tenant) => done.tenant = Some(tenant),
-                    Err(fault) => {
-                        done.said = None;
-                        if let Fault::Passing(message) = &fault {
-                            let message = message.clone();
-                            let told = Told {
-                                warning: true,
-                                reason: "StatusUpdateFailed",
-                                message,
-                            };
-                            self.events.tell(&job.tenant, told);
-                        }
-                        return Err(fault);
-                    }
-                }
-            }
-        }
-        let before = done.told.as_ref().or(job.told.as_ref());
-        for told in status::told(before, state) {
-            self.events.tell(&job.tenant, told);
-        }
-        done.told = Some(state.clone());
-        Ok(())
     }
 
     async fn patch_tenant(

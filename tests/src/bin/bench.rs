@@ -1,6 +1,6 @@
-//! `make bench`: Tenants created at once on one edge, beside helm alone doing the same work; then a
-//! thousand agents on one hub, and agents beside some that flood it; then how fast those are cut off who
-//! are to be.
+//! `make bench`: Tenants created at once on one edge, beside helm alone doing the same work, and a thousand at
+//! rest; then a thousand agents on one hub, and agents beside some that flood it; then how fast those are
+//! cut off who are to be.
 //!
 //! Prints figures and fails on none of them; it fails when something does not become ready.
 

@@ -1,14 +1,109 @@
-//! While helm runs: what it waits for is said, as helm itself has it on record.
+//! What is said of a Tenant: reported, and written to it; and while helm runs, which hook it waits for, as
+//! helm itself has it on record.
 
 use std::pin::pin;
 
+use krypton_common::conditions::ClusterState;
+use krypton_common::tenant::TenantReport;
 use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
 
 use super::{Done, Fault, Job, Performer, in_time};
+use crate::clock::{self, Boot};
+use crate::effect;
 use crate::progress::{PAUSE, QUIET, with_detail};
+use crate::reconciler::StatusMode;
 use crate::release;
+use crate::status::{self, Told};
 
 impl Performer {
+    /// Reports the state, writes it to the Tenant where that is ours to do, and tells what changed.
+    pub(super) async fn say(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        self.say_state(job, &job.plan.state, done).await
+    }
+
+    async fn say_state(
+        &self,
+        job: &Job,
+        state: &ClusterState,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let newest = done.tenant.as_ref().unwrap_or(&job.tenant);
+        let generation = job.tenant.metadata.generation.unwrap_or_default();
+        let earlier = job
+            .tenant
+            .status
+            .as_ref()
+            .and_then(|status| status.last_applied_chart.clone());
+        if job.plan.ours {
+            let applied_chart = job
+                .plan
+                .applied_chart
+                .clone()
+                .or(earlier)
+                .unwrap_or_default();
+            let report = TenantReport {
+                observed_generation: generation,
+                applied_chart,
+                state: state.clone(),
+            };
+            self.board.tenant(&job.key, Some(report));
+        } else {
+            self.board.tenant(&job.key, None);
+        }
+        done.said = Some(state.clone());
+        // Without the Lease this is observation: only its holder writes and tells.
+        if !self.hold.borrow().may_start(Boot::now()) {
+            return Ok(());
+        }
+        if self.member.status == StatusMode::Write {
+            let next = status::status(
+                newest,
+                &self.member.name,
+                state,
+                job.plan.applied_chart.as_deref(),
+                self.member.allow_chart_skip,
+                clock::wall(),
+            );
+            if newest.status.as_ref() != Some(&next) {
+                let patch = json!({
+                    "metadata": { "resourceVersion": newest.metadata.resource_version },
+                    "status": next,
+                });
+                let api = self.tenants(&job.key);
+                let params = PatchParams::default();
+                let patch = Patch::Merge(&patch);
+                let call = effect!(
+                    "tenant.status",
+                    api.patch_status(&job.key.name, &params, &patch)
+                );
+                match in_time("writing the status", call).await {
+                    Ok(tenant) => done.tenant = Some(tenant),
+                    Err(fault) => {
+                        done.said = None;
+                        if let Fault::Passing(message) = &fault {
+                            let message = message.clone();
+                            let told = Told {
+                                warning: true,
+                                reason: "StatusUpdateFailed",
+                                message,
+                            };
+                            self.events.tell(&job.tenant, told);
+                        }
+                        return Err(fault);
+                    }
+                }
+            }
+        }
+        let before = done.told.as_ref().or(job.told.as_ref());
+        for told in status::told(before, state) {
+            self.events.tell(&job.tenant, told);
+        }
+        done.told = Some(state.clone());
+        Ok(())
+    }
+
     /// Waits for a run of helm that writes `revision`, and says meanwhile which hook it waits for.
     pub(super) async fn telling<T>(
         &self,
