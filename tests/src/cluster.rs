@@ -4,6 +4,7 @@ mod audit;
 mod components;
 mod credentials;
 mod node;
+mod power;
 mod requests;
 
 use std::{
@@ -33,6 +34,7 @@ use crate::{
 pub use audit::Request as Audited;
 use components::{Audit, Component, Components};
 use credentials::Credentials;
+pub use power::Snapshot;
 
 /// Generous: several control planes may be starting on two cores.
 const START_DEADLINE: Duration = Duration::from_secs(120);
@@ -61,11 +63,12 @@ pub struct Cluster {
     name: String,
     tools: Tools,
     port: Port,
-    _etcd_port: Port,
+    etcd_port: Port,
     components: Components,
     credentials: Credentials,
     /// (valid now, valid now and after the next rotation)
     tokens: Mutex<(String, String)>,
+    parts: Parts,
     processes: Mutex<BTreeMap<&'static str, Process>>,
     config: Config,
     folder: Option<TempDir>,
@@ -93,7 +96,7 @@ impl Cluster {
     async fn start_with(name: &str, parts: Parts, audit: Audit) -> Result<Self> {
         crate::install_tls_provider();
         let started = async {
-            let cluster = Self::start_control_plane(name, audit).await?;
+            let cluster = Self::start_control_plane(name, parts, audit).await?;
             cluster.start_controllers(parts).await?;
             Ok::<_, anyhow::Error>(cluster)
         };
@@ -102,7 +105,7 @@ impl Cluster {
             .with_context(|| format!("starting cluster {name}"))
     }
 
-    async fn start_control_plane(name: &str, audit: Audit) -> Result<Self> {
+    async fn start_control_plane(name: &str, parts: Parts, audit: Audit) -> Result<Self> {
         let tools = Tools::find()?;
         let folder = tempfile::Builder::new()
             .prefix(&format!("krypton-{name}-"))
@@ -121,10 +124,11 @@ impl Cluster {
             name: name.to_owned(),
             tools,
             port,
-            _etcd_port: etcd_port,
+            etcd_port,
             components,
             credentials,
             tokens: Mutex::new(tokens),
+            parts,
             processes: Mutex::default(),
             config,
             folder: Some(folder),

@@ -2,6 +2,7 @@
 //! with its owner.
 
 pub mod agent;
+pub mod answering_proxy;
 pub mod canary;
 pub mod chart_repository;
 pub mod cluster;
@@ -23,10 +24,11 @@ pub mod tools;
 pub mod wait;
 
 pub use agent::{Agent, AgentOptions};
+pub use answering_proxy::{Answer, AnsweringProxy, Lie};
 pub use chart_repository::{ChartRepository, ChartSource, Fault};
 pub use cluster::{Audited, Cluster, Parts};
 pub use daemon::Daemon;
-pub use fault_proxy::{FaultProxy, Traffic};
+pub use fault_proxy::{FaultLine, FaultProxy, Traffic};
 pub use foreign_crd::ForeignCrd;
 pub use gate::Gate;
 pub use helm_watch::HelmWatch;

@@ -79,20 +79,37 @@ impl Membership {
         edge: &Cluster,
         name: &str,
     ) -> Result<Self> {
+        let access = match mode {
+            Mode::Proxy => edge.kubeconfig_with_token(),
+            Mode::SelfCluster | Mode::Agent => String::new(),
+        };
+        Self::join_by(mode, hub, home, (&access, edge.kubeconfig()), name).await
+    }
+
+    /// The same by an access of its own: a kubeconfig for the hub, and a file with one for the agent.
+    ///
+    /// # Errors
+    /// As `join`.
+    pub async fn join_by(
+        mode: Mode,
+        hub: &mut Hub,
+        home: &Cluster,
+        (kubeconfig, file): (&str, &Path),
+        name: &str,
+    ) -> Result<Self> {
         match mode {
             Mode::SelfCluster => Ok(Self { agent: None }),
             Mode::Proxy => {
-                let kubeconfig = edge.kubeconfig_with_token();
-                Desk::at(home).add_member(name, &kubeconfig).await?;
+                Desk::at(home).add_member(name, kubeconfig).await?;
                 Ok(Self { agent: None })
             }
             Mode::Agent => {
                 hub.ready(PATIENCE).await?;
                 let bundle = bundle(home, name).await?;
                 let folder = TempDir::with_prefix("krypton-join-").context("making a folder")?;
-                let file = folder.path().join("bundle.yaml");
-                write_secret(&file, &bundle)?;
-                let options = AgentOptions::new(edge.kubeconfig()).join_file(&file);
+                let join = folder.path().join("bundle.yaml");
+                write_secret(&join, &bundle)?;
+                let options = AgentOptions::new(file).join_file(&join);
                 let mut agent = Agent::start(&options)?;
                 agent.ready(PATIENCE).await?;
                 Ok(Self { agent: Some(agent) })

@@ -1,0 +1,490 @@
+//! A proxy in front of an apiserver that reads what is asked for, and answers some of it itself.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use anyhow::{Context, Result, ensure};
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::{Request, State},
+    http::{Method, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+    serve::Listener,
+};
+use futures::StreamExt;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, pki_types::pem::PemObject};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use crate::{cluster::Cluster, membership::write_secret};
+
+/// Above all that the tests' objects come to.
+const LARGEST: usize = 64 << 20;
+
+/// How something is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verb {
+    Get,
+    List,
+    Watch,
+    Write,
+}
+
+/// What all reading is done by.
+pub const READS: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch];
+pub const ALL: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch, Verb::Write];
+
+/// What the proxy says in the place of the apiserver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// A Status of this code, as an apiserver has it; one of 429 with `Retry-After: 1`.
+    Status(u16),
+    /// A page for people with this code, as of something in between.
+    Page(u16),
+    /// Lists as they are, with their resourceVersion, but without an object. Nothing else is changed.
+    Nothing,
+    /// A watch that ends as soon as it has begun. Nothing else is changed.
+    Closed,
+}
+
+/// What is answered by the proxy, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lie {
+    pub verbs: &'static [Verb],
+    /// Plural names; of all when empty.
+    pub resources: &'static [&'static str],
+    pub answer: Answer,
+}
+
+impl Lie {
+    fn is_of(self, asked: &Asked) -> bool {
+        let of_verb = match self.answer {
+            Answer::Nothing => asked.verb == Verb::List,
+            Answer::Closed => asked.verb == Verb::Watch,
+            Answer::Status(_) | Answer::Page(_) => self.verbs.contains(&asked.verb),
+        };
+        of_verb && (self.resources.is_empty() || self.resources.contains(&asked.resource.as_str()))
+    }
+}
+
+impl Lie {
+    /// Whether a watch that is open ends when this begins.
+    fn cuts(self, watch: &Asked) -> bool {
+        let as_watch = match self.answer {
+            // Else nobody would list.
+            Answer::Nothing => Answer::Closed,
+            answer => answer,
+        };
+        Self {
+            answer: as_watch,
+            ..self
+        }
+        .is_of(watch)
+    }
+}
+
+/// A request, as far as it is told apart from others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Asked {
+    verb: Verb,
+    resource: String,
+}
+
+impl Asked {
+    fn of(method: &Method, uri: &Uri) -> Self {
+        let mut parts = uri.path().split('/').filter(|part| !part.is_empty());
+        // `/api/v1` and `/apis/<group>/<version>`.
+        if parts.next() == Some("apis") {
+            parts.next();
+        }
+        parts.next();
+        let rest: Vec<&str> = parts.collect();
+        let (resource, named) = match rest.as_slice() {
+            ["namespaces", _, resource, named @ ..] => (*resource, !named.is_empty()),
+            [resource, named @ ..] => (*resource, !named.is_empty()),
+            [] => ("", true),
+        };
+        let watches = uri.query().is_some_and(|query| {
+            query
+                .split('&')
+                .any(|part| part == "watch=true" || part == "watch=1")
+        });
+        let verb = match *method {
+            Method::GET if watches => Verb::Watch,
+            Method::GET if named => Verb::Get,
+            Method::GET => Verb::List,
+            _ => Verb::Write,
+        };
+        Self {
+            verb,
+            resource: resource.to_owned(),
+        }
+    }
+}
+
+struct Shared {
+    upstream: Client,
+    lie: watch::Sender<Option<Lie>>,
+    lied: AtomicU64,
+    /// By what was asked, for whoever wonders why nothing was.
+    passed: Mutex<BTreeMap<(Verb, String), u64>>,
+}
+
+/// A running proxy, which knows whoever comes as the administrator. What goes through it stays reachable
+/// directly.
+pub struct AnsweringProxy {
+    shared: Arc<Shared>,
+    tasks: [JoinHandle<()>; 2],
+    address: SocketAddr,
+    folder: TempDir,
+}
+
+impl std::fmt::Debug for AnsweringProxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AnsweringProxy")
+            .field("lie", &*self.shared.lie.borrow())
+            .finish_non_exhaustive()
+    }
+}
+
+impl AnsweringProxy {
+    /// In front of the apiserver of `cluster`, passing all.
+    ///
+    /// # Errors
+    /// When it cannot listen, or its files not be read or written.
+    pub async fn before(cluster: &Cluster) -> Result<Self> {
+        crate::install_tls_provider();
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .context("listening for the answering proxy")?;
+        let address = listener.local_addr().context("asking for our own port")?;
+        let direct = fs::read_to_string(cluster.kubeconfig()).context("reading a kubeconfig")?;
+        let through = direct.replace(&cluster.server(), &format!("https://{address}"));
+        let folder = TempDir::with_prefix("krypton-answers-").context("making a folder")?;
+        write_secret(&folder.path().join("kubeconfig.yaml"), &through)?;
+        let (lie, _) = watch::channel(None);
+        let shared = Arc::new(Shared {
+            upstream: upstream(cluster).await?,
+            lie,
+            lied: AtomicU64::new(0),
+            passed: Mutex::default(),
+        });
+        let (connections, accepted) = mpsc::channel(64);
+        let acceptor = acceptor(cluster.folder())?;
+        let accepting = tokio::spawn(accept(listener, acceptor, connections));
+        let router = Router::new()
+            .fallback(answer)
+            .with_state(Arc::clone(&shared));
+        let serving = tokio::spawn(async move {
+            // It does not end by itself.
+            drop(axum::serve(Accepted(accepted, address), router).await);
+        });
+        Ok(Self {
+            shared,
+            tasks: [accepting, serving],
+            address,
+            folder,
+        })
+    }
+
+    /// `https://127.0.0.1:<port>`.
+    pub fn server(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// The administrator's, by this way.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("kubeconfig.yaml")
+    }
+
+    /// From now on, and counted from nothing. Watches that it is about are cut, as they would be where it came
+    /// from.
+    pub fn lie(&self, lie: Lie) {
+        self.shared.lied.store(0, Ordering::SeqCst);
+        lock(&self.shared.passed).clear();
+        self.shared.lie.send_replace(Some(lie));
+    }
+
+    /// All passes again. What has been said stays said.
+    pub fn tell_the_truth(&self) {
+        self.shared.lie.send_replace(None);
+    }
+
+    /// How often the last lie was told.
+    pub fn lied(&self) -> u64 {
+        self.shared.lied.load(Ordering::SeqCst)
+    }
+
+    /// What was asked for since the last lie began, and passed.
+    pub fn passed(&self) -> BTreeMap<(Verb, String), u64> {
+        lock(&self.shared.passed).clone()
+    }
+}
+
+impl Drop for AnsweringProxy {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// A client of the administrator that waits as long as a watch may be silent.
+async fn upstream(cluster: &Cluster) -> Result<Client> {
+    let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig())?;
+    let options = KubeConfigOptions::default();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+    config.read_timeout = None;
+    config.default_retry = false;
+    Ok(Client::try_from(config)?)
+}
+
+/// With the apiserver's own certificate, which is for the address, whatever the port.
+fn acceptor(folder: &Path) -> Result<TlsAcceptor> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        fs::read(&path).with_context(|| format!("reading {}", path.display()))
+    };
+    let chain: Vec<CertificateDer<'_>> =
+        CertificateDer::pem_slice_iter(&read("apiserver.crt")?).collect::<Result<_, _>>()?;
+    ensure!(!chain.is_empty(), "the apiserver's certificate is empty");
+    let key = PrivateKeyDer::from_pem_slice(&read("apiserver.key")?)?;
+    let mut config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+type Connection = (TlsStream<TcpStream>, SocketAddr);
+
+async fn accept(listener: TcpListener, acceptor: TlsAcceptor, to: mpsc::Sender<Connection>) {
+    while let Ok((stream, address)) = listener.accept().await {
+        let (acceptor, to) = (acceptor.clone(), to.clone());
+        tokio::spawn(async move {
+            if let Ok(stream) = acceptor.accept(stream).await {
+                drop(to.send((stream, address)).await);
+            }
+        });
+    }
+}
+
+struct Accepted(mpsc::Receiver<Connection>, SocketAddr);
+
+impl Listener for Accepted {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> Connection {
+        match self.0.recv().await {
+            Some(connection) => connection,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        Ok(self.1)
+    }
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let asked = Asked::of(request.method(), request.uri());
+    let mut lies = shared.lie.subscribe();
+    let lie = lies.borrow_and_update().filter(|lie| lie.is_of(&asked));
+    match lie.map(|lie| lie.answer) {
+        Some(answer) => {
+            shared.lied.fetch_add(1, Ordering::SeqCst);
+            match answer {
+                Answer::Status(code) => status(code, &asked),
+                Answer::Page(code) => page(code),
+                Answer::Closed => of_json(Vec::new()),
+                Answer::Nothing => emptied(forward(&shared, request, true).await).await,
+            }
+        }
+        None => {
+            *lock(&shared.passed)
+                .entry((asked.verb, asked.resource.clone()))
+                .or_default() += 1;
+            let answer = forward(&shared, request, false).await;
+            if asked.verb != Verb::Watch {
+                return answer;
+            }
+            // It breaks off, as a connection does, when there is another answer to it.
+            let (parts, body) = answer.into_parts();
+            let cut = async move {
+                while lies.changed().await.is_ok() {
+                    let lie = *lies.borrow_and_update();
+                    if lie.is_some_and(|lie| lie.cuts(&asked)) {
+                        return;
+                    }
+                }
+            };
+            let broken = futures::stream::once(async { Err(axum::Error::new("cut off")) });
+            let stream = body.into_data_stream().take_until(cut).chain(broken);
+            Response::from_parts(parts, Body::from_stream(stream))
+        }
+    }
+}
+
+/// As JSON where it is to be read.
+async fn forward(shared: &Shared, request: Request, to_be_read: bool) -> Response {
+    let (mut parts, body) = request.into_parts();
+    // Whose it is is known here.
+    for name in [header::AUTHORIZATION, header::HOST, header::ACCEPT_ENCODING] {
+        parts.headers.remove(name);
+    }
+    if to_be_read
+        && let Some(accepted) = parts.headers.get(header::ACCEPT)
+        && !accepted.to_str().unwrap_or_default().contains("json")
+    {
+        parts.headers.remove(header::ACCEPT);
+    }
+    let body = match to_bytes(body, LARGEST).await {
+        Ok(body) => body.to_vec(),
+        Err(error) => return lost(&error),
+    };
+    let path = parts.uri.path_and_query().map(ToString::to_string);
+    parts.uri = path.unwrap_or_default().parse().unwrap_or_default();
+    let request = axum::http::Request::from_parts(parts, body.into());
+    match shared.upstream.send(request).await {
+        Ok(answer) => answer.map(Body::new),
+        Err(error) => lost(&error),
+    }
+}
+
+fn lost(error: &dyn std::fmt::Display) -> Response {
+    (
+        StatusCode::BAD_GATEWAY,
+        format!("the apiserver does not answer: {error}"),
+    )
+        .into_response()
+}
+
+async fn emptied(answer: Response) -> Response {
+    let (mut parts, body) = answer.into_parts();
+    let read = to_bytes(body, LARGEST).await.ok();
+    let list = read.and_then(|body| serde_json::from_slice::<Value>(&body).ok());
+    match list {
+        Some(mut list) if list["items"].is_array() => {
+            list["items"] = json!([]);
+            if let Some(metadata) = list["metadata"].as_object_mut() {
+                metadata.remove("continue");
+                metadata.remove("remainingItemCount");
+            }
+            parts.headers.remove(header::CONTENT_LENGTH);
+            Response::from_parts(parts, Body::from(list.to_string()))
+        }
+        _ => lost(&"what it answers is no list"),
+    }
+}
+
+fn of_json(body: Vec<u8>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+fn status(code: u16, asked: &Asked) -> Response {
+    let reason = match code {
+        403 => "Forbidden",
+        404 => "NotFound",
+        410 => "Expired",
+        429 => "TooManyRequests",
+        503 => "ServiceUnavailable",
+        _ => "InternalError",
+    };
+    let message = format!("{} of {:?}: said by a test", asked.resource, asked.verb);
+    let body = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message, "reason": reason, "code": code,
+    });
+    let mut answer = of_json(body.to_string().into_bytes());
+    *answer.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if code == 429 {
+        let headers = answer.headers_mut();
+        headers.insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
+    }
+    answer
+}
+
+fn page(code: u16) -> Response {
+    let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
+    let body = "<!DOCTYPE html>\n<html><body><h1>Please sign in</h1></body></html>\n";
+    (code, headers, body).into_response()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_is_read_off_the_address() {
+        let of = |method: Method, uri: &str| {
+            let asked = Asked::of(&method, &uri.parse().unwrap());
+            (asked.verb, asked.resource)
+        };
+        let expected = |verb: Verb, resource: &str| (verb, resource.to_owned());
+        let group = "/apis/mesh.openkcm.io/v1alpha1";
+        assert_eq!(
+            of(Method::GET, &format!("{group}/tenants?limit=50")),
+            expected(Verb::List, "tenants")
+        );
+        assert_eq!(
+            of(
+                Method::GET,
+                &format!("{group}/tenants?watch=true&timeoutSeconds=290")
+            ),
+            expected(Verb::Watch, "tenants")
+        );
+        assert_eq!(
+            of(
+                Method::GET,
+                &format!("{group}/namespaces/default/tenants/acme")
+            ),
+            expected(Verb::Get, "tenants")
+        );
+        assert_eq!(
+            of(
+                Method::GET,
+                "/api/v1/namespaces/acme/secrets?labelSelector=owner%3Dhelm"
+            ),
+            expected(Verb::List, "secrets")
+        );
+        assert_eq!(
+            of(Method::GET, "/api/v1/namespaces/acme"),
+            expected(Verb::Get, "namespaces")
+        );
+        assert_eq!(
+            of(Method::GET, "/api/v1/namespaces?limit=50"),
+            expected(Verb::List, "namespaces")
+        );
+        assert_eq!(
+            of(Method::DELETE, "/api/v1/namespaces/acme"),
+            expected(Verb::Write, "namespaces")
+        );
+        assert_eq!(of(Method::GET, "/version").0, Verb::Get);
+    }
+}
