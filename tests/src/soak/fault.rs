@@ -303,19 +303,19 @@ impl Kind {
         (Self::Message, 1),
         (Self::Version, 2),
         (Self::Repository, 2),
-        (Self::Crd, 1),
+        (Self::Crd, 2),
         (Self::Created, 6),
         (Self::Deleted, 5),
         (Self::Recreated, 4),
-        (Self::WorkspaceSet, 1),
+        (Self::WorkspaceSet, 3),
         (Self::Paused, 2),
         (Self::ReleaseDeleted, 3),
         (Self::ReleaseDamaged, 2),
         (Self::ReleaseMarked, 3),
         (Self::ForeignObject, 2),
-        (Self::ForeignRelease, 1),
+        (Self::ForeignRelease, 2),
         (Self::ForeignFinalizer, 2),
-        (Self::Drift, 5),
+        (Self::Drift, 8),
     ];
 
     /// In words.

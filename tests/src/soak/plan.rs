@@ -258,7 +258,8 @@ impl Plan {
                 workspace: some_workspace(&mut self.chance),
             },
             Kind::WorkspaceSet => {
-                let unset = self.slots.get(tenant.0)?.workspace == Workspace::Unset;
+                let state = self.slots.get(tenant.0)?;
+                let unset = state.workspace == Workspace::Unset;
                 unset.then_some(Fault::WorkspaceSet { tenant })?
             }
             Kind::Paused => Fault::Paused {
