@@ -64,7 +64,7 @@ impl Expected {
                 ("message", self.message.clone()),
                 ("version", self.version.clone()),
             ],
-            Object::Service => &[("ports", "[80]".to_owned())],
+            Object::Service => &[("ports", "[(80, Some(Int(8080)))]".to_owned())],
             Object::Deployment => &[
                 ("replicas", format!("Some({})", self.replicas)),
                 ("version", self.version.clone()),

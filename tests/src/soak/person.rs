@@ -306,7 +306,8 @@ impl Person<'_> {
             }
             Object::Service => {
                 let api: Api<Service> = Api::namespaced(client, &namespace);
-                let port = json!({"name": "http", "port": 81, "targetPort": 8080});
+                // Another port beside the chart's, of the same name, is what no helm can put right.
+                let port = json!({"name": "http", "port": 80, "targetPort": 81});
                 let edit = json!({"spec": {"ports": [port]}});
                 self.change(&api, &tenant.release(), edit, gone).await
             }

@@ -42,7 +42,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         settle: Duration::from_secs(args.settle),
         ..Summary::default()
     };
-    let outcome = soak(args, folder.path(), &mut summary).await;
+    let outcome = Box::pin(soak(args, folder.path(), &mut summary)).await;
     let text = summary.markdown();
     println!("{text}");
     if let Some(file) = &args.markdown {
@@ -71,7 +71,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         "seed {}: starting three control planes, hub and agent",
         args.seed
     ));
-    let stage = Stage::set(logs).await?;
+    let stage = Box::pin(Stage::set(logs)).await?;
     let home = stage.home.client();
     let shape = Shape {
         seed: args.seed,
@@ -240,7 +240,7 @@ impl Run<'_> {
                     found.extend(watched.iter().cloned());
                     if found.is_empty() {
                         self.true_after = since.elapsed();
-                        return Ok(self.stays().await?);
+                        return self.stays().await;
                     }
                     if late || !watched.is_empty() {
                         return Ok(Some(found));

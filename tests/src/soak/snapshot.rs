@@ -171,7 +171,11 @@ impl EdgeSeen {
         for service in services {
             seen.foreign_of("Service", &service.metadata, &service);
             let ports = service.spec.clone().unwrap_or_default().ports;
-            let ports: Vec<_> = ports.into_iter().flatten().map(|port| port.port).collect();
+            let ports: Vec<_> = ports
+                .into_iter()
+                .flatten()
+                .map(|port| (port.port, port.target_port))
+                .collect();
             let content = [("ports".to_owned(), format!("{ports:?}"))].into();
             seen.object(Object::Service, &service.metadata, content);
         }
