@@ -10,6 +10,7 @@ DEMO_ARGS ?=
 # Clusters on one's own machine, as kind's, are at 127.0.0.1; empty, as for everybody else.
 LOCAL_ARGS ?= --insecure-kubeconfig-loopback
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 ARGS ?=
 # More for cargo, as --locked.
 CARGO_FLAGS ?=
@@ -29,7 +30,7 @@ debug = --features failpoints
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test failpoints fuzz check fmt tools images e2e-kind bench deny run run-pid stop clean rust
+.PHONY: help demo test failpoints fuzz check fmt tools images e2e-kind bench soak deny run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +77,11 @@ bench: rust tools ## Figures beside plain helm, and of 1,000 agents on one hub (
 	hack/images/files.sh krypton $(target)/shipped
 	KRYPTON_HUB_BIN=$(abspath $(target)/shipped/krypton-hub) KRYPTON_AGENT_BIN=$(abspath $(target)/shipped/krypton-agent) \
 	  $(target)/fast/bench $(BENCH_ARGS)
+
+# Not part of make test: half an hour, at a load that other tests would notice.
+soak: rust tools ## Random faults over two edges for half an hour, and a check of all promises (SOAK_ARGS='--seed 2 --minutes 5 --tenants 20')
+	$(binaries)
+	$(target)/debug/soak $(SOAK_ARGS)
 
 deny: rust ## Licences, sources and banned crates; needs cargo-deny and the network, and is not part of check
 	@command -v cargo-deny >/dev/null || { echo "make deny: no cargo-deny found; run 'cargo install --locked cargo-deny'" >&2; exit 1; }

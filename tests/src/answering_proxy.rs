@@ -157,6 +157,7 @@ struct Shared {
 pub struct AnsweringProxy {
     shared: Arc<Shared>,
     tasks: [JoinHandle<()>; 2],
+    address: SocketAddr,
     folder: TempDir,
 }
 
@@ -204,8 +205,14 @@ impl AnsweringProxy {
         Ok(Self {
             shared,
             tasks: [accepting, serving],
+            address,
             folder,
         })
+    }
+
+    /// `https://127.0.0.1:<port>`.
+    pub fn server(&self) -> String {
+        format!("https://{}", self.address)
     }
 
     /// The administrator's, by this way.

@@ -1,6 +1,12 @@
 //! A proxy in front of an apiserver that carries, delays, swallows, holds or cuts what passes, as it is told.
 
-use std::{collections::VecDeque, fs, io, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    collections::VecDeque,
+    fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
@@ -12,7 +18,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{cluster::Cluster, membership::write_secret};
+use crate::{answering_proxy::AnsweringProxy, cluster::Cluster, membership::write_secret};
 
 /// What becomes of what passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,34 +41,24 @@ pub enum Traffic {
 const CHUNKS: usize = 64;
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// A running proxy. What goes through it stays reachable directly.
+/// A running line to one address.
 #[derive(Debug)]
-pub struct FaultProxy {
+pub struct FaultLine {
     traffic: watch::Sender<Traffic>,
     accepting: JoinHandle<()>,
-    folder: TempDir,
+    address: SocketAddr,
 }
 
-impl FaultProxy {
-    /// In front of the apiserver of `cluster`, passing all.
+impl FaultLine {
+    /// To a server that need not listen yet, passing all.
     ///
     /// # Errors
-    /// When it cannot listen, or its kubeconfig not be written.
-    pub async fn before(cluster: &Cluster) -> Result<Self> {
+    /// When it cannot listen.
+    pub async fn to(to: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")
             .await
-            .context("listening for the fault proxy")?;
+            .context("listening for a faulty line")?;
         let address = listener.local_addr().context("asking for our own port")?;
-        let server = cluster.server();
-        let to: SocketAddr = server
-            .trim_start_matches("https://")
-            .parse()
-            .with_context(|| format!("reading {server}"))?;
-        let direct = fs::read_to_string(cluster.kubeconfig()).context("reading a kubeconfig")?;
-        // The certificate is for the address, whatever the port.
-        let through = direct.replace(&server, &format!("https://{address}"));
-        let folder = TempDir::with_prefix("krypton-faults-").context("making a folder")?;
-        write_secret(&folder.path().join("kubeconfig.yaml"), &through)?;
         let (traffic, rule) = watch::channel(Traffic::Pass);
         let accepting = tokio::spawn(async move {
             while let Ok((from, _)) = listener.accept().await {
@@ -73,13 +69,13 @@ impl FaultProxy {
         Ok(Self {
             traffic,
             accepting,
-            folder,
+            address,
         })
     }
 
-    /// The administrator's, by this way.
-    pub fn kubeconfig(&self) -> PathBuf {
-        self.folder.path().join("kubeconfig.yaml")
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// From now on, for open connections too. One that has lost something is reset when its loss ends.
@@ -88,9 +84,58 @@ impl FaultProxy {
     }
 }
 
-impl Drop for FaultProxy {
+impl Drop for FaultLine {
     fn drop(&mut self) {
         self.accepting.abort();
+    }
+}
+
+/// A running proxy. What goes through it stays reachable directly.
+#[derive(Debug)]
+pub struct FaultProxy {
+    line: FaultLine,
+    folder: TempDir,
+}
+
+impl FaultProxy {
+    /// In front of the apiserver of `cluster`, passing all.
+    ///
+    /// # Errors
+    /// When it cannot listen, or its kubeconfig not be written.
+    pub async fn before(cluster: &Cluster) -> Result<Self> {
+        Self::on_the_way(&cluster.server(), cluster.kubeconfig()).await
+    }
+
+    /// In front of what is in front of the apiserver.
+    ///
+    /// # Errors
+    /// As `before`.
+    pub async fn before_proxy(proxy: &AnsweringProxy) -> Result<Self> {
+        Self::on_the_way(&proxy.server(), &proxy.kubeconfig()).await
+    }
+
+    async fn on_the_way(server: &str, kubeconfig: &Path) -> Result<Self> {
+        let to: SocketAddr = server
+            .trim_start_matches("https://")
+            .parse()
+            .with_context(|| format!("reading {server}"))?;
+        let line = FaultLine::to(to).await?;
+        let direct = fs::read_to_string(kubeconfig).context("reading a kubeconfig")?;
+        // The certificate is for the address, whatever the port.
+        let through = direct.replace(server, &format!("https://{}", line.address()));
+        let folder = TempDir::with_prefix("krypton-faults-").context("making a folder")?;
+        write_secret(&folder.path().join("kubeconfig.yaml"), &through)?;
+        Ok(Self { line, folder })
+    }
+
+    /// The administrator's, by this way.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("kubeconfig.yaml")
+    }
+
+    /// As of a line.
+    pub fn set(&self, traffic: Traffic) {
+        self.line.set(traffic);
     }
 }
 

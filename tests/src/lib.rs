@@ -29,7 +29,7 @@ pub use answering_proxy::{Answer, AnsweringProxy, Lie};
 pub use chart_repository::{ChartRepository, ChartSource, Fault, Signer};
 pub use cluster::{Audited, Cluster, Parts};
 pub use daemon::Daemon;
-pub use fault_proxy::{FaultProxy, Traffic};
+pub use fault_proxy::{FaultLine, FaultProxy, Traffic};
 pub use foreign_crd::ForeignCrd;
 pub use gate::Gate;
 pub use helm_watch::HelmWatch;

@@ -1,0 +1,183 @@
+//! Makes a fault, keeps it as long as it is to last, and puts it right.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use krypton_tests::{
+    Answer, Fault as OfRepository, Lie, Traffic, answering_proxy::ALL, fleet::Desk,
+};
+use kube::Client;
+use tokio::time::sleep;
+
+use super::{
+    fault::{Answered, Away, Edge, Fault, Way},
+    ledger::Ledger,
+    person::Person,
+    stage::{Stage, VERSIONS, message, values},
+};
+
+pub(crate) async fn carry_out(
+    fault: &Fault,
+    stage: &Stage,
+    home: &Client,
+    ledger: &Ledger,
+) -> Result<()> {
+    let away = fault.away();
+    let person = |edge: Edge| Person::at(stage.site(edge), home, ledger);
+    match fault {
+        Fault::HubKilled { .. } => {
+            let mut hub = stage.hub.lock().await;
+            hub.kill9().await?;
+            sleep(away).await;
+            stage.start_hub(&mut hub)
+        }
+        Fault::AgentKilled { .. } => {
+            let mut agent = stage.agent.lock().await;
+            agent.kill9().await?;
+            sleep(away).await;
+            stage.start_agent(&mut agent)
+        }
+        Fault::HelmKilled => stage.kill_helms().await.map(drop),
+        Fault::AgentFrozen { .. } => {
+            let mut agent = stage.agent.lock().await;
+            agent.freeze()?;
+            sleep(away).await;
+            agent.thaw()
+        }
+        Fault::ApiserverKilled { edge, .. } => {
+            let cluster = &stage.site(*edge).cluster;
+            cluster.stop_apiserver().await?;
+            sleep(away).await;
+            cluster.start_apiserver().await
+        }
+        Fault::PowerLost { edge, .. } => {
+            let cluster = &stage.site(*edge).cluster;
+            cluster.power_off().await?;
+            sleep(away).await;
+            cluster.power_on().await
+        }
+        Fault::Link { way, .. } => {
+            stage.link.set(traffic(*way));
+            sleep(away).await;
+            stage.link.set(Traffic::Pass);
+            Ok(())
+        }
+        Fault::Way { edge, way, .. } => {
+            let line = &stage.site(*edge).way;
+            line.set(traffic(*way));
+            sleep(away).await;
+            line.set(Traffic::Pass);
+            Ok(())
+        }
+        Fault::Answers { edge, answer, .. } => {
+            let proxy = &stage.site(*edge).answers;
+            proxy.lie(lie(*answer));
+            sleep(away).await;
+            proxy.tell_the_truth();
+            Ok(())
+        }
+        Fault::Kubeconfig { .. } => kubeconfig(stage, away).await,
+        Fault::Message { number } => {
+            ledger.change(|expected| expected.message = message(*number));
+            stage.values.write(&values(&message(*number)))
+        }
+        Fault::Version { number } => {
+            let mut hub = stage.hub.lock().await;
+            let version = VERSIONS
+                .get(*number as usize)
+                .copied()
+                .unwrap_or(VERSIONS[0]);
+            ledger.change(|expected| expected.version = version.to_owned());
+            stage.set_version(*number);
+            hub.stop().await?;
+            stage.start_hub(&mut hub)
+        }
+        Fault::Repository { how, .. } => repository(stage, *how, away).await,
+        Fault::Crd { edge } => person(*edge).delete_crd().await,
+        Fault::Created { tenant, workspace } => {
+            person(tenant.edge()).create(*tenant, *workspace).await
+        }
+        Fault::Deleted { tenant } => person(tenant.edge()).delete(*tenant).await,
+        Fault::Recreated { tenant, workspace } => {
+            let person = person(tenant.edge());
+            person.delete(*tenant).await?;
+            person.create(*tenant, *workspace).await
+        }
+        Fault::WorkspaceSet { tenant } => person(tenant.edge()).set_workspace(*tenant).await,
+        Fault::Paused { tenant, .. } => {
+            let person = person(tenant.edge());
+            person.pause(*tenant, true).await?;
+            sleep(away).await;
+            person.pause(*tenant, false).await
+        }
+        Fault::ReleaseDeleted { tenant, all } => {
+            person(tenant.edge()).delete_release(*tenant, *all).await
+        }
+        Fault::ReleaseDamaged { tenant } => person(tenant.edge()).damage_release(*tenant).await,
+        Fault::ReleaseMarked { tenant, mark } => {
+            person(tenant.edge()).mark_release(*tenant, *mark).await
+        }
+        Fault::ForeignObject { tenant, number } => {
+            person(tenant.edge()).put_object(*tenant, *number).await
+        }
+        Fault::ForeignRelease { tenant, number } => {
+            person(tenant.edge()).put_release(*tenant, *number).await
+        }
+        Fault::ForeignFinalizer { tenant } => person(tenant.edge()).finalizer(*tenant, true).await,
+        Fault::Drift {
+            tenant,
+            object,
+            gone,
+        } => person(tenant.edge()).drift(*tenant, *object, *gone).await,
+    }
+}
+
+fn traffic(way: Way) -> Traffic {
+    match way {
+        Way::Cut => Traffic::Cut,
+        Way::Slow(delay) => Traffic::Delay(delay),
+        Way::Swallowed => Traffic::Swallow {
+            there: true,
+            back: true,
+        },
+        Way::Frozen => Traffic::Freeze,
+    }
+}
+
+fn lie(answer: Answered) -> Lie {
+    Lie {
+        verbs: ALL,
+        resources: &[],
+        answer: match answer {
+            Answered::Status(code) => Answer::Status(code),
+            Answered::Page(code) => Answer::Page(code),
+            Answered::Nothing => Answer::Nothing,
+            Answered::Closed => Answer::Closed,
+        },
+    }
+}
+
+async fn kubeconfig(stage: &Stage, away: Duration) -> Result<()> {
+    let desk = Desk::at(&stage.home);
+    let name = Edge::Two.name();
+    desk.add_member(name, "{rubbish: [").await?;
+    sleep(away).await;
+    desk.add_member(name, &stage.kubeconfig()?).await
+}
+
+async fn repository(stage: &Stage, how: Away, away: Duration) -> Result<()> {
+    let repository = &stage.repository;
+    match how {
+        Away::Gone => repository.stop().await?,
+        Away::Failing => repository.set_fault(OfRepository::Down(503)),
+        Away::Rubbish => repository.set_fault(OfRepository::Rubbish),
+    }
+    sleep(away).await;
+    match how {
+        Away::Gone => repository.start_again(),
+        Away::Failing | Away::Rubbish => {
+            repository.set_fault(OfRepository::None);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! What may go wrong, whom it is about, how long it lasts, and how long Krypton may wait after it.
+
+use std::time::Duration;
+
+use krypton_common::names;
+
+/// After an apiserver, a way or an answer is good again: the hub's and the agent's pauses end at 30 s, and
+/// are never longer than what they have waited for so far.
+const PAUSES: Duration = Duration::from_secs(30);
+/// Who was killed gave up no Lease: its successor waits until it has stood still for 60 s.
+const LEASE: Duration = Duration::from_secs(66);
+/// A new chart state for everybody: it is time for helm, not a pause.
+const ROLLED_OUT: Duration = Duration::from_secs(15);
+
+/// A member of the fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Edge {
+    /// With an agent.
+    One,
+    /// By the hub, with a kubeconfig.
+    Two,
+}
+
+impl Edge {
+    pub(crate) const ALL: [Self; 2] = [Self::One, Self::Two];
+
+    /// The member's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::One => "edge-1",
+            Self::Two => "edge-2",
+        }
+    }
+}
+
+/// A slot for a Tenant, live or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Tenant(pub(crate) usize);
+
+impl Tenant {
+    pub(crate) fn edge(self) -> Edge {
+        match self.0.is_multiple_of(2) {
+            true => Edge::One,
+            false => Edge::Two,
+        }
+    }
+
+    pub(crate) fn name(self) -> String {
+        format!("t-{:03}", self.0)
+    }
+
+    pub(crate) fn release(self) -> String {
+        names::tenant_release(&self.name(), self.edge().name())
+    }
+}
+
+/// What a Tenant says of its workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Workspace {
+    /// Nothing: it is the Tenant's name.
+    Unset,
+    /// The Tenant's name, and it says so.
+    Named,
+    /// A namespace of another name, for itself.
+    Own,
+    /// One that was there before, with others in it.
+    Shared(u8),
+}
+
+impl Workspace {
+    pub(crate) fn shared(number: u8) -> String {
+        format!("theirs-{number}")
+    }
+
+    pub(crate) fn namespace(self, tenant: Tenant) -> String {
+        match self {
+            Self::Unset | Self::Named => tenant.name(),
+            Self::Own => format!("{}-ws", tenant.name()),
+            Self::Shared(number) => Self::shared(number),
+        }
+    }
+}
+
+/// What becomes of what passes a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Cut,
+    Slow(Duration),
+    /// Half-open.
+    Swallowed,
+    Frozen,
+}
+
+/// What is said in the place of an apiserver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// To all requests.
+    Status(u16),
+    Page(u16),
+    /// Lists are empty.
+    Nothing,
+    /// Watches end at once.
+    Closed,
+}
+
+impl Answered {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Status(403),
+        Self::Status(404),
+        Self::Status(410),
+        Self::Status(429),
+        Self::Status(500),
+        Self::Page(200),
+        Self::Page(502),
+        Self::Nothing,
+        Self::Closed,
+    ];
+}
+
+/// How the chart repository is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Away {
+    Gone,
+    Failing,
+    Rubbish,
+}
+
+/// What somebody marks the newest revision of a release as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mark(pub(crate) &'static str);
+
+impl Mark {
+    pub(crate) const ALL: [Self; 4] = [
+        Self("pending-upgrade"),
+        Self("pending-rollback"),
+        Self("failed"),
+        Self("superseded"),
+    ];
+}
+
+/// An object of the small chart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Object {
+    ConfigMap,
+    Service,
+    Deployment,
+}
+
+impl Object {
+    pub(crate) const ALL: [Self; 3] = [Self::ConfigMap, Self::Service, Self::Deployment];
+}
+
+/// One thing that goes wrong, or that a person does, with all that chance has settled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fault {
+    HubKilled {
+        away: Duration,
+    },
+    AgentKilled {
+        away: Duration,
+    },
+    /// All that run at the moment, of hub and agent.
+    HelmKilled,
+    AgentFrozen {
+        away: Duration,
+    },
+    ApiserverKilled {
+        edge: Edge,
+        away: Duration,
+    },
+    /// etcd and apiserver at once.
+    PowerLost {
+        edge: Edge,
+        away: Duration,
+    },
+    /// Between agent and hub.
+    Link {
+        way: Way,
+        away: Duration,
+    },
+    /// Between the actor and its apiserver.
+    Way {
+        edge: Edge,
+        way: Way,
+        away: Duration,
+    },
+    Answers {
+        edge: Edge,
+        answer: Answered,
+        away: Duration,
+    },
+    /// The Secret of edge-2 holds rubbish.
+    Kubeconfig {
+        away: Duration,
+    },
+    /// A value of the chart, in the hub's values file.
+    Message {
+        number: u32,
+    },
+    /// Another version of the chart: the hub is stopped and started with it.
+    Version {
+        number: u32,
+    },
+    Repository {
+        how: Away,
+        away: Duration,
+    },
+    Crd {
+        edge: Edge,
+    },
+    Created {
+        tenant: Tenant,
+        workspace: Workspace,
+    },
+    Deleted {
+        tenant: Tenant,
+    },
+    Recreated {
+        tenant: Tenant,
+        workspace: Workspace,
+    },
+    /// To what it is anyway: it may be set where it was not.
+    WorkspaceSet {
+        tenant: Tenant,
+    },
+    Paused {
+        tenant: Tenant,
+        away: Duration,
+    },
+    ReleaseDeleted {
+        tenant: Tenant,
+        all: bool,
+    },
+    ReleaseDamaged {
+        tenant: Tenant,
+    },
+    ReleaseMarked {
+        tenant: Tenant,
+        mark: Mark,
+    },
+    ForeignObject {
+        tenant: Tenant,
+        number: u32,
+    },
+    ForeignRelease {
+        tenant: Tenant,
+        number: u32,
+    },
+    ForeignFinalizer {
+        tenant: Tenant,
+    },
+    Drift {
+        tenant: Tenant,
+        object: Object,
+        gone: bool,
+    },
+}
+
+/// Faults without what chance settles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    HubKilled,
+    AgentKilled,
+    HelmKilled,
+    AgentFrozen,
+    ApiserverKilled,
+    PowerLost,
+    Link,
+    Way,
+    Answers,
+    Kubeconfig,
+    Message,
+    Version,
+    Repository,
+    Crd,
+    Created,
+    Deleted,
+    Recreated,
+    WorkspaceSet,
+    Paused,
+    ReleaseDeleted,
+    ReleaseDamaged,
+    ReleaseMarked,
+    ForeignObject,
+    ForeignRelease,
+    ForeignFinalizer,
+    Drift,
+}
+
+impl Kind {
+    /// With how often, of all.
+    pub(crate) const ALL: [(Self, u32); 26] = [
+        (Self::HubKilled, 3),
+        (Self::AgentKilled, 3),
+        (Self::HelmKilled, 5),
+        (Self::AgentFrozen, 3),
+        (Self::ApiserverKilled, 3),
+        (Self::PowerLost, 2),
+        (Self::Link, 3),
+        (Self::Way, 4),
+        (Self::Answers, 6),
+        (Self::Kubeconfig, 2),
+        (Self::Message, 1),
+        (Self::Version, 2),
+        (Self::Repository, 2),
+        (Self::Crd, 2),
+        (Self::Created, 6),
+        (Self::Deleted, 5),
+        (Self::Recreated, 4),
+        (Self::WorkspaceSet, 3),
+        (Self::Paused, 2),
+        (Self::ReleaseDeleted, 3),
+        (Self::ReleaseDamaged, 2),
+        (Self::ReleaseMarked, 3),
+        (Self::ForeignObject, 2),
+        (Self::ForeignRelease, 2),
+        (Self::ForeignFinalizer, 2),
+        (Self::Drift, 8),
+    ];
+
+    /// In words.
+    pub(crate) fn told(self) -> &'static str {
+        match self {
+            Self::HubKilled => "hub killed (-9)",
+            Self::AgentKilled => "agent killed (-9)",
+            Self::HelmKilled => "helm killed (-9)",
+            Self::AgentFrozen => "agent frozen (SIGSTOP)",
+            Self::ApiserverKilled => "apiserver killed (-9)",
+            Self::PowerLost => "etcd and apiserver killed (-9)",
+            Self::Link => "link of hub and agent cut, slow, half-open or frozen",
+            Self::Way => "way to an apiserver cut, slow, half-open or frozen",
+            Self::Answers => "403, 404, 410, 429, 500, HTML, empty lists, closed watches",
+            Self::Kubeconfig => "kubeconfig Secret replaced by rubbish",
+            Self::Message => "values of the chart changed",
+            Self::Version => "version of the chart changed, hub restarted",
+            Self::Repository => "chart repository away",
+            Self::Crd => "CRD of Tenants deleted",
+            Self::Created => "Tenant created",
+            Self::Deleted => "Tenant deleted",
+            Self::Recreated => "Tenant deleted and created anew",
+            Self::WorkspaceSet => "workspace of a Tenant set",
+            Self::Paused => "Tenant paused",
+            Self::ReleaseDeleted => "release Secrets deleted",
+            Self::ReleaseDamaged => "release Secret damaged",
+            Self::ReleaseMarked => "release marked pending, failed or superseded",
+            Self::ForeignObject => "foreign ConfigMap in a workspace",
+            Self::ForeignRelease => "foreign release in a workspace",
+            Self::ForeignFinalizer => "foreign finalizer on a Tenant",
+            Self::Drift => "object of a release edited or deleted",
+        }
+    }
+}
+
+impl Fault {
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::HubKilled { .. } => Kind::HubKilled,
+            Self::AgentKilled { .. } => Kind::AgentKilled,
+            Self::HelmKilled => Kind::HelmKilled,
+            Self::AgentFrozen { .. } => Kind::AgentFrozen,
+            Self::ApiserverKilled { .. } => Kind::ApiserverKilled,
+            Self::PowerLost { .. } => Kind::PowerLost,
+            Self::Link { .. } => Kind::Link,
+            Self::Way { .. } => Kind::Way,
+            Self::Answers { .. } => Kind::Answers,
+            Self::Kubeconfig { .. } => Kind::Kubeconfig,
+            Self::Message { .. } => Kind::Message,
+            Self::Version { .. } => Kind::Version,
+            Self::Repository { .. } => Kind::Repository,
+            Self::Crd { .. } => Kind::Crd,
+            Self::Created { .. } => Kind::Created,
+            Self::Deleted { .. } => Kind::Deleted,
+            Self::Recreated { .. } => Kind::Recreated,
+            Self::WorkspaceSet { .. } => Kind::WorkspaceSet,
+            Self::Paused { .. } => Kind::Paused,
+            Self::ReleaseDeleted { .. } => Kind::ReleaseDeleted,
+            Self::ReleaseDamaged { .. } => Kind::ReleaseDamaged,
+            Self::ReleaseMarked { .. } => Kind::ReleaseMarked,
+            Self::ForeignObject { .. } => Kind::ForeignObject,
+            Self::ForeignRelease { .. } => Kind::ForeignRelease,
+            Self::ForeignFinalizer { .. } => Kind::ForeignFinalizer,
+            Self::Drift { .. } => Kind::Drift,
+        }
+    }
+
+    /// What is in its hands while it lasts: two at once would undo each other.
+    pub(crate) fn holds(&self) -> Kind {
+        match self.kind() {
+            Kind::Version => Kind::HubKilled,
+            Kind::AgentFrozen => Kind::AgentKilled,
+            Kind::PowerLost => Kind::ApiserverKilled,
+            kind => kind,
+        }
+    }
+
+    pub(crate) fn tenant(&self) -> Option<Tenant> {
+        match self {
+            Self::Created { tenant, .. }
+            | Self::Deleted { tenant }
+            | Self::Recreated { tenant, .. }
+            | Self::WorkspaceSet { tenant }
+            | Self::Paused { tenant, .. }
+            | Self::ReleaseDeleted { tenant, .. }
+            | Self::ReleaseDamaged { tenant }
+            | Self::ReleaseMarked { tenant, .. }
+            | Self::ForeignObject { tenant, .. }
+            | Self::ForeignRelease { tenant, .. }
+            | Self::ForeignFinalizer { tenant }
+            | Self::Drift { tenant, .. } => Some(*tenant),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn edge(&self) -> Option<Edge> {
+        match self {
+            Self::ApiserverKilled { edge, .. }
+            | Self::PowerLost { edge, .. }
+            | Self::Way { edge, .. }
+            | Self::Answers { edge, .. }
+            | Self::Crd { edge } => Some(*edge),
+            _ => self.tenant().map(Tenant::edge),
+        }
+    }
+
+    /// From its beginning until it is put right.
+    pub(crate) fn away(&self) -> Duration {
+        match self {
+            Self::HubKilled { away }
+            | Self::AgentKilled { away }
+            | Self::AgentFrozen { away }
+            | Self::ApiserverKilled { away, .. }
+            | Self::PowerLost { away, .. }
+            | Self::Link { away, .. }
+            | Self::Way { away, .. }
+            | Self::Answers { away, .. }
+            | Self::Kubeconfig { away }
+            | Self::Repository { away, .. }
+            | Self::Paused { away, .. } => *away,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// From its beginning until Krypton has nothing to wait for any more: a pause after a failure, or a
+    /// dead process' Lease. The time for the work itself is not in it.
+    pub(crate) fn lasting(&self) -> Duration {
+        let after = match self.kind() {
+            Kind::HubKilled | Kind::AgentKilled => LEASE,
+            Kind::AgentFrozen
+            | Kind::ApiserverKilled
+            | Kind::PowerLost
+            | Kind::Link
+            | Kind::Way
+            | Kind::Answers
+            | Kind::Kubeconfig
+            | Kind::Crd => PAUSES,
+            // A pause is at most as long as what went before it.
+            Kind::Repository => self.away(),
+            Kind::Message | Kind::Version => ROLLED_OUT,
+            _ => Duration::ZERO,
+        };
+        self.away() + after
+    }
+}

@@ -1,0 +1,331 @@
+//! Whether what is there is what should be: a pure function of both.
+
+use std::collections::BTreeMap;
+
+use krypton_common::{desired::ChartState, names};
+use serde_json::{Map, Value};
+
+use super::{
+    fault::{Edge, Object, Tenant, Workspace},
+    snapshot::{EdgeSeen, NamespaceSeen, Place, RevisionSeen, Snapshot, TenantSeen},
+};
+
+pub(crate) const CHART: &str = "small";
+pub(crate) const FOREIGN_FINALIZER: &str = "soak.example.org/hold";
+
+/// A promise that was not kept.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Violation {
+    /// Which promise.
+    pub(crate) promise: &'static str,
+    /// Of what, and what was there instead.
+    pub(crate) story: String,
+}
+
+/// What is wanted of one Tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) workspace: Workspace,
+    /// It has somebody else's finalizer beside ours.
+    pub(crate) held: bool,
+}
+
+/// All that is wanted at one time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(crate) repository: String,
+    pub(crate) version: String,
+    pub(crate) message: String,
+    pub(crate) replicas: u32,
+    pub(crate) tenants: BTreeMap<Tenant, Wanted>,
+    /// What the foreign objects of an edge were when they were made.
+    pub(crate) foreign: BTreeMap<(Edge, String), String>,
+}
+
+impl Expected {
+    fn chart(&self) -> ChartState {
+        let values = [
+            ("message".to_owned(), Value::from(self.message.as_str())),
+            ("replicaCount".to_owned(), Value::from(self.replicas)),
+        ];
+        ChartState {
+            repo: self.repository.clone(),
+            name: CHART.to_owned(),
+            version: self.version.clone(),
+            install_crds: false,
+            values: Map::from_iter(values),
+        }
+    }
+
+    /// What each object of the chart holds, as the chart's templates have it.
+    fn content(&self, object: Object) -> BTreeMap<String, String> {
+        let pairs: &[(&str, String)] = match object {
+            Object::ConfigMap => &[
+                ("message", self.message.clone()),
+                ("version", self.version.clone()),
+            ],
+            Object::Service => &[("ports", "[(80, Some(Int(8080)))]".to_owned())],
+            Object::Deployment => &[
+                ("replicas", format!("Some({})", self.replicas)),
+                ("version", self.version.clone()),
+            ],
+        };
+        let owned = |(key, value): &(&str, String)| ((*key).to_owned(), value.clone());
+        pairs.iter().map(owned).collect()
+    }
+}
+
+/// All that is not as it should be.
+pub(crate) fn judge(expected: &Expected, seen: &Snapshot) -> Vec<Violation> {
+    let mut judge = Judge {
+        expected,
+        fingerprint: expected.chart().fingerprint(),
+        chart: expected.chart().applied_name(),
+        found: Vec::new(),
+    };
+    let nothing = EdgeSeen::default();
+    for edge in Edge::ALL {
+        let here = seen.edges.get(&edge).unwrap_or(&nothing);
+        for (tenant, wanted) in &expected.tenants {
+            if tenant.edge() == edge {
+                judge.tenant(*tenant, wanted, here);
+                judge.release(*tenant, wanted, here);
+                judge.objects(*tenant, wanted, here);
+                judge.told_at_home(*tenant, seen.home.get(&tenant.name()));
+            }
+        }
+        judge.leftovers(edge, here);
+        judge.foreign(edge, here);
+        judge.member(edge, seen);
+    }
+    for name in seen.home.keys() {
+        if !expected.tenants.keys().any(|tenant| tenant.name() == *name) {
+            judge.say("what is deleted goes", format!("Tenant {name} is on home"));
+        }
+    }
+    judge.found.sort();
+    judge.found
+}
+
+struct Judge<'a> {
+    expected: &'a Expected,
+    fingerprint: String,
+    chart: String,
+    found: Vec<Violation>,
+}
+
+impl Judge<'_> {
+    fn say(&mut self, promise: &'static str, story: String) {
+        self.found.push(Violation { promise, story });
+    }
+
+    fn tenant(&mut self, tenant: Tenant, wanted: &Wanted, here: &EdgeSeen) {
+        let name = format!("Tenant {} on {}", tenant.name(), tenant.edge().name());
+        let Some(seen) = here.tenants.get(&tenant.name()) else {
+            return self.say("a live Tenant stays", format!("{name} is not there"));
+        };
+        if seen.deleting {
+            self.say("a live Tenant stays", format!("{name} is being deleted"));
+        }
+        let workspace = wanted.workspace.namespace(tenant);
+        if seen.workspace != workspace {
+            let story = format!("{name}: workspace {}, not {workspace}", seen.workspace);
+            self.say("nobody else writes a spec", story);
+        }
+        let has = |finalizer: &str| seen.finalizers.iter().any(|found| found == finalizer);
+        if !has(names::TENANT_FINALIZER) {
+            let story = format!("{name}: {:?}", seen.finalizers);
+            self.say("no finalizer is lost", story);
+        }
+        if wanted.held != has(FOREIGN_FINALIZER) {
+            let story = format!("{name}: {:?}", seen.finalizers);
+            self.say("no foreign finalizer is touched", story);
+        }
+        self.status(&name, seen);
+    }
+
+    fn status(&mut self, name: &str, seen: &TenantSeen) {
+        let ready = seen.conditions.get("Ready");
+        let true_ = ready.is_some_and(|(status, ..)| status == "True");
+        let whole = true_ && seen.phase == "Ready" && seen.observed == seen.generation;
+        if !whole || seen.chart != self.chart {
+            let story = format!(
+                "{name}: phase {:?}, generation {} and observed {}, chart {:?}; {}",
+                seen.phase,
+                seen.generation,
+                seen.observed,
+                seen.chart,
+                seen.said()
+            );
+            self.say("the status is true", story);
+        }
+    }
+
+    fn told_at_home(&mut self, tenant: Tenant, seen: Option<&TenantSeen>) {
+        let name = format!("Tenant {} on home", tenant.name());
+        let Some(seen) = seen else {
+            return self.say("home tells the truth", format!("{name} is not there"));
+        };
+        let kind = format!("ClusterReady/{}", tenant.edge().name());
+        let of_member = seen.conditions.get(&kind);
+        let others = seen
+            .conditions
+            .keys()
+            .any(|other| other.starts_with("ClusterReady/") && *other != kind);
+        if others || of_member.is_none_or(|(status, ..)| status != "True") {
+            self.say("home tells the truth", format!("{name}: {}", seen.said()));
+        }
+        self.status(&name, seen);
+    }
+
+    fn release(&mut self, tenant: Tenant, wanted: &Wanted, here: &EdgeSeen) {
+        let release = tenant.release();
+        let workspace = wanted.workspace.namespace(tenant);
+        let all = here
+            .releases
+            .iter()
+            .filter(|((_, name), _)| *name == release);
+        for ((namespace, _), revisions) in all.clone() {
+            if *namespace != workspace {
+                let story = format!("{release} in {namespace} too: {}", shown(revisions));
+                self.say("there is one release", story);
+            }
+        }
+        let own = all
+            .clone()
+            .find(|((namespace, _), _)| *namespace == workspace);
+        let Some((_, revisions)) = own else {
+            let story = format!("{release} is not in {workspace}");
+            return self.say("there is one release", story);
+        };
+        let deployed = revisions.iter().filter(|found| found.status == "deployed");
+        let locked = |found: &RevisionSeen| {
+            found.status.ends_with("ing") || found.status.starts_with("pending")
+        };
+        let newest = revisions.last();
+        let newest_deployed = newest.is_some_and(|found| found.status == "deployed");
+        if deployed.count() != 1 || !newest_deployed || revisions.iter().any(locked) {
+            let story = format!("{release} in {workspace}: {}", shown(revisions));
+            self.say("one revision, the newest, is deployed", story);
+        }
+        let Some(newest) = newest else {
+            return;
+        };
+        let content = Ok(("deployed".to_owned(), self.expected.version.clone()));
+        if newest.fingerprint != self.fingerprint || newest.content != content {
+            let story = format!(
+                "{release} in {workspace}: fingerprint {} of {}, {:?}",
+                newest.fingerprint, self.fingerprint, newest.content
+            );
+            self.say("the release is the desired one", story);
+        }
+    }
+
+    fn objects(&mut self, tenant: Tenant, wanted: &Wanted, here: &EdgeSeen) {
+        let release = tenant.release();
+        let place = (wanted.workspace.namespace(tenant), release.clone());
+        for kind in Object::ALL {
+            let seen = here.objects.get(&(kind, place.clone()));
+            let expected = self.expected.content(kind);
+            let as_it_should =
+                seen.is_some_and(|seen| seen.release == release && seen.content == expected);
+            if !as_it_should {
+                let story = format!(
+                    "{kind:?} {release} in {}: {seen:?}, not {expected:?}",
+                    place.0
+                );
+                self.say("the objects are those of the chart", story);
+            }
+        }
+    }
+
+    /// What belongs to no live Tenant.
+    fn leftovers(&mut self, edge: Edge, here: &EdgeSeen) {
+        let promise = "what is deleted goes";
+        let live: BTreeMap<Place, Tenant> = self
+            .expected
+            .tenants
+            .iter()
+            .filter(|(tenant, _)| tenant.edge() == edge)
+            .map(|(tenant, wanted)| {
+                (
+                    (wanted.workspace.namespace(*tenant), tenant.release()),
+                    *tenant,
+                )
+            })
+            .collect();
+        let wanted = |name: &str| live.values().any(|tenant| tenant.name() == name);
+        let edge = edge.name();
+        for name in here.tenants.keys().filter(|name| !wanted(name)) {
+            let said = here.tenants.get(name).map(TenantSeen::said);
+            let story = format!("Tenant {name} on {edge}: {}", said.unwrap_or_default());
+            self.say(promise, story);
+        }
+        // That of a live Tenant in another place is told of there.
+        let nobodys = |release: &str| {
+            release.starts_with("tenant-")
+                && !live.values().any(|tenant| tenant.release() == release)
+        };
+        for ((namespace, release), revisions) in &here.releases {
+            if nobodys(release) {
+                let story = format!("{release} in {namespace} on {edge}: {}", shown(revisions));
+                self.say(promise, story);
+            }
+        }
+        for ((kind, (namespace, name)), seen) in &here.objects {
+            let place = (namespace.clone(), seen.release.clone());
+            if seen.release.starts_with("tenant-") && !live.contains_key(&place) {
+                let story = format!(
+                    "{kind:?} {name} of {} in {namespace} on {edge}",
+                    seen.release
+                );
+                self.say(promise, story);
+            }
+        }
+        for (name, NamespaceSeen { terminating, made }) in &here.namespaces {
+            let used = live.keys().any(|(namespace, _)| namespace == name);
+            let others = here.releases.keys().any(|(namespace, _)| namespace == name);
+            if *terminating || (*made && !used && !others) {
+                let story = format!("namespace {name} on {edge}, terminating: {terminating}");
+                self.say(promise, story);
+            }
+        }
+    }
+
+    fn foreign(&mut self, edge: Edge, here: &EdgeSeen) {
+        for ((place, what), before) in &self.expected.foreign.clone() {
+            let now = here.foreign.get(what);
+            if *place == edge && now != Some(before) {
+                let now = now.map_or("it is gone", String::as_str);
+                let story = format!("{what} on {}: {now}; before: {before}", edge.name());
+                self.say("no foreign object is touched", story);
+            }
+        }
+    }
+
+    fn member(&mut self, edge: Edge, seen: &Snapshot) {
+        let said = seen.members.get(edge.name());
+        let holds = |kind: &str| {
+            said.and_then(|said| said.get(kind))
+                .is_some_and(|(status, ..)| status == "True")
+        };
+        if !holds("Connected") || !holds("Healthy") {
+            let story = format!("EdgeCluster {}: {said:?}", edge.name());
+            self.say("home tells the truth", story);
+        }
+    }
+}
+
+fn shown(revisions: &[RevisionSeen]) -> String {
+    let line = |found: &RevisionSeen| match &found.content {
+        Ok((status, version)) => {
+            format!("v{} {} ({status} of {version})", found.number, found.status)
+        }
+        Err(error) => format!("v{} {} ({error})", found.number, found.status),
+    };
+    revisions.iter().map(line).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+#[path = "judgement_tests.rs"]
+mod tests;

@@ -1,0 +1,264 @@
+//! What is wanted now, which objects may go, and what was seen that must not be: shared by who makes the
+//! faults and who watches.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    fault::{Edge, Object, Tenant, Workspace},
+    judgement::{Expected, Violation, Wanted},
+    snapshot::Place,
+};
+
+#[derive(Debug, Default)]
+struct Book {
+    expected: Expected,
+    /// UIDs of objects of the chart that there are, and whose they are.
+    seen: BTreeMap<(Edge, Object, Place), (String, String)>,
+    /// UIDs that a person has deleted, or whose Tenant is to go.
+    may_go: BTreeSet<String>,
+    violations: Vec<Violation>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Ledger(Mutex<Book>);
+
+impl Ledger {
+    pub(crate) fn new(expected: Expected) -> Self {
+        Self(Mutex::new(Book {
+            expected,
+            ..Book::default()
+        }))
+    }
+
+    pub(crate) fn expected(&self) -> Expected {
+        self.lock().expected.clone()
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Expected)) {
+        change(&mut self.lock().expected);
+    }
+
+    pub(crate) fn is_wanted(&self, tenant: Tenant) -> bool {
+        self.lock().expected.tenants.contains_key(&tenant)
+    }
+
+    pub(crate) fn wanted(&self, tenant: Tenant) -> Option<Wanted> {
+        self.lock().expected.tenants.get(&tenant).cloned()
+    }
+
+    /// From now on it is to be there.
+    pub(crate) fn want(&self, tenant: Tenant, workspace: Workspace) {
+        let wanted = Wanted {
+            workspace,
+            held: false,
+        };
+        self.lock().expected.tenants.insert(tenant, wanted);
+    }
+
+    pub(crate) fn hold(&self, tenant: Tenant, held: bool) {
+        if let Some(wanted) = self.lock().expected.tenants.get_mut(&tenant) {
+            wanted.held = held;
+        }
+    }
+
+    /// From now on it is to go, with all that is its own. A namespace that was made for it goes too, with
+    /// what else is in it, unless there is another release (design, rule 8).
+    pub(crate) fn let_go(&self, tenant: Tenant) -> Option<Wanted> {
+        let mut book = self.lock();
+        let wanted = book.expected.tenants.remove(&tenant)?;
+        let release = tenant.release();
+        let own = book.seen.values().filter(|(_, of)| *of == release);
+        let own: Vec<String> = own.map(|(uid, _)| uid.clone()).collect();
+        book.may_go.extend(own);
+        if !matches!(wanted.workspace, Workspace::Shared(_)) {
+            let namespace = wanted.workspace.namespace(tenant);
+            let another = format!("Secret {namespace}/sh.helm.release.v1.foreign-");
+            let within = format!(" {namespace}/");
+            let foreign = &mut book.expected.foreign;
+            let stays = |what: &str| what.starts_with(&another);
+            if !foreign
+                .keys()
+                .any(|(edge, what)| *edge == tenant.edge() && stays(what))
+            {
+                foreign.retain(|(edge, what), _| *edge != tenant.edge() || !what.contains(&within));
+            }
+        }
+        Some(wanted)
+    }
+
+    /// A person deletes this object.
+    pub(crate) fn may_go(&self, uid: &str) {
+        self.lock().may_go.insert(uid.to_owned());
+    }
+
+    /// An object of the chart is there.
+    pub(crate) fn there(&self, edge: Edge, kind: Object, place: &Place, release: &str, uid: &str) {
+        let mut book = self.lock();
+        let live = book.expected.tenants.keys();
+        if !live.into_iter().any(|tenant| tenant.release() == release) {
+            book.may_go.insert(uid.to_owned());
+        }
+        let now = (uid.to_owned(), release.to_owned());
+        let before = book.seen.insert((edge, kind, place.clone()), now.clone());
+        if let Some(before) = before.filter(|before| before.0 != now.0) {
+            book.lost(edge, kind, place, &before, &format!("it is {uid} now"));
+        }
+    }
+
+    /// One of them has gone.
+    pub(crate) fn gone(&self, edge: Edge, kind: Object, place: &Place) {
+        let mut book = self.lock();
+        if let Some(before) = book.seen.remove(&(edge, kind, place.clone())) {
+            book.lost(edge, kind, place, &before, "it is gone");
+        }
+    }
+
+    /// These are all that there are of a kind.
+    pub(crate) fn only(&self, edge: Edge, kind: Object, all: &BTreeSet<Place>) {
+        let missing: Vec<Place> = {
+            let book = self.lock();
+            let of_kind = book
+                .seen
+                .keys()
+                .filter(|(at, of, _)| (*at, *of) == (edge, kind));
+            let missing = of_kind.filter(|(_, _, place)| !all.contains(place));
+            missing.map(|(_, _, place)| place.clone()).collect()
+        };
+        for place in missing {
+            self.gone(edge, kind, &place);
+        }
+    }
+
+    pub(crate) fn violations(&self) -> Vec<Violation> {
+        self.lock().violations.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Book {
+    fn lost(
+        &mut self,
+        edge: Edge,
+        kind: Object,
+        (namespace, name): &Place,
+        (uid, release): &(String, String),
+        now: &str,
+    ) {
+        if self.may_go.contains(uid) {
+            return;
+        }
+        let story = format!(
+            "{kind:?} {name} of {release} in {namespace} on {}, {uid}: {now}, and nobody has deleted it; {}",
+            edge.name(),
+            jiff::Timestamp::now()
+        );
+        self.violations.push(Violation {
+            promise: "nothing of a live Tenant is uninstalled",
+            story,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TENANT: Tenant = Tenant(0);
+
+    fn place() -> Place {
+        ("t-000-ws".to_owned(), TENANT.release())
+    }
+
+    fn with_object() -> Ledger {
+        let ledger = Ledger::default();
+        ledger.want(TENANT, Workspace::Own);
+        ledger.there(
+            Edge::One,
+            Object::Deployment,
+            &place(),
+            &TENANT.release(),
+            "first",
+        );
+        ledger
+    }
+
+    #[test]
+    fn what_goes_of_a_live_tenant_is_told_of() {
+        let ledger = with_object();
+        ledger.gone(Edge::One, Object::Deployment, &place());
+        assert_eq!(ledger.violations().len(), 1);
+
+        let ledger = with_object();
+        ledger.there(
+            Edge::One,
+            Object::Deployment,
+            &place(),
+            &TENANT.release(),
+            "second",
+        );
+        assert_eq!(ledger.violations().len(), 1);
+
+        let ledger = with_object();
+        ledger.only(Edge::One, Object::ConfigMap, &BTreeSet::new());
+        assert_eq!(ledger.violations(), []);
+        ledger.only(Edge::One, Object::Deployment, &BTreeSet::new());
+        assert_eq!(ledger.violations().len(), 1);
+    }
+
+    #[test]
+    fn what_a_person_has_deleted_may_go_once() {
+        let ledger = with_object();
+        ledger.may_go("first");
+        ledger.gone(Edge::One, Object::Deployment, &place());
+        ledger.there(
+            Edge::One,
+            Object::Deployment,
+            &place(),
+            &TENANT.release(),
+            "second",
+        );
+        assert_eq!(ledger.violations(), []);
+        ledger.gone(Edge::One, Object::Deployment, &place());
+        assert_eq!(ledger.violations().len(), 1);
+    }
+
+    #[test]
+    fn what_is_of_a_deleted_tenant_may_go_and_of_the_next_one_of_its_name_may_not() {
+        let ledger = with_object();
+        ledger.let_go(TENANT);
+        ledger.gone(Edge::One, Object::Deployment, &place());
+        ledger.want(TENANT, Workspace::Own);
+        ledger.there(
+            Edge::One,
+            Object::Deployment,
+            &place(),
+            &TENANT.release(),
+            "second",
+        );
+        assert_eq!(ledger.violations(), []);
+        ledger.gone(Edge::One, Object::Deployment, &place());
+        assert_eq!(ledger.violations().len(), 1);
+    }
+
+    #[test]
+    fn what_is_foreign_in_a_namespace_made_for_a_tenant_goes_with_it_but_for_a_release() {
+        let object = (Edge::One, "ConfigMap t-000-ws/foreign-1".to_owned());
+        let release = "Secret t-000-ws/sh.helm.release.v1.foreign-2.v1";
+        let release = (Edge::One, release.to_owned());
+        for (all, left) in [(vec![object.clone()], 0), (vec![object, release], 2)] {
+            let ledger = with_object();
+            ledger.change(|expected| {
+                let all = all.into_iter().map(|what| (what, "{}".to_owned()));
+                expected.foreign.extend(all);
+            });
+            ledger.let_go(TENANT);
+            assert_eq!(ledger.expected().foreign.len(), left);
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! What people do to Tenants and beside them, at the apiservers themselves, however often it takes.
+
+use std::{collections::BTreeMap, io::Write, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use flate2::{Compression, write::GzEncoder};
+use k8s_openapi::{
+    ByteString,
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Secret, Service},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use krypton_common::names;
+use krypton_crds::tenant::Tenant as TenantObject;
+use krypton_tests::eventually;
+use kube::{
+    Api, Client, CustomResourceExt, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::{Value, json};
+
+use super::{
+    fault::{Mark, Object, Tenant, Workspace},
+    judgement::FOREIGN_FINALIZER,
+    ledger::Ledger,
+    snapshot::{EdgeSeen, unpacked},
+    stage::Site,
+};
+
+const NAMESPACE: &str = "default";
+/// Apiservers come back, CRDs too, and what is deleted goes.
+const PATIENCE: Duration = Duration::from_secs(150);
+/// What needs a release to be there, and may find none.
+const SHORT: Duration = Duration::from_secs(20);
+const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
+
+pub(crate) struct Person<'a> {
+    pub(crate) site: &'a Site,
+    pub(crate) home: &'a Client,
+    pub(crate) ledger: &'a Ledger,
+}
+
+impl Person<'_> {
+    fn tenants(&self) -> Api<TenantObject> {
+        Api::namespaced(self.site.client.clone(), NAMESPACE)
+    }
+
+    fn at_home(&self) -> Api<TenantObject> {
+        Api::namespaced(self.home.clone(), NAMESPACE)
+    }
+
+    /// On the edge, and on home, which tells of it.
+    pub(crate) async fn create(&self, tenant: Tenant, workspace: Workspace) -> Result<()> {
+        let spec = match workspace {
+            Workspace::Unset => json!({}),
+            workspace => json!({"workspace": workspace.namespace(tenant)}),
+        };
+        self.ledger.want(tenant, workspace);
+        let object = TenantObject::new(&tenant.name(), serde_json::from_value(spec)?);
+        let plain = TenantObject::new(&tenant.name(), Default::default());
+        admitted(&self.tenants(), &object).await?;
+        admitted(&self.at_home(), &plain).await
+    }
+
+    pub(crate) async fn delete(&self, tenant: Tenant) -> Result<()> {
+        let Some(wanted) = self.ledger.let_go(tenant) else {
+            bail!("{} is not there", tenant.name());
+        };
+        stamped(&self.tenants(), &tenant.name()).await?;
+        stamped(&self.at_home(), &tenant.name()).await?;
+        if wanted.held {
+            self.finalizer(tenant, false).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn set_workspace(&self, tenant: Tenant) -> Result<()> {
+        let patch = json!({"spec": {"workspace": tenant.name()}});
+        self.patch(tenant, &patch).await?;
+        self.ledger.change(|expected| {
+            if let Some(wanted) = expected.tenants.get_mut(&tenant) {
+                wanted.workspace = Workspace::Named;
+            }
+        });
+        Ok(())
+    }
+
+    pub(crate) async fn pause(&self, tenant: Tenant, paused: bool) -> Result<()> {
+        let value = if paused { json!("true") } else { Value::Null };
+        let patch = json!({"metadata": {"annotations": {names::PAUSED_ANNOTATION: value}}});
+        self.patch(tenant, &patch).await
+    }
+
+    async fn patch(&self, tenant: Tenant, patch: &Value) -> Result<()> {
+        let (api, name) = (self.tenants(), tenant.name());
+        let what = format!("{name} to be patched");
+        eventually(&what, PATIENCE, async || {
+            let params = PatchParams::default();
+            api.patch(&name, &params, &Patch::Merge(patch)).await?;
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Puts somebody else's finalizer beside ours, or takes it away.
+    pub(crate) async fn finalizer(&self, tenant: Tenant, held: bool) -> Result<()> {
+        let (api, name) = (self.tenants(), tenant.name());
+        let what = format!("the finalizers of {name} to be changed");
+        eventually(&what, PATIENCE, async || {
+            let Some(found) = api.get_opt(&name).await? else {
+                return Ok((!held).then_some(()));
+            };
+            ensure!(
+                !held || found.metadata.deletion_timestamp.is_none(),
+                "it is being deleted"
+            );
+            let mut finalizers = found.finalizers().to_vec();
+            finalizers.retain(|finalizer| finalizer != FOREIGN_FINALIZER);
+            if held {
+                finalizers.push(FOREIGN_FINALIZER.to_owned());
+            }
+            let version = found.resource_version();
+            let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
+            let params = PatchParams::default();
+            api.patch(&name, &params, &Patch::Merge(patch)).await?;
+            Ok(Some(()))
+        })
+        .await?;
+        self.ledger.hold(tenant, held);
+        Ok(())
+    }
+
+    /// The CRD of Tenants, under all of them. A finalizer of others would keep it, and with it all Tenants.
+    pub(crate) async fn delete_crd(&self) -> Result<()> {
+        let expected = self.ledger.expected();
+        let here = expected
+            .tenants
+            .iter()
+            .filter(|(tenant, _)| tenant.edge() == self.site.edge);
+        for (tenant, wanted) in here {
+            if wanted.held {
+                self.finalizer(*tenant, false).await?;
+            }
+        }
+        let crds: Api<CustomResourceDefinition> = Api::all(self.site.client.clone());
+        let name = TenantObject::crd_name();
+        eventually("the CRD to be deleted", PATIENCE, async || {
+            crds.delete(name, &DeleteParams::default()).await?;
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Secrets of the newest revision, or of all.
+    pub(crate) async fn delete_release(&self, tenant: Tenant, all: bool) -> Result<()> {
+        self.with_revisions(tenant, async |secrets, api| {
+            let params = DeleteParams::default();
+            for secret in secrets
+                .iter()
+                .rev()
+                .take(if all { secrets.len() } else { 1 })
+            {
+                api.delete(&secret.name_any(), &params).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    pub(crate) async fn damage_release(&self, tenant: Tenant) -> Result<()> {
+        self.with_revisions(tenant, async |secrets, api| {
+            let newest = secrets.last().context("no revision")?;
+            // Base64 of nothing that was ever compressed.
+            let data = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
+            let patch = Patch::Merge(json!({"data": {"release": data}}));
+            api.patch(&newest.name_any(), &PatchParams::default(), &patch)
+                .await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// In its payload and in its label.
+    pub(crate) async fn mark_release(&self, tenant: Tenant, mark: Mark) -> Result<()> {
+        self.with_revisions(tenant, async |secrets, api| {
+            let mut newest = secrets.last().context("no revision")?.clone();
+            let mut release = unpacked(&newest)?;
+            let status = release.pointer_mut("/info/status").context("no status")?;
+            *status = json!(mark.0);
+            let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+            gzip.write_all(release.to_string().as_bytes())?;
+            let packed = BASE64_STANDARD.encode(gzip.finish()?).into_bytes();
+            newest.data = Some(BTreeMap::from([("release".to_owned(), ByteString(packed))]));
+            newest
+                .labels_mut()
+                .insert("status".to_owned(), mark.0.to_owned());
+            api.replace(&newest.name_any(), &PostParams::default(), &newest)
+                .await?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn with_revisions(
+        &self,
+        tenant: Tenant,
+        mut act: impl AsyncFnMut(&[Secret], &Api<Secret>) -> Result<()>,
+    ) -> Result<()> {
+        let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
+        let namespace = wanted.workspace.namespace(tenant);
+        let api: Api<Secret> = Api::namespaced(self.site.client.clone(), &namespace);
+        let release = tenant.release();
+        let params = ListParams::default().labels(&format!("owner=helm,name={release}"));
+        eventually(&format!("revisions of {release}"), SHORT, async || {
+            let mut secrets = api.list(&params).await?.items;
+            let number = |secret: &Secret| -> u32 {
+                let label = secret.labels().get("version");
+                label.and_then(|text| text.parse().ok()).unwrap_or_default()
+            };
+            ensure!(!secrets.is_empty(), "there are none");
+            secrets.sort_by_key(number);
+            act(&secrets, &api).await.map(Some)
+        })
+        .await
+    }
+
+    /// Somebody else's ConfigMap, in the workspace.
+    pub(crate) async fn put_object(&self, tenant: Tenant, number: u32) -> Result<()> {
+        let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
+        let namespace = wanted.workspace.namespace(tenant);
+        let api: Api<ConfigMap> = Api::namespaced(self.site.client.clone(), &namespace);
+        let name = format!("foreign-{number}");
+        let map = json!({"metadata": {"name": name}, "data": {"whose": "not Krypton's"}});
+        let map: ConfigMap = serde_json::from_value(map)?;
+        let what = format!("{name} to be in {namespace}");
+        let made = eventually(&what, PATIENCE, async || match api.get_opt(&name).await? {
+            Some(made) => Ok(Some(made)),
+            None => Ok(Some(api.create(&PostParams::default(), &map).await?)),
+        })
+        .await?;
+        let key = (self.site.edge, format!("ConfigMap {namespace}/{name}"));
+        let content = serde_json::to_string(&made)?;
+        self.ledger.change(|expected| {
+            expected.foreign.insert(key, content);
+        });
+        Ok(())
+    }
+
+    /// Somebody else's release, in the workspace.
+    pub(crate) async fn put_release(&self, tenant: Tenant, number: u32) -> Result<()> {
+        let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
+        let namespace = wanted.workspace.namespace(tenant);
+        let name = format!("foreign-{number}");
+        let cluster = &self.site.cluster;
+        eventually(&format!("{name} to be installed"), PATIENCE, async || {
+            let place = ["--namespace", &namespace];
+            let install = [
+                "upgrade",
+                "--install",
+                &name,
+                SMALL,
+                "--set",
+                "replicaCount=0",
+            ];
+            let tried = cluster.helm(install.into_iter().chain(place)).await;
+            if let Err(error) = tried {
+                let undo = ["uninstall", &name, "--ignore-not-found"];
+                drop(cluster.helm(undo.into_iter().chain(place)).await);
+                return Err(error);
+            }
+            Ok(Some(()))
+        })
+        .await?;
+        let foreign = eventually("what it has made", PATIENCE, async || {
+            let seen = EdgeSeen::read(&self.site.client).await?;
+            let part = format!("{namespace}/");
+            let mut own = seen.foreign;
+            own.retain(|what, _| what.contains(&part) && what.contains(&name));
+            ensure!(own.len() >= 4, "{:?}", own.keys());
+            Ok(Some(own))
+        })
+        .await?;
+        let edge = self.site.edge;
+        self.ledger.change(|expected| {
+            let own = foreign
+                .into_iter()
+                .map(|(what, content)| ((edge, what), content));
+            expected.foreign.extend(own);
+        });
+        Ok(())
+    }
+
+    /// Edits an object of the chart, or deletes it.
+    pub(crate) async fn drift(&self, tenant: Tenant, object: Object, gone: bool) -> Result<()> {
+        let client = self.site.client.clone();
+        let wanted = self.ledger.wanted(tenant).context("not a Tenant")?;
+        let namespace = wanted.workspace.namespace(tenant);
+        match object {
+            Object::ConfigMap => {
+                let api: Api<ConfigMap> = Api::namespaced(client, &namespace);
+                let edit = json!({"data": {"message": "drifted"}});
+                self.change(&api, &tenant.release(), edit, gone).await
+            }
+            Object::Service => {
+                let api: Api<Service> = Api::namespaced(client, &namespace);
+                // Another port beside the chart's, of the same name, is what no helm can put right.
+                let port = json!({"name": "http", "port": 80, "targetPort": 81});
+                let edit = json!({"spec": {"ports": [port]}});
+                self.change(&api, &tenant.release(), edit, gone).await
+            }
+            Object::Deployment => {
+                let api: Api<Deployment> = Api::namespaced(client, &namespace);
+                let edit = json!({"spec": {"replicas": 2}});
+                self.change(&api, &tenant.release(), edit, gone).await
+            }
+        }
+    }
+
+    async fn change<K>(&self, api: &Api<K>, name: &str, edit: Value, gone: bool) -> Result<()>
+    where
+        K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+    {
+        eventually(&format!("{name} to be changed"), SHORT, async || {
+            if !gone {
+                let params = PatchParams::default();
+                api.patch(name, &params, &Patch::Merge(&edit)).await?;
+                return Ok(Some(()));
+            }
+            let uid = api.get(name).await?.uid().unwrap_or_default();
+            self.ledger.may_go(&uid);
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: Some(uid),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            api.delete(name, &params).await?;
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// What a person does who looks again, and finds that something has undone what was asked for: a CRD
+    /// that was deleted at that moment brings its Tenants back as they were. How often that was so.
+    pub(crate) async fn insist(&self) -> Result<usize> {
+        let (edge, api) = (self.site.edge, self.tenants());
+        eventually("all Tenants to be read", PATIENCE, async || {
+            let mut undone = 0;
+            for found in api.list(&ListParams::default()).await?.items {
+                let name = found.name_any();
+                let tenant = name.strip_prefix("t-").and_then(|slot| slot.parse().ok());
+                let tenant = Tenant(tenant.context("a Tenant of another name")?);
+                ensure!(tenant.edge() == edge, "{name} is on the wrong edge");
+                let live = self.ledger.is_wanted(tenant);
+                if !live && found.metadata.deletion_timestamp.is_none() {
+                    api.delete(&name, &DeleteParams::default()).await?;
+                    undone += 1;
+                }
+                if live && found.annotations().contains_key(names::PAUSED_ANNOTATION) {
+                    self.pause(tenant, false).await?;
+                    undone += 1;
+                }
+            }
+            Ok(Some(undone))
+        })
+        .await
+    }
+}
+
+/// Creates it, once no other of its name is on its way out.
+async fn admitted(api: &Api<TenantObject>, object: &TenantObject) -> Result<()> {
+    let name = object.name_any();
+    eventually(&format!("{name} to be admitted"), PATIENCE, async || {
+        match api.create(&PostParams::default(), object).await {
+            Ok(_) => Ok(Some(())),
+            // An answer that was lost: it is ours if it is not on its way out.
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                let found = api.get(&name).await?;
+                ensure!(
+                    found.metadata.deletion_timestamp.is_none(),
+                    "the one before is there"
+                );
+                if found.spec != object.spec {
+                    // Put back with its CRD, which was deleted when this was.
+                    api.delete(&name, &DeleteParams::default()).await?;
+                    bail!("the one before is there again");
+                }
+                Ok(Some(()))
+            }
+            Err(error) => Err(error.into()),
+        }
+    })
+    .await
+}
+
+/// Deletes it; that it goes is not waited for.
+async fn stamped(api: &Api<TenantObject>, name: &str) -> Result<()> {
+    eventually(&format!("{name} to be deleted"), PATIENCE, async || {
+        match api.delete(name, &DeleteParams::default()).await {
+            Ok(_) => Ok(Some(())),
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                // Of a CRD that is away too; then it comes back, and is asked for again.
+                Ok(Some(()))
+            }
+            Err(error) => Err(error.into()),
+        }
+    })
+    .await
+}
+
+/// All edges' people look again.
+pub(crate) async fn insist(people: [Person<'_>; 2]) -> Result<usize> {
+    let mut undone = 0;
+    for person in people {
+        undone += person.insist().await?;
+    }
+    Ok(undone)
+}
+
+impl<'a> Person<'a> {
+    pub(crate) fn at(site: &'a Site, home: &'a Client, ledger: &'a Ledger) -> Self {
+        Self { site, home, ledger }
+    }
+}

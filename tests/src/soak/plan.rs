@@ -1,0 +1,490 @@
+//! What goes wrong, and when: a pure function of the seed.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
+
+use super::fault::{Answered, Away, Edge, Fault, Kind, Mark, Object, Tenant, Way, Workspace};
+
+/// A burst is so long, in seconds.
+const SHORTEST: u64 = 60;
+const LONGEST: u64 = 120;
+/// One fault in so many seconds of a burst.
+const SECONDS_EACH: u64 = 3;
+/// The live Tenants of an edge never get fewer than this share of its slots.
+const LIVE: (usize, usize) = (2, 3);
+
+/// What the plan is made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) seed: u64,
+    /// Slots of Tenants over both edges; a slot has a name and is live or not.
+    pub(crate) tenants: usize,
+}
+
+/// A fault, and when in its burst it begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) at: Duration,
+    pub(crate) fault: Fault,
+}
+
+/// Faults, each over, and what Krypton may wait for after it too, when the burst ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Burst {
+    pub(crate) number: usize,
+    pub(crate) length: Duration,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// One slot, as it will be when the bursts so far are over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Slot {
+    live: bool,
+    workspace: Workspace,
+}
+
+/// All bursts, one after the other, without end.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    chance: Xoshiro256PlusPlus,
+    slots: Vec<Slot>,
+    version: u32,
+    message: u32,
+    foreign: u32,
+    number: usize,
+}
+
+impl Plan {
+    pub(crate) fn new(shape: Shape) -> Self {
+        let mut chance = Xoshiro256PlusPlus::seed_from_u64(shape.seed);
+        let slots = (0..shape.tenants)
+            .map(|_| Slot {
+                live: true,
+                workspace: some_workspace(&mut chance),
+            })
+            .collect();
+        Self {
+            chance,
+            slots,
+            version: 0,
+            message: 0,
+            foreign: 0,
+            number: 0,
+        }
+    }
+
+    /// All Tenants that are there at the beginning, and where their releases go.
+    pub(crate) fn first(&self) -> Vec<(Tenant, Workspace)> {
+        let all = self.slots.iter().enumerate();
+        all.map(|(slot, state)| (Tenant(slot), state.workspace))
+            .collect()
+    }
+}
+
+fn some_workspace(chance: &mut Xoshiro256PlusPlus) -> Workspace {
+    match chance.random_range(0..4) {
+        0 => Workspace::Unset,
+        1 => Workspace::Shared(chance.random_range(0..2)),
+        _ => Workspace::Own,
+    }
+}
+
+/// What one burst has come to while it is made up.
+struct Draft {
+    length: u64,
+    /// (who is kept from working, from, until) in seconds: no second fault of its kind at a time.
+    busy: Vec<(Kind, Option<Edge>, u64, u64)>,
+    /// Tenants that something has been done to; each gets one fault a burst.
+    touched: BTreeSet<usize>,
+    crd: BTreeSet<Edge>,
+    held: BTreeSet<Edge>,
+    steps: Vec<Step>,
+}
+
+impl Iterator for Plan {
+    type Item = Burst;
+
+    fn next(&mut self) -> Option<Burst> {
+        let length = self.chance.random_range(SHORTEST..=LONGEST);
+        let mut draft = Draft {
+            length,
+            busy: Vec::new(),
+            touched: BTreeSet::new(),
+            crd: BTreeSet::new(),
+            held: BTreeSet::new(),
+            steps: Vec::new(),
+        };
+        for _ in 0..length / SECONDS_EACH {
+            let kind = self.some_kind();
+            if let Some(fault) = self.some_fault(kind, &draft) {
+                self.place(fault, &mut draft);
+            }
+        }
+        // Everybody has to do with helm once a burst: what is damaged is come upon then.
+        self.message += 1;
+        let late = Fault::Message {
+            number: self.message,
+        };
+        let at = length - seconds(late.lasting()) - 5;
+        draft.steps.push(Step {
+            at: Duration::from_secs(at),
+            fault: late,
+        });
+        draft.steps.sort_by_key(|step| step.at);
+        self.number += 1;
+        Some(Burst {
+            number: self.number,
+            length: Duration::from_secs(length),
+            steps: draft.steps,
+        })
+    }
+}
+
+impl Plan {
+    fn some_kind(&mut self) -> Kind {
+        let all: u32 = Kind::ALL.iter().map(|(_, weight)| weight).sum();
+        let mut drawn = self.chance.random_range(0..all);
+        for (kind, weight) in Kind::ALL {
+            if drawn < weight {
+                return kind;
+            }
+            drawn -= weight;
+        }
+        Kind::Message
+    }
+
+    fn some_fault(&mut self, kind: Kind, draft: &Draft) -> Option<Fault> {
+        let edge = if self.chance.random_bool(0.5) {
+            Edge::One
+        } else {
+            Edge::Two
+        };
+        let away = |plan: &mut Self, from: u64, to: u64| {
+            Duration::from_secs(plan.chance.random_range(from..=to))
+        };
+        let fault = match kind {
+            Kind::HubKilled => Fault::HubKilled {
+                away: away(self, 1, 8),
+            },
+            Kind::AgentKilled => Fault::AgentKilled {
+                away: away(self, 1, 8),
+            },
+            Kind::HelmKilled => Fault::HelmKilled,
+            // Less and more than the Lease.
+            Kind::AgentFrozen => Fault::AgentFrozen {
+                away: match self.chance.random_bool(0.5) {
+                    true => away(self, 5, 40),
+                    false => away(self, 61, 70),
+                },
+            },
+            Kind::ApiserverKilled => Fault::ApiserverKilled {
+                edge,
+                away: away(self, 1, 15),
+            },
+            Kind::PowerLost => Fault::PowerLost {
+                edge,
+                away: away(self, 1, 10),
+            },
+            Kind::Link => Fault::Link {
+                way: self.some_way(),
+                away: away(self, 3, 35),
+            },
+            Kind::Way => Fault::Way {
+                edge,
+                way: self.some_way(),
+                away: away(self, 3, 35),
+            },
+            Kind::Answers => Fault::Answers {
+                edge,
+                answer: self.some_answer(),
+                away: away(self, 2, 15),
+            },
+            Kind::Kubeconfig => Fault::Kubeconfig {
+                away: away(self, 3, 20),
+            },
+            Kind::Message => {
+                self.message += 1;
+                Fault::Message {
+                    number: self.message,
+                }
+            }
+            Kind::Version => {
+                self.version = (self.version + 1) % 2;
+                Fault::Version {
+                    number: self.version,
+                }
+            }
+            Kind::Repository => Fault::Repository {
+                how: match self.chance.random_range(0..3) {
+                    0 => Away::Gone,
+                    1 => Away::Failing,
+                    _ => Away::Rubbish,
+                },
+                away: away(self, 3, 20),
+            },
+            Kind::Crd => {
+                let free = !draft.crd.contains(&edge) && !draft.held.contains(&edge);
+                free.then_some(Fault::Crd { edge })?
+            }
+            Kind::Created => {
+                let tenant = self.some_tenant(draft, false)?;
+                Fault::Created {
+                    tenant,
+                    workspace: some_workspace(&mut self.chance),
+                }
+            }
+            _ => {
+                let tenant = self.some_tenant(draft, true)?;
+                self.of_tenant(kind, tenant, draft)?
+            }
+        };
+        Some(fault)
+    }
+
+    fn of_tenant(&mut self, kind: Kind, tenant: Tenant, draft: &Draft) -> Option<Fault> {
+        let enough = || {
+            let on_edge = |slot: &usize| Tenant(*slot).edge() == tenant.edge();
+            let all = (0..self.slots.len()).filter(on_edge).count();
+            let live = (0..self.slots.len())
+                .filter(on_edge)
+                .filter(|slot| self.slots.get(*slot).is_some_and(|slot| slot.live));
+            live.count() * LIVE.1 > all * LIVE.0
+        };
+        let fault = match kind {
+            Kind::Deleted => enough().then_some(Fault::Deleted { tenant })?,
+            Kind::Recreated => Fault::Recreated {
+                tenant,
+                workspace: some_workspace(&mut self.chance),
+            },
+            Kind::WorkspaceSet => {
+                let state = self.slots.get(tenant.0)?;
+                let unset = state.workspace == Workspace::Unset;
+                unset.then_some(Fault::WorkspaceSet { tenant })?
+            }
+            Kind::Paused => Fault::Paused {
+                tenant,
+                away: Duration::from_secs(self.chance.random_range(3..=30)),
+            },
+            Kind::ReleaseDeleted => Fault::ReleaseDeleted {
+                tenant,
+                all: self.chance.random_bool(0.3),
+            },
+            Kind::ReleaseDamaged => Fault::ReleaseDamaged { tenant },
+            Kind::ReleaseMarked => Fault::ReleaseMarked {
+                tenant,
+                mark: Mark::ALL[self.chance.random_range(0..Mark::ALL.len())],
+            },
+            Kind::ForeignObject => {
+                self.foreign += 1;
+                Fault::ForeignObject {
+                    tenant,
+                    number: self.foreign,
+                }
+            }
+            Kind::ForeignRelease => {
+                self.foreign += 1;
+                Fault::ForeignRelease {
+                    tenant,
+                    number: self.foreign,
+                }
+            }
+            Kind::ForeignFinalizer => (!draft.crd.contains(&tenant.edge()))
+                .then_some(Fault::ForeignFinalizer { tenant })?,
+            // What is changed again and again is put right ever more seldom, and rightly: each in its turn.
+            Kind::Drift => (tenant.0 % 3 == self.number % 3).then_some(Fault::Drift {
+                tenant,
+                object: Object::ALL[self.chance.random_range(0..Object::ALL.len())],
+                gone: self.chance.random_bool(0.4),
+            })?,
+            _ => return None,
+        };
+        Some(fault)
+    }
+
+    fn some_way(&mut self) -> Way {
+        match self.chance.random_range(0..5) {
+            0 | 1 => Way::Cut,
+            2 => Way::Slow(Duration::from_millis(self.chance.random_range(50..1500))),
+            3 => Way::Swallowed,
+            _ => Way::Frozen,
+        }
+    }
+
+    fn some_answer(&mut self) -> Answered {
+        Answered::ALL[self.chance.random_range(0..Answered::ALL.len())]
+    }
+
+    fn some_tenant(&mut self, draft: &Draft, live: bool) -> Option<Tenant> {
+        let fit: Vec<usize> = (0..self.slots.len())
+            .filter(|slot| {
+                self.slots
+                    .get(*slot)
+                    .is_some_and(|state| state.live == live)
+            })
+            .filter(|slot| !draft.touched.contains(slot))
+            .collect();
+        if fit.is_empty() {
+            return None;
+        }
+        fit.get(self.chance.random_range(0..fit.len()))
+            .copied()
+            .map(Tenant)
+    }
+
+    /// Puts it somewhere into the burst, when there is room for it.
+    fn place(&mut self, fault: Fault, draft: &mut Draft) {
+        let lasting = seconds(fault.lasting());
+        let Some(room) = draft.length.checked_sub(lasting) else {
+            return;
+        };
+        let at = self.chance.random_range(0..=room);
+        // The aftermath may be shared with others' faults, but not the fault itself.
+        let until = at + seconds(fault.away()) + 3;
+        let (kind, edge) = (fault.holds(), fault.edge());
+        let taken = draft.busy.iter().any(|(other, place, from, to)| {
+            *other == kind && *place == edge && at < *to && *from < until
+        });
+        if taken {
+            return;
+        }
+        draft.busy.push((kind, edge, at, until));
+        if let Some(Tenant(slot)) = fault.tenant() {
+            draft.touched.insert(slot);
+        }
+        match &fault {
+            Fault::Crd { edge } => {
+                draft.crd.insert(*edge);
+            }
+            Fault::ForeignFinalizer { tenant } => {
+                draft.held.insert(tenant.edge());
+            }
+            _ => {}
+        }
+        self.follow(&fault);
+        draft.steps.push(Step {
+            at: Duration::from_secs(at),
+            fault,
+        });
+    }
+
+    /// What the fault leaves behind.
+    fn follow(&mut self, fault: &Fault) {
+        let (tenant, live, workspace) = match fault {
+            Fault::Created { tenant, workspace } | Fault::Recreated { tenant, workspace } => {
+                (tenant, true, Some(*workspace))
+            }
+            Fault::Deleted { tenant } => (tenant, false, None),
+            Fault::WorkspaceSet { tenant } => (tenant, true, Some(Workspace::Named)),
+            _ => return,
+        };
+        if let Some(slot) = self.slots.get_mut(tenant.0) {
+            slot.live = live;
+            slot.workspace = workspace.unwrap_or(slot.workspace);
+        }
+    }
+}
+
+fn seconds(duration: Duration) -> u64 {
+    duration.as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn bursts(seed: u64, tenants: usize, count: usize) -> Vec<Burst> {
+        Plan::new(Shape { seed, tenants }).take(count).collect()
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_plan_and_another_one_another() {
+        assert_eq!(bursts(7, 50, 15), bursts(7, 50, 15));
+        assert_ne!(bursts(7, 50, 15), bursts(8, 50, 15));
+        let first = |seed| Plan::new(Shape { seed, tenants: 50 }).first();
+        assert_eq!(first(7), first(7));
+    }
+
+    #[test]
+    fn a_longer_run_begins_as_a_shorter_one() {
+        assert_eq!(bursts(3, 50, 20)[..5], bursts(3, 50, 5));
+    }
+
+    #[test]
+    fn all_that_is_waited_for_after_a_fault_is_over_when_its_burst_ends() {
+        for seed in 0..50 {
+            for burst in bursts(seed, 50, 10) {
+                assert!((60..=120).contains(&burst.length.as_secs()), "{burst:?}");
+                for step in &burst.steps {
+                    let over = step.at + step.fault.lasting();
+                    assert!(over <= burst.length, "seed {seed}: {step:?} of {burst:?}");
+                }
+                assert!(burst.steps.is_sorted_by_key(|step| step.at));
+            }
+        }
+    }
+
+    #[test]
+    fn half_an_hour_has_all_kinds_of_faults() {
+        for seed in 1..=3 {
+            let mut kinds: BTreeMap<Kind, usize> = BTreeMap::new();
+            for burst in bursts(seed, 50, 15) {
+                for step in burst.steps {
+                    *kinds.entry(step.fault.kind()).or_default() += 1;
+                }
+            }
+            for (kind, _) in Kind::ALL {
+                assert!(
+                    kinds.contains_key(&kind),
+                    "seed {seed}: no {kind:?}: {kinds:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_live_tenant_is_deleted_and_only_another_is_created() {
+        for seed in 0..20 {
+            let plan = Plan::new(Shape { seed, tenants: 20 });
+            let mut live: BTreeSet<Tenant> =
+                plan.first().into_iter().map(|(tenant, _)| tenant).collect();
+            for burst in plan.take(20) {
+                let mut touched = BTreeSet::new();
+                for step in &burst.steps {
+                    let Some(tenant) = step.fault.tenant() else {
+                        continue;
+                    };
+                    assert!(touched.insert(tenant), "twice in a burst: {burst:?}");
+                    match step.fault {
+                        Fault::Created { .. } => assert!(live.insert(tenant)),
+                        Fault::Deleted { .. } => assert!(live.remove(&tenant)),
+                        _ => assert!(live.contains(&tenant), "{step:?}"),
+                    }
+                }
+                for edge in [Edge::One, Edge::Two] {
+                    let here = live.iter().filter(|tenant| tenant.edge() == edge);
+                    assert!(here.count() >= 6, "{burst:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_crd_does_not_go_under_a_finalizer_that_keeps_it() {
+        for seed in 0..50 {
+            for burst in bursts(seed, 30, 10) {
+                let places = |kind: Kind| -> BTreeSet<_> {
+                    let of_kind = burst.steps.iter().filter(|step| step.fault.kind() == kind);
+                    of_kind.filter_map(|step| step.fault.edge()).collect()
+                };
+                let crds = places(Kind::Crd);
+                assert!(
+                    crds.is_disjoint(&places(Kind::ForeignFinalizer)),
+                    "{burst:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What a run has come to, for people and for docs/soak.md.
+
+use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
+
+use super::{fault::Kind, judgement::Violation};
+
+/// What has been counted.
+#[derive(Debug, Default)]
+pub(crate) struct Summary {
+    pub(crate) seed: u64,
+    pub(crate) tenants: usize,
+    pub(crate) settle: Duration,
+    pub(crate) lasted: Duration,
+    pub(crate) bursts: usize,
+    pub(crate) faults: BTreeMap<Kind, usize>,
+    /// Of them, those that found nothing to be done to.
+    pub(crate) skipped: usize,
+    /// Readings of all clusters.
+    pub(crate) checks: usize,
+    pub(crate) helm_runs: usize,
+    /// From the beginning of the quiet until everything was as it should be, of each burst.
+    pub(crate) truths: Vec<Duration>,
+    /// The highest load average at the end of a burst.
+    pub(crate) load: f64,
+    pub(crate) violations: Vec<Violation>,
+}
+
+impl Summary {
+    pub(crate) fn slowest(&self) -> Duration {
+        self.truths.iter().max().copied().unwrap_or_default()
+    }
+
+    fn made(&self) -> usize {
+        self.faults.values().sum()
+    }
+
+    /// A section for docs/soak.md.
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = format!(
+            "## Seed {}, {} minutes, {} Tenants\n\n| | |\n| --- | --- |\n",
+            self.seed,
+            self.lasted.as_secs().div_ceil(60),
+            self.tenants
+        );
+        let mut row = |what: &str, value: String| {
+            // Writing to a String cannot fail.
+            writeln!(text, "| {what} | {value} |").ok();
+        };
+        row("violations", self.violations.len().to_string());
+        row("bursts of faults", self.bursts.to_string());
+        row("faults", self.made().to_string());
+        row(
+            "of them without anything to do it to",
+            self.skipped.to_string(),
+        );
+        row("helm runs", self.helm_runs.to_string());
+        row("readings of all clusters", self.checks.to_string());
+        row(
+            "slowest and median time to truth",
+            format!(
+                "{:.1} s, {:.1} s (limit {} s)",
+                secs(self.slowest()),
+                secs(self.median()),
+                self.settle.as_secs()
+            ),
+        );
+        row(
+            "highest load average, processors",
+            format!("{:.1}, {}", self.load, processors()),
+        );
+        for (kind, count) in &self.faults {
+            row(kind.told(), count.to_string());
+        }
+        for violation in &self.violations {
+            writeln!(text, "\n**{}**: {}", violation.promise, violation.story).ok();
+        }
+        text
+    }
+
+    fn median(&self) -> Duration {
+        let mut all = self.truths.clone();
+        all.sort();
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    }
+}
+
+fn secs(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Of the last minute.
+pub(crate) fn load_average() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text.split(' ').next();
+    first.and_then(|word| word.parse().ok()).unwrap_or_default()
+}

@@ -1,0 +1,282 @@
+//! One run: bursts of faults, each followed by quiet and judgement.
+
+use std::{fs::File, io::Write, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use futures::future::join_all;
+use krypton_tests::wait::eventually;
+use kube::Client;
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::{
+    Args, carry,
+    fault::Edge,
+    judgement::{self, Expected, Violation},
+    ledger::Ledger,
+    person::{Person, insist},
+    plan::{Burst, Plan, Shape, Step},
+    report::{Summary, load_average},
+    say,
+    snapshot::{self, EdgeSeen, Snapshot},
+    stage::{REPLICAS, Stage, VERSIONS, message},
+    witness::Witness,
+};
+
+/// Above all that people may take to get their way.
+const PEOPLE: Duration = Duration::from_secs(300);
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// All Tenants are installed at once, on any machine.
+const FIRST: Duration = Duration::from_secs(300);
+const FIRST_EACH: Duration = Duration::from_secs(10);
+/// Nothing is to happen any more: the last reading of a quiet comes so much after the first good one.
+const STAYS: Duration = Duration::from_secs(5);
+
+/// # Errors
+/// When a promise is broken, or something of the machine does not do what it should.
+pub(crate) async fn run(args: &Args) -> Result<()> {
+    let folder = TempDir::with_prefix("krypton-soak-").context("making a folder for logs")?;
+    let mut summary = Summary {
+        seed: args.seed,
+        tenants: args.tenants.into(),
+        settle: Duration::from_secs(args.settle),
+        ..Summary::default()
+    };
+    let outcome = Box::pin(soak(args, folder.path(), &mut summary)).await;
+    let text = summary.markdown();
+    println!("{text}");
+    if let Some(file) = &args.markdown {
+        append(file, &text)?;
+    }
+    if outcome.is_err() || !summary.violations.is_empty() {
+        say(&format!("logs are kept in {}", folder.keep().display()));
+    }
+    outcome?;
+    match summary.violations.len() {
+        0 => Ok(()),
+        count => bail!("seed {}: {count} promises were broken", args.seed),
+    }
+}
+
+fn append(file: &Path, text: &str) -> Result<()> {
+    let write = || {
+        let mut file = File::options().create(true).append(true).open(file)?;
+        writeln!(file, "\n{}", text.trim_end())
+    };
+    write().with_context(|| format!("writing {}", file.display()))
+}
+
+async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
+    say(&format!(
+        "seed {}: starting three control planes, hub and agent",
+        args.seed
+    ));
+    let stage = Box::pin(Stage::set(logs)).await?;
+    let home = stage.home.client();
+    let shape = Shape {
+        seed: args.seed,
+        tenants: args.tenants.into(),
+    };
+    let plan = Plan::new(shape);
+    let ledger = Arc::new(Ledger::new(Expected {
+        repository: stage.repository.url(),
+        version: VERSIONS[0].to_owned(),
+        message: message(0),
+        replicas: REPLICAS,
+        ..Expected::default()
+    }));
+    let _witnesses = Edge::ALL.map(|edge| Witness::start(edge, &stage.site(edge).client, &ledger));
+    let mut run = Run {
+        stage: &stage,
+        home: &home,
+        ledger: &ledger,
+        summary,
+        timeline: File::create(logs.join("timeline.txt")).context("making the timeline")?,
+        true_after: Duration::ZERO,
+    };
+    run.begin(&plan).await?;
+    let begun = Instant::now();
+    let end = begun + Duration::from_secs(60 * args.minutes);
+    for burst in plan {
+        if Instant::now() >= end || !run.summary.violations.is_empty() {
+            break;
+        }
+        let outcome = run.burst(&burst).await;
+        run.summary.lasted = begun.elapsed();
+        // What was logged so far is of use above all when it has failed.
+        stage.keep_logs().await?;
+        run.summary.helm_runs = stage.helm_runs()?;
+        outcome?;
+    }
+    Ok(())
+}
+
+struct Run<'a> {
+    stage: &'a Stage,
+    home: &'a Client,
+    ledger: &'a Arc<Ledger>,
+    summary: &'a mut Summary,
+    timeline: File,
+    /// How long the last quiet had lasted when everything was as it should be.
+    true_after: Duration,
+}
+
+impl Run<'_> {
+    fn people(&self) -> [Person<'_>; 2] {
+        Edge::ALL.map(|edge| Person::at(self.stage.site(edge), self.home, self.ledger))
+    }
+
+    /// All Tenants, installed, before anything goes wrong.
+    async fn begin(&mut self, plan: &Plan) -> Result<()> {
+        let first = plan.first();
+        let creating = first.iter().map(async |(tenant, workspace)| {
+            let site = self.stage.site(tenant.edge());
+            let person = Person::at(site, self.home, self.ledger);
+            person.create(*tenant, *workspace).await
+        });
+        for created in join_all(creating).await {
+            created?;
+        }
+        let patience = FIRST + FIRST_EACH * u32::try_from(first.len()).unwrap_or(u32::MAX);
+        let begun = Instant::now();
+        let found = self.until_true(begun, patience).await?;
+        if let Some(found) = found {
+            self.summary.violations = found;
+            bail!("the Tenants are not installed after {patience:?}, and nothing was wrong yet");
+        }
+        say(&format!(
+            "{} Tenants are installed after {:.0} s",
+            first.len(),
+            begun.elapsed().as_secs_f64()
+        ));
+        Ok(())
+    }
+
+    async fn burst(&mut self, burst: &Burst) -> Result<()> {
+        let begun = Instant::now();
+        self.note(&format!("burst {} of {:?}", burst.number, burst.length));
+        let carried = timeout(
+            burst.length + PEOPLE,
+            join_all(burst.steps.iter().map(|step| self.step(step, begun))),
+        );
+        let carried = carried.await.context("the faults of a burst did not end")?;
+        for (step, (outcome, told)) in burst.steps.iter().zip(carried) {
+            *self.summary.faults.entry(step.fault.kind()).or_default() += 1;
+            let outcome = match outcome {
+                Ok(()) => String::new(),
+                // What it was to be done to was not there, or not long enough.
+                Err(error) => {
+                    self.summary.skipped += 1;
+                    format!(": {error:#}")
+                }
+            };
+            self.note(&format!("{told}{outcome}"));
+        }
+        sleep_until(begun + burst.length).await;
+        let late = begun.elapsed().saturating_sub(burst.length);
+        self.stage.good_again()?;
+        self.stage.all_run().await?;
+        let undone = insist(self.people()).await?;
+        self.note(&format!("quiet; a person had to ask again {undone} times"));
+
+        let quiet = Instant::now();
+        let found = self.until_true(quiet, self.summary.settle).await?;
+        let taken = self.true_after;
+        self.summary.bursts += 1;
+        let load = load_average();
+        self.summary.load = self.summary.load.max(load);
+        let said = match &found {
+            None => {
+                self.summary.truths.push(taken);
+                format!("all true after {:.1} s of quiet", taken.as_secs_f64())
+            }
+            Some(found) => format!("{} promises broken", found.len()),
+        };
+        let line = format!(
+            "burst {}: {} faults in {} s (+{} s), {said}; {} live Tenants, load {load:.1}",
+            burst.number,
+            burst.steps.len(),
+            burst.length.as_secs(),
+            late.as_secs(),
+            self.ledger.expected().tenants.len()
+        );
+        say(&line);
+        self.note(&line);
+        if let Some(found) = found {
+            for violation in &found {
+                let line = format!("  {}: {}", violation.promise, violation.story);
+                say(&line);
+                self.note(&line);
+            }
+            self.summary.violations = found;
+        }
+        Ok(())
+    }
+
+    async fn step(&self, step: &Step, begun: Instant) -> (Result<()>, String) {
+        sleep_until(begun + step.at).await;
+        let from = jiff::Timestamp::now();
+        let carried = carry::carry_out(&step.fault, self.stage, self.home, self.ledger);
+        let outcome = Box::pin(carried).await;
+        let told = format!("  {from} to {}: {:?}", jiff::Timestamp::now(), step.fault);
+        (outcome, told)
+    }
+
+    /// Looks until everything is as it should be, and is so a little later; else what is not, when the
+    /// time is over.
+    async fn until_true(
+        &mut self,
+        since: Instant,
+        patience: Duration,
+    ) -> Result<Option<Vec<Violation>>> {
+        loop {
+            let seen = self.look().await;
+            let late = since.elapsed() >= patience;
+            let watched = self.ledger.violations();
+            match seen {
+                Ok(seen) => {
+                    self.summary.checks += 1;
+                    let mut found = judgement::judge(&self.ledger.expected(), &seen);
+                    found.extend(watched.iter().cloned());
+                    if found.is_empty() {
+                        self.true_after = since.elapsed();
+                        return self.stays().await;
+                    }
+                    if late || !watched.is_empty() {
+                        return Ok(Some(found));
+                    }
+                }
+                Err(error) if late => return Err(error.context("the apiservers do not answer")),
+                Err(_) => {}
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn stays(&mut self) -> Result<Option<Vec<Violation>>> {
+        sleep(STAYS).await;
+        let seen = eventually("another reading", PEOPLE, async || {
+            self.look().await.map(Some)
+        })
+        .await?;
+        self.summary.checks += 1;
+        let mut found = judgement::judge(&self.ledger.expected(), &seen);
+        found.extend(self.ledger.violations());
+        Ok(Some(found).filter(|found| !found.is_empty()))
+    }
+
+    async fn look(&self) -> Result<Snapshot> {
+        let mut seen = Snapshot::default();
+        for edge in Edge::ALL {
+            let here = EdgeSeen::read(&self.stage.site(edge).client).await?;
+            seen.edges.insert(edge, here);
+        }
+        snapshot::home(self.home, &mut seen).await?;
+        Ok(seen)
+    }
+
+    fn note(&mut self, line: &str) {
+        // It is for people; a full disk is told of by everything else.
+        writeln!(self.timeline, "{} {line}", jiff::Timestamp::now()).ok();
+    }
+}

@@ -1,0 +1,328 @@
+//! What is on all clusters at one time, as their apiservers tell it: not by the ways that are faulty, and
+//! not by anybody of Krypton.
+
+use std::{collections::BTreeMap, io::Read};
+
+use anyhow::{Context, Result};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use flate2::read::GzDecoder;
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Namespace, Secret, Service},
+    },
+    apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta},
+};
+use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
+use kube::{Api, Client, ResourceExt, api::ListParams};
+use serde_json::Value;
+
+use super::fault::Object;
+
+pub(crate) const FINGERPRINT_LABEL: &str = "mesh.openkcm.io/fingerprint";
+pub(crate) const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
+/// On what the soak itself puts beside Krypton's, or its name is so in a workspace.
+pub(crate) const FOREIGN_LABEL: &str = "soak.example.org/foreign";
+const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
+const RELEASE_LARGEST: u64 = 16 << 20;
+
+/// (namespace, name)
+pub(crate) type Place = (String, String);
+
+/// A Tenant, as far as it is judged.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct TenantSeen {
+    pub(crate) uid: String,
+    pub(crate) deleting: bool,
+    pub(crate) finalizers: Vec<String>,
+    pub(crate) workspace: String,
+    pub(crate) generation: i64,
+    pub(crate) observed: i64,
+    pub(crate) phase: String,
+    pub(crate) chart: String,
+    /// Status, reason and message by type.
+    pub(crate) conditions: BTreeMap<String, (String, String, String)>,
+}
+
+impl TenantSeen {
+    pub(crate) fn of(tenant: &Tenant) -> Self {
+        let status = tenant.status.clone().unwrap_or_default();
+        Self {
+            uid: tenant.uid().unwrap_or_default(),
+            deleting: tenant.metadata.deletion_timestamp.is_some(),
+            finalizers: tenant.finalizers().to_vec(),
+            workspace: tenant.workspace().to_owned(),
+            generation: tenant.metadata.generation.unwrap_or_default(),
+            observed: status.observed_generation.unwrap_or_default(),
+            phase: status.phase.unwrap_or_default(),
+            chart: status.last_applied_chart.unwrap_or_default(),
+            conditions: conditions(&status.conditions),
+        }
+    }
+
+    /// All conditions, for a person.
+    pub(crate) fn said(&self) -> String {
+        let lines = self
+            .conditions
+            .iter()
+            .map(|(kind, (status, reason, message))| {
+                format!("{kind}={status} {reason} ({message})")
+            });
+        lines.collect::<Vec<_>>().join("; ")
+    }
+}
+
+fn conditions(all: &[Condition]) -> BTreeMap<String, (String, String, String)> {
+    all.iter()
+        .map(|found| {
+            let said = (
+                found.status.clone(),
+                found.reason.clone(),
+                found.message.clone(),
+            );
+            (found.type_.clone(), said)
+        })
+        .collect()
+}
+
+/// One revision of a release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RevisionSeen {
+    pub(crate) number: u32,
+    /// By its label.
+    pub(crate) status: String,
+    pub(crate) fingerprint: String,
+    /// (status, version of the chart) by its payload; what is wrong with that otherwise.
+    pub(crate) content: Result<(String, String), String>,
+}
+
+/// An object that helm has made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ObjectSeen {
+    pub(crate) uid: String,
+    /// By its annotation.
+    pub(crate) release: String,
+    /// What the chart has put into it: the data of a ConfigMap, what scales a Deployment, the ports of a
+    /// Service.
+    pub(crate) content: BTreeMap<String, String>,
+}
+
+/// A namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct NamespaceSeen {
+    pub(crate) terminating: bool,
+    /// Whether Krypton has made it.
+    pub(crate) made: bool,
+}
+
+/// One edge.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct EdgeSeen {
+    pub(crate) tenants: BTreeMap<String, TenantSeen>,
+    /// The oldest revision first, by namespace and release.
+    pub(crate) releases: BTreeMap<Place, Vec<RevisionSeen>>,
+    pub(crate) objects: BTreeMap<(Object, Place), ObjectSeen>,
+    pub(crate) namespaces: BTreeMap<String, NamespaceSeen>,
+    /// All that is of what nobody of Krypton's may touch, in JSON, by what and where it is.
+    pub(crate) foreign: BTreeMap<String, String>,
+}
+
+/// Everything.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Snapshot {
+    pub(crate) edges: BTreeMap<super::fault::Edge, EdgeSeen>,
+    /// Tenants of home.
+    pub(crate) home: BTreeMap<String, TenantSeen>,
+    /// Conditions of EdgeClusters.
+    pub(crate) members: BTreeMap<String, BTreeMap<String, (String, String, String)>>,
+}
+
+impl EdgeSeen {
+    /// # Errors
+    /// When the apiserver does not answer one of the questions.
+    pub(crate) async fn read(client: &Client) -> Result<Self> {
+        let all = ListParams::default();
+        let of_helm = ListParams::default().labels("owner=helm");
+        let (tenants, secrets, maps, services, deployments, namespaces) = tokio::try_join!(
+            list::<Tenant>(client, &all),
+            list::<Secret>(client, &of_helm),
+            list::<ConfigMap>(client, &all),
+            list::<Service>(client, &all),
+            list::<Deployment>(client, &all),
+            list::<Namespace>(client, &all),
+        )?;
+        let mut seen = Self::default();
+        for tenant in tenants {
+            seen.tenants
+                .insert(tenant.name_any(), TenantSeen::of(&tenant));
+        }
+        for secret in secrets {
+            seen.foreign_of("Secret", &secret.metadata, &secret);
+            seen.revision(&secret);
+        }
+        seen.releases
+            .values_mut()
+            .for_each(|revisions| revisions.sort_by_key(|revision| revision.number));
+        for map in maps {
+            seen.foreign_of("ConfigMap", &map.metadata, &map);
+            let content = map.data.clone().unwrap_or_default();
+            seen.object(Object::ConfigMap, &map.metadata, content);
+        }
+        for service in services {
+            seen.foreign_of("Service", &service.metadata, &service);
+            let ports = service.spec.clone().unwrap_or_default().ports;
+            let ports: Vec<_> = ports
+                .into_iter()
+                .flatten()
+                .map(|port| (port.port, port.target_port))
+                .collect();
+            let content = [("ports".to_owned(), format!("{ports:?}"))].into();
+            seen.object(Object::Service, &service.metadata, content);
+        }
+        for deployment in deployments {
+            seen.foreign_deployment(&deployment);
+            let spec = deployment.spec.clone().unwrap_or_default();
+            let template = spec.template.metadata.unwrap_or_default();
+            let version = template
+                .annotations
+                .unwrap_or_default()
+                .remove("chart-version");
+            let content = [
+                ("replicas".to_owned(), format!("{:?}", spec.replicas)),
+                ("version".to_owned(), version.unwrap_or_default()),
+            ];
+            seen.object(Object::Deployment, &deployment.metadata, content.into());
+        }
+        for namespace in namespaces {
+            let state = NamespaceSeen {
+                terminating: namespace.metadata.deletion_timestamp.is_some(),
+                made: namespace.labels().contains_key(CREATOR_LABEL),
+            };
+            // Its status changes, of itself, when it is made.
+            let foreign = namespace.labels().contains_key(FOREIGN_LABEL);
+            if foreign {
+                seen.put_foreign("Namespace", &namespace.metadata, &namespace);
+            }
+            seen.namespaces.insert(namespace.name_any(), state);
+        }
+        Ok(seen)
+    }
+
+    fn revision(&mut self, secret: &Secret) {
+        let label = |name: &str| secret.labels().get(name).cloned().unwrap_or_default();
+        let place = (secret.namespace().unwrap_or_default(), label("name"));
+        let revision = RevisionSeen {
+            number: label("version").parse().unwrap_or_default(),
+            status: label("status"),
+            fingerprint: label(FINGERPRINT_LABEL),
+            content: content(secret).map_err(|error| format!("{error:#}")),
+        };
+        self.releases.entry(place).or_default().push(revision);
+    }
+
+    fn object(&mut self, kind: Object, metadata: &ObjectMeta, content: BTreeMap<String, String>) {
+        let annotations = metadata.annotations.clone().unwrap_or_default();
+        let Some(release) = annotations.get(RELEASE_ANNOTATION).cloned() else {
+            return;
+        };
+        let uid = metadata.uid.clone().unwrap_or_default();
+        let seen = ObjectSeen {
+            uid,
+            release,
+            content,
+        };
+        self.objects.insert((kind, place(metadata)), seen);
+    }
+
+    /// What was put there by the soak, or by a release of its own.
+    fn foreign_of(&mut self, kind: &str, metadata: &ObjectMeta, object: &impl serde::Serialize) {
+        if is_foreign(metadata) {
+            self.put_foreign(kind, metadata, object);
+        }
+    }
+
+    fn put_foreign(&mut self, kind: &str, metadata: &ObjectMeta, object: &impl serde::Serialize) {
+        let (namespace, name) = place(metadata);
+        let json = serde_json::to_string(object).unwrap_or_default();
+        self.foreign
+            .insert(format!("{kind} {namespace}/{name}"), json);
+    }
+
+    /// Its status and revision are the controllers'.
+    fn foreign_deployment(&mut self, deployment: &Deployment) {
+        if is_foreign(&deployment.metadata) {
+            let spec = (&deployment.metadata.uid, &deployment.spec);
+            self.put_foreign("Deployment", &deployment.metadata, &spec);
+        }
+    }
+}
+
+/// Names of foreign things begin with `foreign-`; so do releases, and the Secrets of those.
+fn is_foreign(metadata: &ObjectMeta) -> bool {
+    let name = metadata.name.clone().unwrap_or_default();
+    name.starts_with("foreign-") || name.starts_with("sh.helm.release.v1.foreign-")
+}
+
+fn place(metadata: &ObjectMeta) -> Place {
+    let [namespace, name] = [&metadata.namespace, &metadata.name].map(Clone::clone);
+    (namespace.unwrap_or_default(), name.unwrap_or_default())
+}
+
+/// base64 of gzip of JSON.
+fn content(secret: &Secret) -> Result<(String, String)> {
+    let release = unpacked(secret)?;
+    let word = |pointer: &str| {
+        let word = release.pointer(pointer).and_then(Value::as_str);
+        word.unwrap_or_default().to_owned()
+    };
+    Ok((word("/info/status"), word("/chart/metadata/version")))
+}
+
+/// The payload of a release Secret.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn unpacked(secret: &Secret) -> Result<Value> {
+    let data = secret.data.as_ref().and_then(|data| data.get("release"));
+    let packed = BASE64_STANDARD.decode(&data.context("no payload")?.0)?;
+    let mut json = Vec::new();
+    GzDecoder::new(packed.as_slice())
+        .take(RELEASE_LARGEST)
+        .read_to_end(&mut json)?;
+    Ok(serde_json::from_slice(&json)?)
+}
+
+/// Tenants of home, and what it says of its members.
+///
+/// # Errors
+/// When the apiserver does not answer.
+pub(crate) async fn home(client: &Client, into: &mut Snapshot) -> Result<()> {
+    let all = ListParams::default();
+    let (tenants, members) = tokio::try_join!(
+        list::<Tenant>(client, &all),
+        list::<EdgeCluster>(client, &all),
+    )?;
+    for tenant in tenants {
+        into.home.insert(tenant.name_any(), TenantSeen::of(&tenant));
+    }
+    for member in members {
+        let status = member.status.clone().unwrap_or_default();
+        into.members
+            .insert(member.name_any(), conditions(&status.conditions));
+    }
+    Ok(())
+}
+
+async fn list<K>(client: &Client, params: &ListParams) -> Result<Vec<K>>
+where
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + 'static,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let listed = tokio::time::timeout(super::READ_DEADLINE, api.list(params)).await;
+    let what = || format!("listing {}", K::plural(&()));
+    Ok(listed.with_context(what)?.with_context(what)?.items)
+}

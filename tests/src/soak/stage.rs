@@ -1,0 +1,296 @@
+//! Home and two edges, real, with hub and agent, and what is faulty between them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context, Result, ensure};
+use krypton_tests::{
+    Agent, AgentOptions, AnsweringProxy, ChartRepository, ChartSource, Cluster, Daemon, FaultLine,
+    FaultProxy, Hub, HubOptions, Parts, bundle,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
+    membership::write_secret,
+    port::Port,
+};
+use kube::Client;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::sync::Mutex;
+
+use super::{
+    fault::{Edge, Workspace},
+    judgement::CHART,
+};
+
+pub(crate) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
+pub(crate) const REPLICAS: u32 = 1;
+/// Short pauses, so that what is waited for fits into the quiet.
+const RETRY_MAX: &str = "5s";
+const DRIFT_INTERVAL: &str = "15s";
+
+/// An edge, and the ways to it: line, then who answers in the apiserver's place, then the apiserver.
+pub(crate) struct Site {
+    pub(crate) edge: Edge,
+    pub(crate) cluster: Cluster,
+    /// The administrator's, directly.
+    pub(crate) client: Client,
+    pub(crate) answers: AnsweringProxy,
+    pub(crate) way: FaultProxy,
+}
+
+impl Site {
+    async fn start(edge: Edge) -> Result<Self> {
+        let name = format!("soak-{}", edge.name());
+        let cluster = Cluster::start(&name, Parts::WithPods).await?;
+        let answers = AnsweringProxy::before(&cluster).await?;
+        let way = FaultProxy::before_proxy(&answers).await?;
+        for number in 0..2 {
+            let namespace = json!({
+                "apiVersion": "v1", "kind": "Namespace",
+                "metadata": {"name": Workspace::shared(number),
+                    "labels": {super::snapshot::FOREIGN_LABEL: "true"}},
+            });
+            cluster.apply(&namespace.to_string()).await?;
+        }
+        let client = cluster.client();
+        Ok(Self {
+            edge,
+            cluster,
+            client,
+            answers,
+            way,
+        })
+    }
+}
+
+/// Everything that runs. Hub and agent go first.
+pub(crate) struct Stage {
+    pub(crate) hub: Mutex<Hub>,
+    pub(crate) agent: Mutex<Agent>,
+    /// From the agent to the hub.
+    pub(crate) link: FaultLine,
+    pub(crate) values: ValuesFile,
+    pub(crate) repository: ChartRepository,
+    pub(crate) home: Cluster,
+    sites: [Site; 2],
+    version: AtomicU32,
+    hub_port: Port,
+    logs: PathBuf,
+    kept: AtomicU32,
+}
+
+impl Stage {
+    /// # Errors
+    /// When one of all that does not start.
+    pub(crate) async fn set(logs: &Path) -> Result<Self> {
+        let charts = VERSIONS.map(ChartSource::small);
+        let (home, one, two, repository) = tokio::try_join!(
+            Cluster::start("soak-home", Parts::ControlPlane),
+            Site::start(Edge::One),
+            Site::start(Edge::Two),
+            ChartRepository::start(&charts),
+        )?;
+        let values = ValuesFile::new(&values(&message(0)))?;
+        let hub_port = Port::reserve()?;
+        let link = FaultLine::to(hub_port.address()).await?;
+        let flags = hub_flags(&repository, &values, &hub_port, &link, 0);
+        let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
+        hub.ready(PATIENCE).await?;
+        let kubeconfig =
+            fs::read_to_string(two.way.kubeconfig()).context("reading a kubeconfig")?;
+        let desk = Desk::at(&home);
+        desk.add_member(Edge::Two.name(), &kubeconfig).await?;
+        let folder = TempDir::with_prefix("krypton-join-").context("making a folder")?;
+        let join = folder.path().join("bundle.yaml");
+        write_secret(&join, &bundle(&home, Edge::One.name()).await?)?;
+        let way = one.way.kubeconfig();
+        let mut agent = Agent::start(&AgentOptions::new(&way).join_file(&join))?;
+        agent.ready(PATIENCE).await?;
+        Ok(Self {
+            hub: Mutex::new(hub),
+            agent: Mutex::new(agent),
+            link,
+            values,
+            repository,
+            home,
+            sites: [one, two],
+            version: AtomicU32::new(0),
+            hub_port,
+            logs: logs.to_owned(),
+            kept: AtomicU32::new(0),
+        })
+    }
+
+    pub(crate) fn site(&self, edge: Edge) -> &Site {
+        let [one, two] = &self.sites;
+        match edge {
+            Edge::One => one,
+            Edge::Two => two,
+        }
+    }
+
+    /// The kubeconfig of edge-2 as the hub has it.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn kubeconfig(&self) -> Result<String> {
+        let file = self.site(Edge::Two).way.kubeconfig();
+        fs::read_to_string(file).context("reading a kubeconfig")
+    }
+
+    pub(crate) fn set_version(&self, number: u32) {
+        self.version.store(number, Ordering::SeqCst);
+    }
+
+    /// Another hub in place of one that has ended.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start_hub(&self, hub: &mut Hub) -> Result<()> {
+        self.keep_log("hub", hub)?;
+        let version = self.version.load(Ordering::SeqCst);
+        let flags = hub_flags(
+            &self.repository,
+            &self.values,
+            &self.hub_port,
+            &self.link,
+            version,
+        );
+        *hub = Hub::start(&HubOptions::new(self.home.kubeconfig()).args(flags))?;
+        Ok(())
+    }
+
+    /// The same of the agent, which has nothing but what is on its cluster.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start_agent(&self, agent: &mut Agent) -> Result<()> {
+        self.keep_log("agent", agent)?;
+        *agent = Agent::start(&AgentOptions::new(&self.site(Edge::One).way.kubeconfig()))?;
+        Ok(())
+    }
+
+    /// SIGKILL to every helm that runs, and not to those who run them.
+    ///
+    /// # Errors
+    /// When one cannot be killed.
+    pub(crate) async fn kill_helms(&self) -> Result<usize> {
+        let folders = [
+            self.hub.lock().await.folder()?.to_owned(),
+            self.agent.lock().await.folder()?.to_owned(),
+        ];
+        let mut killed = 0;
+        for folder in folders {
+            // One that has just ended by itself is none.
+            killed += kill_helm(&folder).unwrap_or_default();
+        }
+        Ok(killed)
+    }
+
+    /// Fails when hub or agent has ended though nobody has killed it.
+    ///
+    /// # Errors
+    /// As said, with the end of its log.
+    pub(crate) async fn all_run(&self) -> Result<()> {
+        self.hub
+            .lock()
+            .await
+            .rss_bytes()
+            .context("the hub has ended by itself")?;
+        self.agent
+            .lock()
+            .await
+            .rss_bytes()
+            .context("the agent has ended by itself")?;
+        Ok(())
+    }
+
+    /// The logs so far, of those that run too.
+    ///
+    /// # Errors
+    /// When they cannot be copied.
+    pub(crate) async fn keep_logs(&self) -> Result<()> {
+        self.keep_log("hub", &*self.hub.lock().await)?;
+        self.keep_log("agent", &*self.agent.lock().await)
+    }
+
+    fn keep_log(&self, name: &str, daemon: &Daemon) -> Result<()> {
+        let number = self.kept.fetch_add(1, Ordering::SeqCst);
+        let to = self.logs.join(format!("{number:03}-{name}.log"));
+        fs::copy(daemon.log_path(), &to).with_context(|| format!("keeping {}", to.display()))?;
+        Ok(())
+    }
+
+    /// How often helm was run, by the logs that are kept.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub(crate) fn helm_runs(&self) -> Result<usize> {
+        let mut runs = 0;
+        for entry in fs::read_dir(&self.logs)
+            .context("reading the logs")?
+            .flatten()
+        {
+            let log = fs::read(entry.path()).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            let told =
+                |line: &&str| line.contains("running helm") && !line.contains("helm processes");
+            runs += log.lines().filter(told).count();
+        }
+        Ok(runs)
+    }
+
+    /// # Errors
+    /// When a proxy cannot be reached any more, which is none of Krypton's faults.
+    pub(crate) fn good_again(&self) -> Result<()> {
+        use krypton_tests::Traffic;
+        self.link.set(Traffic::Pass);
+        for site in &self.sites {
+            site.way.set(Traffic::Pass);
+            site.answers.tell_the_truth();
+            ensure!(
+                !site.cluster.pids().is_empty(),
+                "{} has ended",
+                site.edge.name()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The value `message` of this number.
+pub(crate) fn message(number: u32) -> String {
+    format!("m-{number}")
+}
+
+/// The values file with it.
+pub(crate) fn values(message: &str) -> String {
+    json!({"message": message, "replicaCount": REPLICAS}).to_string()
+}
+
+fn hub_flags(
+    repository: &ChartRepository,
+    values: &ValuesFile,
+    port: &Port,
+    link: &FaultLine,
+    version: u32,
+) -> Vec<String> {
+    let version = VERSIONS
+        .get(version as usize)
+        .copied()
+        .unwrap_or(VERSIONS[0]);
+    let mut flags = chart_flags(repository, CHART, version);
+    flags.retain(|flag| !flag.starts_with("--retry-max"));
+    flags.extend([
+        values_flag(values),
+        "--self-cluster=false".to_owned(),
+        "--drift=heal".to_owned(),
+        format!("--drift-interval={DRIFT_INTERVAL}"),
+        format!("--retry-max={RETRY_MAX}"),
+        format!("--listen={}", port.address()),
+        format!("--advertise={}", link.address()),
+    ]);
+    flags
+}
