@@ -80,7 +80,7 @@ bench: rust tools ## Figures beside plain helm, and of 1,000 agents on one hub (
 
 # Not part of make test: half an hour, at a load that other tests would notice.
 soak: rust tools ## Random faults over two edges for half an hour, and a check of all promises (SOAK_ARGS='--seed 2 --minutes 5 --tenants 20')
-	$(binaries)
+	$(binaries) $(debug)
 	$(target)/debug/soak $(SOAK_ARGS)
 
 deny: rust ## Licences, sources and banned crates; needs cargo-deny and the network, and is not part of check

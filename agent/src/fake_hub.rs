@@ -177,13 +177,15 @@ impl FakeSession {
 }
 
 type Enrol = Box<dyn Fn(EnrollRequest) -> Result<EnrollResponse, Status> + Send + Sync>;
+/// A stream of them, or what ends it.
+type Parts = Vec<Result<ChartPart, Status>>;
 type Renew = Box<dyn Fn(RenewRequest) -> Result<RenewResponse, Status> + Send + Sync>;
 
 /// What the fake answers.
 pub(crate) struct Answers {
     pub(crate) enrol: Enrol,
     pub(crate) renew: Renew,
-    pub(crate) chart: Mutex<(Option<FetchChartRequest>, Vec<Result<ChartPart, Status>>)>,
+    pub(crate) chart: Mutex<(Option<FetchChartRequest>, Parts)>,
 }
 
 impl Default for Answers {

@@ -256,7 +256,7 @@ impl Scene {
 async fn no_lie_of_an_apiserver_uninstalls_anything_and_what_is_deleted_goes_after_it(mode: Mode) {
     let cases = cases();
     let going: Vec<String> = (0..cases.len()).map(|n| format!("goes-{n}")).collect();
-    let mut scene = Scene::set("lies", mode, &going).await;
+    let mut scene = Box::pin(Scene::set("lies", mode, &going)).await;
     let desk = scene.desk.clone();
     for ((lie, upgrade, waits), goes) in cases.into_iter().zip(&going) {
         let before = scene.standing().await.unwrap();
@@ -289,7 +289,7 @@ async fn no_lie_of_an_apiserver_uninstalls_anything_and_what_is_deleted_goes_aft
 
 async fn what_is_restored_or_away_is_as_it_was_and_a_deletion_waits_for_it(mode: Mode) {
     let going = ["before", "waits", "left", "paused"].map(str::to_owned);
-    let mut scene = Scene::set("away", mode, &going).await;
+    let mut scene = Box::pin(Scene::set("away", mode, &going)).await;
     let desk = scene.desk.clone();
     if mode == Mode::Proxy {
         the_kubeconfig_is_gone_and_back(&mut scene).await;

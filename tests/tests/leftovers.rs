@@ -1,6 +1,11 @@
 //! What failed attempts have made and no good revision declares: removed later, but nothing that holds data,
 //! that the chart keeps, or that is somebody else's.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
+)]
+
 use std::collections::BTreeMap;
 use std::fs;
 

@@ -371,12 +371,7 @@ mod tests {
                 6,
                 vec![3],
             ),
-            (
-                vec![deployed.clone(), seen_to, failed(3, "b")],
-                "b",
-                3,
-                vec![],
-            ),
+            (vec![deployed, seen_to, failed(3, "b")], "b", 3, vec![]),
         ] {
             assert_eq!(history(3, &revisions, current), kept, "{revisions:?}");
             assert_eq!(repeated(&revisions), repeats, "{revisions:?}");

@@ -54,6 +54,7 @@ impl Expected {
             version: self.version.clone(),
             install_crds: false,
             values: Map::from_iter(values),
+            confidential: None,
         }
     }
 
