@@ -28,16 +28,18 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {name: {{ . }}}
 {{- end }}
-{{- if .Values.broken }}
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: kept, annotations: {helm.sh/resource-policy: keep}}
+{{- if .Values.claim }}
 ---
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: data}
 spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+{{- end }}
+{{- if .Values.broken }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: kept, annotations: {helm.sh/resource-policy: keep}}
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -110,7 +112,7 @@ async fn what_failed_attempts_left_goes_later_and_nothing_else_does() {
 
     // Two attempts, and each alone declares one object.
     values
-        .write("{maps: [stays, first], broken: true}")
+        .write("{maps: [stays, first], claim: true, broken: true}")
         .unwrap();
     desk.newest_is("acme", &release, 2, "failed").await.unwrap();
     values
@@ -136,7 +138,7 @@ async fn what_failed_attempts_left_goes_later_and_nothing_else_does() {
 
     // And before the release itself goes: helm would remove what its newest revision declares.
     values
-        .write("{maps: [stays, third], broken: true}")
+        .write("{maps: [stays, third], claim: true, broken: true}")
         .unwrap();
     desk.shows("default", "acme", &failed).await.unwrap();
     values.write("{maps: [fourth], broken: true}").unwrap();
