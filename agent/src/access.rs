@@ -3,6 +3,7 @@
 
 mod kubeconfig;
 mod local;
+mod pace;
 mod service_account;
 
 use std::sync::Arc;
@@ -21,19 +22,21 @@ pub use local::{
     ConfigError, Found, InCluster, LocalError, LocalSource, from_kubeconfig, local,
     read_kubeconfig, service_account_namespace, without_content,
 };
+use pace::PaceLayer;
 pub use service_account::{ServiceAccount, acting_as};
 
 /// Longest wait for a connection to any apiserver.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The client of a cluster, home or member: a name in the apiserver's log (`name/version`, visible
-/// ASCII), a deadline to connect, and no retries of its own. kube's default would wait as long as a
+/// ASCII), a deadline to connect, a pace for watches, and no retries of its own. kube's default would wait as long as a
 /// server's `Retry-After` says, up to 15 times; every caller here has a capped back-off, which is the
 /// only one that waits.
 ///
 /// Must be called inside a tokio runtime.
 pub fn client_named(config: Config, user_agent: &'static str) -> Result<Client, kube::Error> {
-    Client::try_from(bounded(config, user_agent))
+    let builder = ClientBuilder::try_from(bounded(config, user_agent))?;
+    Ok(builder.with_layer(&PaceLayer::default()).build())
 }
 
 /// As [`client_named`]. Whenever the apiserver answers that it does not know us (401), `refused` is told.
@@ -49,6 +52,7 @@ pub fn client_watched(
         }
         response
     });
+    let builder = builder.with_layer(&PaceLayer::default());
     Ok(builder.with_layer(&layer).build())
 }
 

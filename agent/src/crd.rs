@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use thiserror::Error;
 
@@ -31,7 +31,7 @@ pub enum CrdError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    Create,
+    Apply,
     Replace,
     Leave,
 }
@@ -39,7 +39,7 @@ enum Step {
 /// An equal or newer schema is left alone, whoever wrote it.
 fn step(found: Option<u32>, exists: bool, ours: u32) -> Step {
     match (exists, found) {
-        (false, _) => Step::Create,
+        (false, _) => Step::Apply,
         (true, Some(found)) if found >= ours => Step::Leave,
         (true, _) => Step::Replace,
     }
@@ -61,13 +61,11 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
     let version = found.as_ref().and_then(krypton_crds::schema_version);
     let written = match step(version, found.is_some(), krypton_crds::SCHEMA_VERSION) {
         Step::Leave => found,
-        // Where one is there after all, perhaps a newer one, this is refused.
-        Step::Create => {
-            let params = PostParams {
-                field_manager: Some(FIELD_MANAGER.to_owned()),
-                ..PostParams::default()
-            };
-            let call = effect!("crd.create", api.create(&params, wanted));
+        // Not `create`: the charts grant that for our own CRDs' names only, and a request to create has none.
+        Step::Apply => {
+            let params = PatchParams::apply(FIELD_MANAGER).force();
+            let patch = Patch::Apply(wanted);
+            let call = effect!("crd.apply", api.patch(&name, &params, &patch));
             let written = deadline(&name, call).await?;
             Some(written.map_err(|error| CrdError::Write(name.clone(), error))?)
         }
@@ -162,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_newer_schema_is_never_downgraded_and_an_unmarked_one_is_brought_up_to_date() {
-        assert_eq!(step(None, false, 1), Step::Create);
+        assert_eq!(step(None, false, 1), Step::Apply);
         assert_eq!(step(None, true, 1), Step::Replace);
         assert_eq!(step(Some(1), true, 2), Step::Replace);
         assert_eq!(step(Some(2), true, 2), Step::Leave);

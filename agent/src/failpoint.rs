@@ -17,7 +17,7 @@ pub const EFFECTS: [&str; 51] = [
     "chart.fetch",
     "chart.index",
     "chart.store",
-    "crd.create",
+    "crd.apply",
     "crd.replace",
     "drift.heal",
     "enrolment.enrol",

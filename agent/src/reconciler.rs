@@ -102,7 +102,7 @@ pub struct Tools {
 
 /// How long running helms may go on when the process is asked to stop.
 const DRAIN: Duration = Duration::from_secs(15);
-/// The pause after a write that somebody else's write overtook.
+/// The pause after a write that somebody else's write overtook; twice as long each time, up to sixteen times.
 const AFTER_CONFLICT: Duration = Duration::from_millis(250);
 /// The pause between two rounds of seeing to the CRD, while it is not as it should be.
 const CRD_EVERY: Duration = Duration::from_secs(1);
@@ -210,6 +210,8 @@ struct Slot {
     /// Not to be looked at before, since a write did not go through.
     not_before: Option<Boot>,
     stumbles: u32,
+    /// How often in a row the plan rested on what had changed.
+    stale: u32,
 }
 
 struct Reconciler {

@@ -314,8 +314,13 @@ impl Performer {
                 self.events.tell(&job.tenant, told);
                 Ok(())
             }
-            // It is there after all, and not ours; the watch will show it.
-            Err(Fault::Stale) => Err(Fault::Stale),
+            // It is there after all, and not ours. The watch may have shown it long ago, to who did not see it.
+            Err(Fault::Stale) => {
+                let name = &job.release.namespace;
+                let there = in_time("reading the workspace", api.get_metadata(name)).await?;
+                done.workspace = Some(there.metadata);
+                Ok(())
+            }
             Err(fault) => {
                 let message = format!(
                     "creating namespace {}: {}",

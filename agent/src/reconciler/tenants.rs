@@ -320,6 +320,9 @@ impl Reconciler {
         if let Some(run) = done.applied {
             slot.memory.applied = Some(Applied { run, ended: now });
         }
+        if !matches!(done.fault, Some(Fault::Stale)) {
+            slot.stale = 0;
+        }
         match done.fault {
             None => {
                 slot.stumbles = 0;
@@ -327,7 +330,11 @@ impl Reconciler {
                     slot.memory.failure = None;
                 }
             }
-            Some(Fault::Stale) => slot.not_before = Some(Boot(now.0 + AFTER_CONFLICT)),
+            Some(Fault::Stale) => {
+                let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
+                slot.stale += 1;
+                slot.not_before = Some(Boot(now.0 + pause));
+            }
             Some(Fault::Passing(problem)) => {
                 slot.stumbles += 1;
                 let pause = plan::backoff(slot.stumbles, self.member.retry_max, rand::random());
