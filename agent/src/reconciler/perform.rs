@@ -237,6 +237,13 @@ impl Performer {
         orphaned: bool,
         done: &mut Done,
     ) -> Result<(), Fault> {
+        // Once it is off, nobody uninstalls what a list that was not whole has left out.
+        if !orphaned && job.newest.is_none() {
+            self.relist(job, done).await?;
+            if matches!(&done.release, Some(ReleaseNews::All { metas, .. }) if !metas.is_empty()) {
+                return Err(Fault::Stale);
+            }
+        }
         if !orphaned {
             self.delete_cert_manager_crds(job).await?;
         }
