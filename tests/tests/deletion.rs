@@ -203,7 +203,13 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
         .unwrap();
         let back = desk.shows(namespace, name, &[ALL_READY]).await.unwrap();
         assert_eq!(back.spec, old.spec);
-        assert_eq!(back.finalizers(), [names::TENANT_FINALIZER]);
+        // On home what the member said before is written to the Tenant at once.
+        eventually(&format!("the finalizer of {name}"), PATIENCE, async || {
+            let tenant = desk.tenants(namespace).get(name).await?;
+            Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
+        })
+        .await
+        .unwrap();
         desk.told(namespace, name, "TenantRestored").await.unwrap();
     }
     assert_eq!(
