@@ -1,10 +1,9 @@
 //! What becomes of the CRDs in a chart's folder `crds`.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::words::by_word;
 
 /// Nothing ever deletes one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,23 +37,7 @@ impl CrdPolicy {
 #[error("write skip, create or create-replace")]
 pub struct NotAPolicy;
 
-impl FromStr for CrdPolicy {
-    type Err = NotAPolicy;
-
-    fn from_str(text: &str) -> Result<Self, NotAPolicy> {
-        let mut all = Self::ALL.iter();
-        let found = all.find_map(|(word, policy)| (*word == text).then_some(*policy));
-        found.ok_or(NotAPolicy)
-    }
-}
-
-impl fmt::Display for CrdPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut all = Self::ALL.iter();
-        let word = all.find_map(|(word, policy)| (policy == self).then_some(*word));
-        f.write_str(word.unwrap_or_default())
-    }
-}
+by_word!(CrdPolicy, NotAPolicy);
 
 #[cfg(test)]
 mod tests {

@@ -1,10 +1,9 @@
 //! What is done about releases that are no longer as their chart has them.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::words::by_word;
 
 /// What is done about drift.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,23 +32,7 @@ impl DriftMode {
 #[error("write off, warn or heal")]
 pub struct NotAMode;
 
-impl FromStr for DriftMode {
-    type Err = NotAMode;
-
-    fn from_str(text: &str) -> Result<Self, NotAMode> {
-        let mut all = Self::ALL.iter();
-        let found = all.find_map(|(word, mode)| (*word == text).then_some(*mode));
-        found.ok_or(NotAMode)
-    }
-}
-
-impl fmt::Display for DriftMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut all = Self::ALL.iter();
-        let word = all.find_map(|(word, mode)| (mode == self).then_some(*word));
-        f.write_str(word.unwrap_or_default())
-    }
-}
+by_word!(DriftMode, NotAMode);
 
 /// That of a fleet; a Tenant may have another mode by annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,10 +1,9 @@
 //! How releases are handled on every member: what is waited for, and what goes with the last of them.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::words::by_word;
 
 /// What makes a release that helm has deployed ready. Helm itself waits for hooks, always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,23 +37,7 @@ impl WaitPolicy {
 #[error("write none, ready or hooks")]
 pub struct NotAWaitPolicy;
 
-impl FromStr for WaitPolicy {
-    type Err = NotAWaitPolicy;
-
-    fn from_str(text: &str) -> Result<Self, NotAWaitPolicy> {
-        let mut all = Self::ALL.iter();
-        let found = all.find_map(|(word, policy)| (*word == text).then_some(*policy));
-        found.ok_or(NotAWaitPolicy)
-    }
-}
-
-impl fmt::Display for WaitPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut all = Self::ALL.iter();
-        let word = all.find_map(|(word, policy)| (policy == self).then_some(*word));
-        f.write_str(word.unwrap_or_default())
-    }
-}
+by_word!(WaitPolicy, NotAWaitPolicy);
 
 /// The same for all members. What is as it was before there was such a field is neither on record nor in
 /// the digest of a desired state.

@@ -19,3 +19,4 @@ pub mod telemetry;
 pub mod tenant;
 pub mod tls;
 pub mod values;
+mod words;
