@@ -429,10 +429,7 @@ impl ChartCache {
             } else if chart.repo.is_empty() {
                 let bytes = local(chart, String::new(), CHART_LIMIT).await?;
                 let beside = local(chart, provenance::SUFFIX.to_owned(), provenance::LIMIT);
-                let provenance = match proven.then_some(beside) {
-                    Some(beside) => provenance::or_none(beside.await)?,
-                    None => None,
-                };
+                let provenance = provenance::where_asked(proven, beside).await?;
                 Came {
                     bytes,
                     provenance,
@@ -443,10 +440,8 @@ impl ChartCache {
                 let credentials = self.credentials(chart)?;
                 let way = self.way(chart, &credentials);
                 let bytes = way.archive(&repo, &entry).await?;
-                let provenance = match proven.then_some(way.provenance(&repo, &entry)) {
-                    Some(beside) => provenance::or_none(beside.await)?,
-                    None => None,
-                };
+                let beside = way.provenance(&repo, &entry);
+                let provenance = provenance::where_asked(proven, beside).await?;
                 let listed = Listed {
                     name: chart.name.clone(),
                     version: entry.version,

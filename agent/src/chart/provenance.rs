@@ -19,9 +19,15 @@ pub trait Prover: Send + Sync {
     fn prove<'a>(&'a self, archive: &'a Path) -> BoxFuture<'a, Result<(), String>>;
 }
 
-/// What is not there is no provenance file, and no other failure.
-pub(super) fn or_none(got: Result<Vec<u8>, ChartError>) -> Result<Option<Vec<u8>>, ChartError> {
-    match got {
+/// Gets the file only where charts must be `proven`. One that is not there is none, and no other failure.
+pub(super) async fn where_asked(
+    proven: bool,
+    get: impl Future<Output = Result<Vec<u8>, ChartError>>,
+) -> Result<Option<Vec<u8>>, ChartError> {
+    if !proven {
+        return Ok(None);
+    }
+    match get.await {
         Ok(bytes) => Ok(Some(bytes)),
         Err(ChartError::Refused { status: 404, .. }) => Ok(None),
         Err(ChartError::Local { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
