@@ -473,6 +473,18 @@ fn told(conditions: &[Condition]) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
+/// Waits until no helm of a dead actor with this `folder` is left.
+///
+/// # Errors
+/// When one outlives it.
+pub async fn helm_ends(folder: &Path) -> Result<()> {
+    let none_left = async || match helm_processes(folder) {
+        left if left.is_empty() => Ok(Some(())),
+        left => bail!("{left:?}"),
+    };
+    eventually("helm to die with who ran it", PATIENCE, none_left).await
+}
+
 /// Command lines of the running helm processes whose arguments name something in `folder`.
 pub fn helm_processes(folder: &Path) -> Vec<String> {
     let folder = folder.display().to_string();

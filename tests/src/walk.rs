@@ -19,7 +19,7 @@ use crate::{
     agent::{Agent, AgentOptions},
     cluster::{Cluster, Parts},
     daemon::{Daemon, Program},
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, helm_processes},
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, helm_ends},
     hub::{Hub, HubOptions},
     membership::{Mode, bundle, write_secret},
     process::log_end,
@@ -304,16 +304,7 @@ fn hub_options<'a>(
 
 /// A helm of the dead dies with it; before that nobody is told that the Lease is free.
 async fn gone(dead: &Daemon) -> Result<()> {
-    let folder = dead.folder()?;
-    eventually(
-        "helm to die with who ran it",
-        PATIENCE,
-        async || match helm_processes(folder) {
-            left if left.is_empty() => Ok(Some(())),
-            left => bail!("{left:?}"),
-        },
-    )
-    .await
+    helm_ends(dead.folder()?).await
 }
 
 /// Gives up the Lease of one that is dead, which it would be a minute till it runs out.

@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Pair, Parts,
     eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, helm_processes, values_flag},
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, helm_ends, helm_processes, values_flag},
     gate, in_both_modes,
 };
 use serde_json::json;
@@ -163,16 +163,7 @@ async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode
 
     pair.actor().unwrap().kill9().await.unwrap();
 
-    eventually(
-        "helm to die with who ran it",
-        PATIENCE,
-        async || match helm_processes(&folder) {
-            left if left.is_empty() => Ok(Some(())),
-            left => bail!("{left:?}"),
-        },
-    )
-    .await
-    .unwrap();
+    helm_ends(&folder).await.unwrap();
     desk.newest_is("acme", release, 1, "pending-install")
         .await
         .unwrap();

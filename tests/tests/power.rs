@@ -10,7 +10,7 @@ use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_tests::{
     ChartRepository, Gate, Mode, Pair, Parts, eventually,
-    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, helm_processes, values_flag},
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, helm_ends, values_flag},
     gate, in_both_modes,
 };
 use kube::{Api, ResourceExt, api::ListParams};
@@ -198,16 +198,7 @@ async fn what_is_killed_in_upgrade_rollback_and_uninstall_is_repaired_by_the_nex
         scene.at("rolled", "pre-rollback", None).await;
     }
     scene.pair.actor().unwrap().kill9().await.unwrap();
-    eventually(
-        "helm to die with who ran it",
-        PATIENCE,
-        async || match helm_processes(folder) {
-            left if left.is_empty() => Ok(Some(())),
-            left => bail!("{left:?}"),
-        },
-    )
-    .await
-    .unwrap();
+    helm_ends(folder).await.unwrap();
     scene.write(&json!({"message": "third"}));
     scene.pair.start_actor_again().unwrap();
 
