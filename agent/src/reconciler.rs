@@ -206,6 +206,10 @@ async fn watchdog(mut hold: watch::Receiver<Hold>, handle: Arc<StopHandle>) {
 struct Slot {
     memory: Memory,
     busy: bool,
+    /// What is done for it is done because it has been deleted.
+    removing: bool,
+    /// The UID with which it was deleted while the CRD was whole.
+    deletion_confirmed: Option<String>,
     wake: Option<Boot>,
     /// Not to be looked at before, since a write did not go through.
     not_before: Option<Boot>,

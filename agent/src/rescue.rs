@@ -1,14 +1,15 @@
 //! Tenants outlive their CRD (design §3, rule 2): when it is deleted, their specs are kept in a Secret,
-//! their finalizers let go without uninstalling, and both are put back.
+//! their finalizers let go without uninstalling, and both are put back. So are those that were to go, since
+//! their finalizers would keep all others away; they are deleted once more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::time::Duration;
 
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -27,6 +28,8 @@ use crate::plan::PREVIOUS_UID_ANNOTATION;
 pub const RESCUE_NAME: &str = "krypton-rescued-tenants";
 const KEY: &str = "tenants.json.gz";
 const DEADLINE: Duration = Duration::from_secs(30);
+/// The stamps of the CRD and of a Tenant may be of two apiservers, whose clocks differ by less than this.
+const CLOCKS_DIFFER_BY: SignedDuration = SignedDuration::from_secs(60);
 /// A Secret holds 1 MiB; specs compress to some 100 bytes each.
 const LARGEST: u64 = 64 << 20;
 
@@ -46,6 +49,26 @@ pub enum RescueError {
     Deadline,
 }
 
+/// What this process knows of deletions, by the UIDs of the Tenants.
+#[derive(Clone, Debug, Default)]
+pub struct Deletions {
+    /// Seen while the CRD was whole.
+    pub confirmed: BTreeSet<String>,
+    /// Being carried out at this moment.
+    pub under_way: BTreeSet<String>,
+}
+
+/// Whether a person has deleted a Tenant that goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Deleted {
+    /// It goes only because its CRD does.
+    #[default]
+    No,
+    /// At about the time of its CRD, and nobody saw which came first.
+    Perhaps,
+    Yes,
+}
+
 /// What is kept of a Tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Kept {
@@ -55,11 +78,14 @@ struct Kept {
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
     spec: TenantSpec,
+    #[serde(default)]
+    deleted: Deleted,
 }
 
 impl Kept {
-    fn of(tenant: &Tenant) -> Self {
+    fn of(tenant: &Tenant, deleted: Deleted) -> Self {
         Self {
+            deleted,
             namespace: tenant.namespace().unwrap_or_default(),
             name: tenant.name_any(),
             uid: tenant.uid().unwrap_or_default(),
@@ -76,26 +102,38 @@ impl Kept {
         tenant.metadata.namespace = Some(self.namespace);
         tenant.metadata.labels = Some(self.labels);
         tenant.metadata.annotations = Some(annotations);
+        if self.deleted == Deleted::Yes {
+            tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
+        }
         tenant
     }
 }
 
-/// Whether a Tenant goes only because its CRD does. One that a person deleted before is not rescued:
-/// it is uninstalled as asked.
-fn swept_away(tenant: &Tenant, crd_deleted: Timestamp) -> bool {
-    tenant
-        .metadata
-        .deletion_timestamp
-        .as_ref()
-        .is_none_or(|time| time.0 >= crd_deleted)
+/// Whether a Tenant was deleted before its CRD; `None` while that is being carried out. Doubt removes
+/// nothing: only what is certain counts.
+fn deleted(tenant: &Tenant, crd: Timestamp, known: &Deletions) -> Option<Deleted> {
+    let Some(stamp) = &tenant.metadata.deletion_timestamp else {
+        return Some(Deleted::No);
+    };
+    let uid = tenant.uid().unwrap_or_default();
+    if known.under_way.contains(&uid) {
+        return None;
+    }
+    Some(match crd.duration_since(stamp.0) {
+        _ if known.confirmed.contains(&uid) => Deleted::Yes,
+        before if before >= CLOCKS_DIFFER_BY => Deleted::Yes,
+        before if before > SignedDuration::ZERO => Deleted::Perhaps,
+        _ => Deleted::No,
+    })
 }
 
 /// Keeps the specs, then lets go of the finalizers. Returns how many Tenants were let go.
 pub async fn keep_and_release(
     client: &Client,
     crd_deleted: Timestamp,
+    known: &Deletions,
 ) -> Result<usize, RescueError> {
-    tokio::time::timeout(DEADLINE, keep_and_release_now(client, crd_deleted))
+    tokio::time::timeout(DEADLINE, keep_and_release_now(client, crd_deleted, known))
         .await
         .unwrap_or(Err(RescueError::Deadline))
 }
@@ -103,6 +141,7 @@ pub async fn keep_and_release(
 async fn keep_and_release_now(
     client: &Client,
     crd_deleted: Timestamp,
+    known: &Deletions,
 ) -> Result<usize, RescueError> {
     let all: Api<Tenant> = Api::all(client.clone());
     let tenants = all
@@ -110,20 +149,19 @@ async fn keep_and_release_now(
         .await
         .map_err(RescueError::List)?
         .items;
-    let swept: Vec<&Tenant> = tenants
+    let going: Vec<(&Tenant, Deleted)> = tenants
         .iter()
-        .filter(|tenant| swept_away(tenant, crd_deleted))
+        .filter_map(|tenant| Some((tenant, deleted(tenant, crd_deleted, known)?)))
         .collect();
-    if swept.is_empty() {
+    if going.is_empty() {
         return Ok(0);
     }
-    keep(
-        client,
-        swept.iter().map(|tenant| Kept::of(tenant)).collect(),
-    )
-    .await?;
+    let all = going
+        .iter()
+        .map(|(tenant, deleted)| Kept::of(tenant, *deleted));
+    keep(client, all.collect()).await?;
     let mut released = 0;
-    for tenant in swept {
+    for (tenant, _) in going {
         let finalizers: Vec<&String> = tenant
             .finalizers()
             .iter()
@@ -188,13 +226,13 @@ async fn keep(client: &Client, tenants: Vec<Kept>) -> Result<(), RescueError> {
 }
 
 /// Puts back what is kept, once the CRD is served again. Returns the Tenants that are back.
-pub async fn restore(client: &Client) -> Result<Vec<Tenant>, RescueError> {
+pub async fn restore(client: &Client) -> Result<Vec<(Tenant, Deleted)>, RescueError> {
     tokio::time::timeout(DEADLINE, restore_now(client))
         .await
         .unwrap_or(Err(RescueError::Deadline))
 }
 
-async fn restore_now(client: &Client) -> Result<Vec<Tenant>, RescueError> {
+async fn restore_now(client: &Client) -> Result<Vec<(Tenant, Deleted)>, RescueError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let found = secrets
         .get_opt(RESCUE_NAME)
@@ -207,16 +245,28 @@ async fn restore_now(client: &Client) -> Result<Vec<Tenant>, RescueError> {
     for kept in unpack(&secret)? {
         let api: Api<Tenant> = Api::namespaced(client.clone(), &kept.namespace);
         let name = format!("{}/{}", kept.namespace, kept.name);
+        let (deleted, uid) = (kept.deleted, kept.uid.clone());
         let (params, tenant) = (PostParams::default(), kept.into_tenant());
-        match effect!("rescue.put-back", api.create(&params, &tenant)).await {
-            Ok(tenant) => back.push(tenant),
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
+        let put_back = match effect!("rescue.put-back", api.create(&params, &tenant)).await {
+            Ok(tenant) => Some(tenant),
+            // By who was here before us, and got no further; or it is somebody else's.
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                let there = api.get_opt(&tenant.name_any()).await;
+                let there = there.map_err(|error| RescueError::Restore(name.clone(), error))?;
+                there.filter(|there| there.annotations().get(PREVIOUS_UID_ANNOTATION) == Some(&uid))
+            }
             // Its namespace is gone or going: so is the Tenant, and rightly.
             Err(kube::Error::Api(status)) if status.code == 404 || status.code == 403 => {
                 tracing::warn!(tenant = %name, reason = %status.message, "not put back");
+                None
             }
             Err(error) => return Err(RescueError::Restore(name, error)),
+        };
+        let Some(tenant) = put_back else { continue };
+        if deleted == Deleted::Yes {
+            delete(&api, &tenant).await?;
         }
+        back.push((tenant, deleted));
     }
     let preconditions = Preconditions {
         resource_version: secret.metadata.resource_version.clone(),
@@ -230,6 +280,25 @@ async fn restore_now(client: &Client) -> Result<Vec<Tenant>, RescueError> {
         .await
         .map_err(|error| RescueError::Secret("deleted", error))?;
     Ok(back)
+}
+
+/// As a person had. Its finalizer is ours, so that it is uninstalled now.
+async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<(), RescueError> {
+    let preconditions = Preconditions {
+        uid: tenant.uid(),
+        resource_version: None,
+    };
+    let params = DeleteParams {
+        preconditions: Some(preconditions),
+        ..DeleteParams::default()
+    };
+    let name = tenant.name_any();
+    match effect!("rescue.delete", api.delete(&name, &params)).await {
+        Ok(_) => Ok(()),
+        // Gone already, or another one by now.
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        Err(error) => Err(RescueError::Restore(name, error)),
+    }
 }
 
 fn pack(kept: &[Kept]) -> Result<Vec<u8>, RescueError> {
@@ -272,17 +341,36 @@ mod tests {
     }
 
     #[test]
-    fn only_tenants_that_go_with_the_crd_are_rescued() {
+    fn a_deletion_counts_only_where_it_is_certain_that_it_came_before_that_of_the_crd() {
         let crd = Timestamp::from_second(100).unwrap();
-        assert!(swept_away(&tenant(None), crd));
-        assert!(swept_away(&tenant(Some(100)), crd));
-        assert!(swept_away(&tenant(Some(101)), crd));
-        assert!(!swept_away(&tenant(Some(99)), crd));
+        let (nobody, old) = (BTreeSet::new(), BTreeSet::from(["old".to_owned()]));
+        let known = |confirmed: &BTreeSet<String>, under_way: &BTreeSet<String>| Deletions {
+            confirmed: confirmed.clone(),
+            under_way: under_way.clone(),
+        };
+        let unknown = known(&nobody, &nobody);
+        for (stamp, expected) in [
+            (None, Deleted::No),
+            (Some(161), Deleted::No),
+            (Some(100), Deleted::No),
+            (Some(99), Deleted::Perhaps),
+            (Some(41), Deleted::Perhaps),
+            (Some(40), Deleted::Yes),
+        ] {
+            let tenant = tenant(stamp);
+            assert_eq!(deleted(&tenant, crd, &unknown), Some(expected), "{stamp:?}");
+            let sure = stamp.map_or(Deleted::No, |_| Deleted::Yes);
+            let confirmed = known(&old, &nobody);
+            assert_eq!(deleted(&tenant, crd, &confirmed), Some(sure), "{stamp:?}");
+            let waits = stamp.is_none().then_some(Deleted::No);
+            let busy = known(&old, &old);
+            assert_eq!(deleted(&tenant, crd, &busy), waits, "{stamp:?}");
+        }
     }
 
     #[test]
     fn a_kept_tenant_comes_back_with_its_spec_and_its_old_uid() {
-        let kept = vec![Kept::of(&tenant(Some(100)))];
+        let kept = vec![Kept::of(&tenant(Some(100)), Deleted::No)];
         let secret = Secret {
             data: Some([(KEY.to_owned(), ByteString(pack(&kept).unwrap()))].into()),
             ..Secret::default()
@@ -291,6 +379,21 @@ mod tests {
         assert_eq!(back.namespace().as_deref(), Some("team"));
         assert_eq!(back.annotations()[PREVIOUS_UID_ANNOTATION], "old");
         assert_eq!(back.metadata.deletion_timestamp, None);
+        assert_eq!(back.metadata.finalizers, None);
+    }
+
+    #[test]
+    fn a_tenant_that_is_to_be_deleted_again_is_put_back_with_our_finalizer() {
+        let back = Kept::of(&tenant(Some(0)), Deleted::Yes).into_tenant();
+        assert_eq!(back.finalizers(), [names::TENANT_FINALIZER]);
+    }
+
+    #[test]
+    fn what_an_older_krypton_has_kept_is_put_back() {
+        let mut old = serde_json::to_value(Kept::of(&tenant(None), Deleted::No)).unwrap();
+        old.as_object_mut().unwrap().remove("deleted");
+        let read: Kept = serde_json::from_value(old).unwrap();
+        assert_eq!(read.deleted, Deleted::No);
     }
 
     #[test]

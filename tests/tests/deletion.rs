@@ -19,6 +19,7 @@ in_both_modes!(
     a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it,
     a_release_belongs_to_the_older_tenant_and_outlives_the_younger,
     tenants_and_releases_outlive_the_deletion_of_their_crd,
+    tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain,
 );
 
 async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it(mode: Mode) {
@@ -247,4 +248,98 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
     {
         desk.shows(namespace, name, &[ALL_READY]).await.unwrap();
     }
+}
+
+async fn tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain(
+    mode: Mode,
+) {
+    let (pair, _repository, _values) = Pair::with_small_chart("crd-late", mode).await.unwrap();
+    let desk = pair.desk();
+    let cluster = pair.cluster();
+    for name in ["going", "paused", "staying"] {
+        let spec = json!({"workspace": format!("{name}-ws")});
+        desk.create("default", name, spec).await.unwrap();
+    }
+    for name in ["going", "paused", "staying"] {
+        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
+    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let crd = crds.get(Tenant::crd_name()).await.unwrap();
+    let old = desk.tenants("default").get("staying").await.unwrap();
+    // The namespace of one does not go before a person lets it; of the other nobody has seen to it yet.
+    let held = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "held", "namespace": "going-ws", "finalizers": ["example.org/hold"]},
+    });
+    cluster.apply(&held.to_string()).await.unwrap();
+    desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
+        .await
+        .unwrap();
+    for name in ["going", "paused"] {
+        desk.delete("default", name).await.unwrap();
+    }
+    eventually("the release to be gone", PATIENCE, async || {
+        let left = desk.revisions("going-ws", &pair.release("going")).await?;
+        Ok(left.is_empty().then_some(()))
+    })
+    .await
+    .unwrap();
+
+    cluster
+        .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
+        .await
+        .unwrap();
+
+    eventually("another CRD in its place", PATIENCE, async || {
+        let now = crds.get_opt(Tenant::crd_name()).await?;
+        Ok(now.filter(|now| now.metadata.uid != crd.metadata.uid))
+    })
+    .await
+    .unwrap();
+    let back = async |name: &str| {
+        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
+            desk.tenants("default")
+                .get_opt(name)
+                .await
+                .map_err(Into::into)
+        })
+        .await
+        .unwrap()
+    };
+    assert_ne!(back("staying").await.metadata.uid, old.metadata.uid);
+    desk.shows("default", "staying", &[ALL_READY])
+        .await
+        .unwrap();
+    // Doubt removes nothing.
+    assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
+    eventually(
+        "the one that goes to be deleted again",
+        PATIENCE,
+        async || {
+            let going = back("going").await;
+            Ok(going.metadata.deletion_timestamp)
+        },
+    )
+    .await
+    .unwrap();
+    desk.told("default", "going", "TenantRestored")
+        .await
+        .unwrap();
+
+    cluster
+        .kubectl([
+            "patch",
+            "configmap",
+            "held",
+            "--namespace=going-ws",
+            "--type=merge",
+            r#"--patch={"metadata":{"finalizers":null}}"#,
+        ])
+        .await
+        .unwrap();
+    desk.gone("default", "going").await.unwrap();
+    assert_eq!(desk.namespace("going-ws").await.unwrap(), None);
+    desk.newest_is("paused-ws", &pair.release("paused"), 1, "deployed")
+        .await
+        .unwrap();
 }

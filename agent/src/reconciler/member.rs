@@ -8,7 +8,7 @@ use krypton_common::error_chain::chain;
 use krypton_common::member::MemberReport;
 use krypton_crds::tenant::Tenant;
 use kube::api::Api;
-use kube::{Client, CustomResourceExt};
+use kube::{Client, CustomResourceExt, ResourceExt};
 use std::time::Duration;
 
 use super::{CRD_EVERY, Reconciler};
@@ -17,6 +17,7 @@ use crate::events::Events;
 use crate::fence::NO_NEW_RUNS_AFTER;
 use crate::index::CrdState;
 use crate::ledger::{self, Advance};
+use crate::rescue::{Deleted, Deletions};
 use crate::status::Told;
 use crate::{plan, rescue};
 
@@ -70,9 +71,22 @@ impl Reconciler {
         {
             let client = self.member.client.clone();
             let events = self.performer.events.clone();
+            let known = self.deletions();
             self.crd_jobs
-                .spawn(async move { see_to_crd(&client, state, &events).await });
+                .spawn(async move { see_to_crd(&client, state, &known, &events).await });
         }
+    }
+
+    fn deletions(&self) -> Deletions {
+        let mut known = Deletions::default();
+        for (key, slot) in &self.slots {
+            known.confirmed.extend(slot.deletion_confirmed.clone());
+            let tenant = self.index.tenants.get(key).filter(|_| slot.removing);
+            known
+                .under_way
+                .extend(tenant.and_then(|tenant| tenant.uid()));
+        }
+        known
     }
 
     pub(super) fn finish_recording(
@@ -157,7 +171,12 @@ impl Reconciler {
 }
 
 /// Rescue while the CRD goes; otherwise make sure of it, and put back what was rescued.
-async fn see_to_crd(client: &Client, state: CrdState, events: &Events) -> Result<(), String> {
+async fn see_to_crd(
+    client: &Client,
+    state: CrdState,
+    known: &Deletions,
+    events: &Events,
+) -> Result<(), String> {
     if state == CrdState::Terminating {
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
         let crd = crds
@@ -167,7 +186,7 @@ async fn see_to_crd(client: &Client, state: CrdState, events: &Events) -> Result
         let Some(deleted) = crd.and_then(|crd| crd.metadata.deletion_timestamp) else {
             return Ok(());
         };
-        let released = rescue::keep_and_release(client, deleted.0)
+        let released = rescue::keep_and_release(client, deleted.0, known)
             .await
             .map_err(|error| chain(&error))?;
         if released > 0 {
@@ -181,11 +200,20 @@ async fn see_to_crd(client: &Client, state: CrdState, events: &Events) -> Result
     crate::crd::ensure(client, &Tenant::crd())
         .await
         .map_err(|error| chain(&error))?;
-    for tenant in rescue::restore(client)
+    for (tenant, deleted) in rescue::restore(client)
         .await
         .map_err(|error| chain(&error))?
     {
-        let message = "put back after its CRD had been deleted; its release was left alone";
+        let message = match deleted {
+            Deleted::No => "put back after its CRD had been deleted; its release was left alone",
+            Deleted::Perhaps => {
+                "put back after its CRD had been deleted; whether it had been deleted for itself before \
+                 is not certain: delete it again if it is to go"
+            }
+            Deleted::Yes => {
+                "put back after its CRD had been deleted, and deleted again, as it had been before"
+            }
+        };
         let told = Told {
             warning: true,
             reason: "TenantRestored",

@@ -101,6 +101,8 @@ pub(super) struct Done {
     pub facts: Option<Release>,
     pub workspace: Option<ObjectMeta>,
     pub applied: Option<Run>,
+    /// The Tenant's UID, if it was found deleted while its CRD was whole.
+    pub deletion_confirmed: Option<String>,
     /// What failed before is over.
     pub progressed: bool,
     pub fault: Option<Fault>,
@@ -162,6 +164,7 @@ impl Performer {
             facts: None,
             workspace: None,
             applied: None,
+            deletion_confirmed: None,
             progressed: false,
             fault: None,
         });
@@ -594,6 +597,9 @@ impl Performer {
         let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         self.confirm_deletion(job).await?;
+        if job.tenant.metadata.deletion_timestamp.is_some() {
+            done.deletion_confirmed = job.tenant.uid();
+        }
         if job.tenant.metadata.deletion_timestamp.is_some() || job.desired.retire {
             self.say(job, done).await?;
         }

@@ -191,6 +191,10 @@ impl Reconciler {
         let Some(turn) = turns.take(key, place) else {
             return;
         };
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.busy = true;
+            slot.removing = tenant.metadata.deletion_timestamp.is_some();
+        }
         let job = Job {
             key: key.clone(),
             newest,
@@ -210,9 +214,6 @@ impl Reconciler {
             urgency,
             turn,
         };
-        if let Some(slot) = self.slots.get_mut(key) {
-            slot.busy = true;
-        }
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
         let task = self.jobs.spawn(performing).id();
         self.running.insert(task, key.clone());
@@ -277,7 +278,7 @@ impl Reconciler {
                 if let Some(key) = key
                     && let Some(slot) = self.slots.get_mut(&key)
                 {
-                    slot.busy = false;
+                    (slot.busy, slot.removing) = (false, false);
                     slot.not_before = Some(Boot(now.0 + self.member.retry_max));
                     self.dirty.insert(key);
                 }
@@ -308,8 +309,11 @@ impl Reconciler {
             self.facts.remove(&done.of);
         }
         let slot = self.slots.entry(done.key.clone()).or_default();
-        slot.busy = false;
+        (slot.busy, slot.removing) = (false, false);
         slot.not_before = None;
+        if done.deletion_confirmed.is_some() {
+            slot.deletion_confirmed = done.deletion_confirmed;
+        }
         if done.said.is_some() {
             slot.memory.said = done.said;
             slot.memory.said_at = Some(now);
