@@ -12,7 +12,7 @@ pub use strike::{Injected, PLAN, STRUCK, around, around_now, around_or};
 pub const MOMENTS: [&str; 2] = ["before", "after"];
 
 /// The effects of the reconciler and of the agent's process, each at one place in this crate.
-pub const EFFECTS: [&str; 51] = [
+pub const EFFECTS: [&str; 52] = [
     "chart-crd.apply",
     "chart.fetch",
     "chart.index",
@@ -54,6 +54,7 @@ pub const EFFECTS: [&str; 51] = [
     "release.sign-rollback",
     "release.unlock",
     "rescue.create",
+    "rescue.delete",
     "rescue.forget",
     "rescue.let-go",
     "rescue.put-back",

@@ -59,7 +59,7 @@ pub struct Deletions {
 }
 
 /// Whether a person has deleted a Tenant that goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Deleted {
     /// It goes only because its CRD does.
     #[default]
@@ -80,12 +80,16 @@ struct Kept {
     spec: TenantSpec,
     #[serde(default)]
     deleted: Deleted,
+    /// It had our finalizer. Put back without, it would be gone at once if it was deleted, and its release not.
+    #[serde(default)]
+    finalizer: bool,
 }
 
 impl Kept {
     fn of(tenant: &Tenant, deleted: Deleted) -> Self {
         Self {
             deleted,
+            finalizer: has_our_finalizer(tenant),
             namespace: tenant.namespace().unwrap_or_default(),
             name: tenant.name_any(),
             uid: tenant.uid().unwrap_or_default(),
@@ -102,11 +106,16 @@ impl Kept {
         tenant.metadata.namespace = Some(self.namespace);
         tenant.metadata.labels = Some(self.labels);
         tenant.metadata.annotations = Some(annotations);
-        if self.deleted == Deleted::Yes {
+        if self.finalizer {
             tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
         }
         tenant
     }
+}
+
+fn has_our_finalizer(tenant: &Tenant) -> bool {
+    let mut finalizers = tenant.finalizers().iter();
+    finalizers.any(|finalizer| finalizer == names::TENANT_FINALIZER)
 }
 
 /// Whether a Tenant was deleted before its CRD; `None` while that is being carried out. Doubt removes
@@ -185,6 +194,19 @@ async fn keep_and_release_now(
     Ok(released)
 }
 
+/// In the place of what is kept of its name. Who was here before us may have known more.
+fn add(kept: &mut Vec<Kept>, mut tenant: Kept) {
+    let same = |old: &Kept| (&old.namespace, &old.name) == (&tenant.namespace, &tenant.name);
+    if let Some(place) = kept.iter().position(same) {
+        let old = kept.swap_remove(place);
+        if old.uid == tenant.uid {
+            tenant.deleted = tenant.deleted.max(old.deleted);
+            tenant.finalizer |= old.finalizer;
+        }
+    }
+    kept.push(tenant);
+}
+
 /// Adds to what is kept already: a crash in between must not lose the first half.
 async fn keep(client: &Client, tenants: Vec<Kept>) -> Result<(), RescueError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
@@ -197,8 +219,7 @@ async fn keep(client: &Client, tenants: Vec<Kept>) -> Result<(), RescueError> {
         None => Vec::new(),
     };
     for tenant in tenants {
-        kept.retain(|old| (&old.namespace, &old.name) != (&tenant.namespace, &tenant.name));
-        kept.push(tenant);
+        add(&mut kept, tenant);
     }
     let data = Some([(KEY.to_owned(), ByteString(pack(&kept)?))].into());
     let params = PostParams::default();
@@ -282,7 +303,7 @@ async fn restore_now(client: &Client) -> Result<Vec<(Tenant, Deleted)>, RescueEr
     Ok(back)
 }
 
-/// As a person had. Its finalizer is ours, so that it is uninstalled now.
+/// As a person had. With the finalizer that it was put back with, it is uninstalled now.
 async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<(), RescueError> {
     let preconditions = Preconditions {
         uid: tenant.uid(),
@@ -383,17 +404,38 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_is_to_be_deleted_again_is_put_back_with_our_finalizer() {
-        let back = Kept::of(&tenant(Some(0)), Deleted::Yes).into_tenant();
+    fn a_tenant_is_put_back_with_our_finalizer_if_it_had_that_and_without_those_of_others() {
+        let mut held = tenant(Some(100));
+        let finalizers = ["example.org/hold", names::TENANT_FINALIZER];
+        held.metadata.finalizers = Some(finalizers.map(str::to_owned).to_vec());
+        let mut kept = vec![Kept::of(&held, Deleted::No)];
+        // Ours is off already, and somebody else's holds it still.
+        held.metadata.finalizers = Some(vec![finalizers[0].to_owned()]);
+        add(&mut kept, Kept::of(&held, Deleted::No));
+        let back = kept.remove(0).into_tenant();
         assert_eq!(back.finalizers(), [names::TENANT_FINALIZER]);
+    }
+
+    #[test]
+    fn what_was_certain_stays_certain_when_another_process_goes_on() {
+        let of = |uid: &str, deleted| Kept {
+            uid: uid.to_owned(),
+            ..Kept::of(&tenant(Some(99)), deleted)
+        };
+        for (uid, expected) in [("old", Deleted::Yes), ("another", Deleted::Perhaps)] {
+            let mut kept = vec![of("old", Deleted::Yes)];
+            add(&mut kept, of(uid, Deleted::Perhaps));
+            assert_eq!(kept, [of(uid, expected)]);
+        }
     }
 
     #[test]
     fn what_an_older_krypton_has_kept_is_put_back() {
         let mut old = serde_json::to_value(Kept::of(&tenant(None), Deleted::No)).unwrap();
-        old.as_object_mut().unwrap().remove("deleted");
+        let fields = old.as_object_mut().unwrap();
+        fields.retain(|name, _| !["deleted", "finalizer"].contains(&name.as_str()));
         let read: Kept = serde_json::from_value(old).unwrap();
-        assert_eq!(read.deleted, Deleted::No);
+        assert_eq!((read.deleted, read.finalizer), (Deleted::No, false));
     }
 
     #[test]

@@ -41,7 +41,7 @@ use krypton_tests::{
 };
 use kube::{
     Api, CustomResourceExt, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::{Value, json};
@@ -462,6 +462,7 @@ impl Place {
         let before = crds.get(Tenant::crd_name()).await?.uid();
         let tenants = self.edge.tenants("default");
         let former = tenants.get("keeper").await?.uid();
+        let held = self.going().await?;
         crds.delete(Tenant::crd_name(), &DeleteParams::default())
             .await?;
         eventually("another CRD in its place", PATIENCE, async || {
@@ -474,7 +475,40 @@ impl Place {
             Ok(back.filter(|tenant| tenant.uid() != former))
         })
         .await?;
+        // Who has died since may not know that it was deleted; then a person says so again.
+        eventually("the other to be deleted again", PATIENCE, async || {
+            let Some(back) = tenants.get_opt("going").await? else {
+                return Ok(None);
+            };
+            if back.metadata.deletion_timestamp.is_none() {
+                tenants.delete("going", &DeleteParams::default()).await?;
+            }
+            Ok(Some(()))
+        })
+        .await?;
+        let let_go = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        let name = held.name_any();
+        let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "going");
+        maps.patch(&name, &PatchParams::default(), &let_go).await?;
+        self.edge.gone("default", "going").await?;
         self.whole("keeper").await
+    }
+
+    /// A Tenant that is uninstalled and does not go, since its namespace does not.
+    async fn going(&self) -> Result<ConfigMap> {
+        self.edge.create("default", "going", json!({})).await?;
+        self.whole("going").await?;
+        let held = json!({"metadata": {"name": "held", "finalizers": ["example.org/hold"]}});
+        let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "going");
+        let held = serde_json::from_value(held)?;
+        let held = maps.create(&PostParams::default(), &held).await?;
+        self.edge.delete("default", "going").await?;
+        eventually("its release to be gone", PATIENCE, async || {
+            let left = self.edge.revisions("going", &release("going")).await?;
+            Ok(left.is_empty().then_some(()))
+        })
+        .await?;
+        Ok(held)
     }
 
     /// What a former version, or time, would have left.

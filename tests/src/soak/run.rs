@@ -176,8 +176,13 @@ impl Run<'_> {
         let late = begun.elapsed().saturating_sub(burst.length);
         self.stage.good_again()?;
         self.stage.all_run().await?;
+        let faults_over = Instant::now();
+        self.stage.clusters_are_well().await?;
+        let well = faults_over.elapsed().as_secs_f64();
         let undone = insist(self.people()).await?;
-        self.note(&format!("quiet; a person had to ask again {undone} times"));
+        self.note(&format!(
+            "quiet; the clusters were well after {well:.1} s; a person had to ask again {undone} times"
+        ));
 
         let quiet = Instant::now();
         let found = self.until_true(quiet, self.summary.settle).await?;

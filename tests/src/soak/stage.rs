@@ -4,17 +4,19 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
 use krypton_tests::{
     Agent, AgentOptions, AnsweringProxy, ChartRepository, ChartSource, Cluster, Daemon, FaultLine,
-    FaultProxy, Hub, HubOptions, Parts, bundle,
+    FaultProxy, Hub, HubOptions, Parts, bundle, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
     membership::write_secret,
     port::Port,
 };
-use kube::Client;
+use kube::{Api, Client};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::Mutex;
@@ -26,6 +28,8 @@ use super::{
 
 pub(crate) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
 pub(crate) const REPLICAS: u32 = 1;
+/// How long a cluster may take to get well.
+const CLUSTER: Duration = Duration::from_secs(300);
 /// Short pauses, so that what is waited for fits into the quiet.
 const RETRY_MAX: &str = "5s";
 const DRIFT_INTERVAL: &str = "15s";
@@ -62,6 +66,43 @@ impl Site {
             answers,
             way,
         })
+    }
+
+    /// Waits until the cluster itself is well again: its controllers and its scheduler follow what changes, and
+    /// new pods get ready. On a loaded machine that takes them long after their apiserver has been killed.
+    async fn runs_pods(&self) -> Result<()> {
+        let name = "canary";
+        let labels = json!({"app": name});
+        let canary = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {
+                        "labels": labels,
+                        "annotations": {"asked-at": jiff::Timestamp::now().to_string()},
+                    },
+                    "spec": {"containers": [{"name": name, "image": "canary.example.org/canary"}]},
+                },
+            },
+        });
+        eventually("the canary to be taken", CLUSTER, async || {
+            self.cluster.apply(&canary.to_string()).await.map(Some)
+        })
+        .await?;
+        let api: Api<Deployment> = Api::namespaced(self.client.clone(), "default");
+        let what = format!("a new pod to be ready on {}", self.edge.name());
+        eventually(&what, CLUSTER, async || {
+            let canary = api.get(name).await?;
+            let told = canary.status.unwrap_or_default();
+            let followed = told.observed_generation == canary.metadata.generation;
+            let all = |count: Option<i32>| count == Some(1);
+            let whole = all(told.updated_replicas) && all(told.available_replicas);
+            ensure!(followed && whole && all(told.replicas), "{told:?}");
+            Ok(Some(()))
+        })
+        .await
     }
 }
 
@@ -207,11 +248,30 @@ impl Stage {
         Ok(())
     }
 
+    /// Waits until both edges are well, whatever Krypton does there.
+    ///
+    /// # Errors
+    /// When one does not get well, which is none of Krypton's faults.
+    pub(crate) async fn clusters_are_well(&self) -> Result<()> {
+        let [one, two] = &self.sites;
+        tokio::try_join!(one.runs_pods(), two.runs_pods()).map(drop)
+    }
+
     /// The logs so far, of those that run too.
     ///
     /// # Errors
     /// When they cannot be copied.
     pub(crate) async fn keep_logs(&self) -> Result<()> {
+        for site in &self.sites {
+            let folder = site.cluster.folder();
+            for entry in fs::read_dir(folder).context("reading a cluster's folder")? {
+                let (from, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+                if from.extension().is_some_and(|extension| extension == "log") {
+                    let to = format!("{}-{}", site.edge.name(), name.to_string_lossy());
+                    fs::copy(&from, self.logs.join(to)).context("keeping a cluster's log")?;
+                }
+            }
+        }
         self.keep_log("hub", &*self.hub.lock().await)?;
         self.keep_log("agent", &*self.agent.lock().await)
     }
