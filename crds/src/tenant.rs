@@ -35,6 +35,9 @@ use crate::{condition_list, free_form, published::published};
     status = "TenantStatus",
     derive = "PartialEq",
     doc = "A tenant, for which Krypton keeps the fleet's Helm chart installed.",
+    // The release may be there by then, and would be left behind.
+    validation = Rule::new("!has(self.spec) || !has(self.spec.workspace) || self.spec.workspace in ['', self.metadata.name] || (has(oldSelf.spec) && has(oldSelf.spec.workspace) && oldSelf.spec.workspace != '') || !self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
+        .message("the workspace was the Tenant's name until now and cannot be changed; delete the Tenant and create it anew"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Workspace", type_ = "string", json_path = ".spec.workspace"),
     printcolumn(
@@ -68,7 +71,7 @@ use crate::{condition_list, free_form, published::published};
 #[serde(rename_all = "camelCase")]
 pub struct TenantSpec {
     /// The namespace that the chart goes to, made if missing; by default the Tenant's name. It
-    /// cannot be changed once set.
+    /// cannot be changed, and set later only to that name, or where that cannot be a namespace.
     // Every rule passes a value that was stored before: an object must stay open to updates, above
     // all to the removal of its finalizers.
     #[x_kube(

@@ -125,14 +125,27 @@ async fn objects_of_the_original_are_admitted_and_impossible_ones_refused_in_wor
 }
 
 #[tokio::test]
-async fn a_workspace_stays_as_it_was_set_first() {
+async fn a_workspace_stays_as_it_was_first() {
     let cluster = with_apis("workspace").await.unwrap();
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
     let params = PostParams::default();
-    tenants
-        .create(&params, &tenant("acme", json!({})).unwrap())
-        .await
-        .unwrap();
+    for name in ["acme", "unset", "of.dots"] {
+        tenants
+            .create(&params, &tenant(name, json!({})).unwrap())
+            .await
+            .unwrap();
+    }
+    let set = async |name: &str, workspace: &str| {
+        let patch = Patch::Merge(json!({"spec": {"workspace": workspace}}));
+        tenants.patch(name, &PatchParams::default(), &patch).await
+    };
+    let later = refusal(set("unset", "another").await);
+    assert!(
+        later.contains("the workspace was the Tenant's name until now"),
+        "{later}"
+    );
+    set("unset", "unset").await.unwrap();
+    set("of.dots", "another").await.unwrap();
     let patch = async |spec: Value| {
         tenants
             .patch(
@@ -144,7 +157,7 @@ async fn a_workspace_stays_as_it_was_set_first() {
     };
 
     assert!(refusal(patch(json!({"workspace": "Acme"})).await).contains("legal namespace name"));
-    patch(json!({"workspace": "first"})).await.unwrap();
+    patch(json!({"workspace": "acme"})).await.unwrap();
     patch(json!({"clusterRef": {"secretName": "edge-1"}}))
         .await
         .unwrap();
@@ -173,7 +186,7 @@ async fn a_workspace_stays_as_it_was_set_first() {
     );
 
     let kept = tenants.get("acme").await.unwrap();
-    assert_eq!(kept.workspace(), "first");
+    assert_eq!(kept.workspace(), "acme");
     assert_eq!(kept.names_member(), Some("edge-1"));
 }
 

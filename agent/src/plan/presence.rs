@@ -75,7 +75,7 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
         return None;
     };
     let message = format!(
-        "namespace {workspace} belongs to {owner} and is never a workspace; set another spec.workspace"
+        "namespace {workspace} belongs to {owner} and is never a workspace; delete the Tenant, and create it anew with another spec.workspace"
     );
     Some(failed(
         reason::NAMESPACE_NOT_OWNED,
