@@ -246,14 +246,22 @@ async fn keep(client: &Client, tenants: Vec<Kept>) -> Result<(), RescueError> {
         .map_err(|error| RescueError::Secret("written", error))
 }
 
-/// Puts back what is kept, once the CRD is served again. Returns the Tenants that are back.
-pub async fn restore(client: &Client) -> Result<Vec<(Tenant, Deleted)>, RescueError> {
+/// A Tenant of which a kept one has the name.
+#[derive(Debug)]
+pub enum Restored {
+    Back(Tenant, Deleted),
+    /// Another one that was made before the kept one could be put back, whose release is in that namespace.
+    InTheWay(Tenant, String),
+}
+
+/// Puts back what is kept, once the CRD is served again.
+pub async fn restore(client: &Client) -> Result<Vec<Restored>, RescueError> {
     tokio::time::timeout(DEADLINE, restore_now(client))
         .await
         .unwrap_or(Err(RescueError::Deadline))
 }
 
-async fn restore_now(client: &Client) -> Result<Vec<(Tenant, Deleted)>, RescueError> {
+async fn restore_now(client: &Client) -> Result<Vec<Restored>, RescueError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let found = secrets
         .get_opt(RESCUE_NAME)
@@ -262,20 +270,18 @@ async fn restore_now(client: &Client) -> Result<Vec<(Tenant, Deleted)>, RescueEr
     let Some(secret) = found else {
         return Ok(Vec::new());
     };
-    let mut back = Vec::new();
+    let mut restored = Vec::new();
     for kept in unpack(&secret)? {
         let api: Api<Tenant> = Api::namespaced(client.clone(), &kept.namespace);
         let name = format!("{}/{}", kept.namespace, kept.name);
         let (deleted, uid) = (kept.deleted, kept.uid.clone());
         let (params, tenant) = (PostParams::default(), kept.into_tenant());
-        let put_back = match effect!("rescue.put-back", api.create(&params, &tenant)).await {
+        let there = match effect!("rescue.put-back", api.create(&params, &tenant)).await {
             Ok(tenant) => Some(tenant),
-            // By who was here before us, and got no further; or it is somebody else's.
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                let there = api.get_opt(&tenant.name_any()).await;
-                let there = there.map_err(|error| RescueError::Restore(name.clone(), error))?;
-                there.filter(|there| there.annotations().get(PREVIOUS_UID_ANNOTATION) == Some(&uid))
-            }
+            Err(kube::Error::Api(status)) if status.code == 409 => api
+                .get_opt(&tenant.name_any())
+                .await
+                .map_err(|error| RescueError::Restore(name.clone(), error))?,
             // Its namespace is gone or going: so is the Tenant, and rightly.
             Err(kube::Error::Api(status)) if status.code == 404 || status.code == 403 => {
                 tracing::warn!(tenant = %name, reason = %status.message, "not put back");
@@ -283,11 +289,16 @@ async fn restore_now(client: &Client) -> Result<Vec<(Tenant, Deleted)>, RescueEr
             }
             Err(error) => return Err(RescueError::Restore(name, error)),
         };
-        let Some(tenant) = put_back else { continue };
-        if deleted == Deleted::Yes {
-            delete(&api, &tenant).await?;
+        let Some(there) = there else { continue };
+        // By who was here before us, and got no further; or it is somebody else's.
+        if there.annotations().get(PREVIOUS_UID_ANNOTATION) != Some(&uid) {
+            restored.push(Restored::InTheWay(there, tenant.workspace().to_owned()));
+            continue;
         }
-        back.push((tenant, deleted));
+        if deleted == Deleted::Yes {
+            delete(&api, &there).await?;
+        }
+        restored.push(Restored::Back(there, deleted));
     }
     let preconditions = Preconditions {
         resource_version: secret.metadata.resource_version.clone(),
@@ -300,7 +311,7 @@ async fn restore_now(client: &Client) -> Result<Vec<(Tenant, Deleted)>, RescueEr
     effect!("rescue.forget", secrets.delete(RESCUE_NAME, &params))
         .await
         .map_err(|error| RescueError::Secret("deleted", error))?;
-    Ok(back)
+    Ok(restored)
 }
 
 /// As a person had. With the finalizer that it was put back with, it is uninstalled now.

@@ -1,10 +1,6 @@
 //! `Tenant`: one installation of the fleet's chart, on the cluster it is on or the one it names.
 
 #![expect(
-    clippy::duplicated_attributes,
-    reason = "every printcolumn has a type_ of its own"
-)]
-#![expect(
     unreachable_pub,
     reason = "KubeSchema copies a struct into a function, `pub` and all"
 )]

@@ -107,6 +107,7 @@ impl Agent {
                 .iter()
                 .map(|(name, value)| (name.clone(), value.into()))
                 .collect(),
+            disk: None,
         })?;
         Ok(Self(daemon))
     }

@@ -78,7 +78,20 @@ pub(crate) struct Start<'a> {
     pub(crate) args: &'a [String],
     /// All of its environment but PATH and TMPDIR.
     pub(crate) env: BTreeMap<String, OsString>,
+    /// Bytes of a disk that is its own, for its caches and scratch files.
+    pub(crate) disk: Option<u64>,
 }
+
+/// In namespaces of its own, where whoever runs the tests may mount.
+const ON_A_DISK: [&str; 7] = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--mount",
+    "sh",
+    "-ec",
+    "mount -t tmpfs -o size=\"$1\" none \"$TMPDIR\"; shift; exec \"$@\"",
+];
 
 /// A running hub or agent; dropping it kills it. Its log is kept, with its path printed, when the
 /// thread is panicking or `KRYPTON_KEEP` is set.
@@ -111,7 +124,14 @@ impl Daemon {
             ("--health-probe-bind-address", address(&health)),
             ("--helm", tools.binary("helm").into_os_string()),
         ];
-        let mut invocation = Invocation::new(binary);
+        let mut invocation = match start.disk {
+            None => Invocation::new(binary),
+            Some(bytes) => {
+                let [unshare, more @ ..] = ON_A_DISK;
+                let size = ["sh".to_owned(), bytes.to_string()];
+                Invocation::new(unshare).args(more).args(size).arg(binary)
+            }
+        };
         for (flag, value) in own.into_iter().chain(cache).chain(start.flags) {
             if !start.args.iter().any(|arg| is_flag(arg, flag)) {
                 let mut arg = OsString::from(flag);
@@ -135,6 +155,17 @@ impl Daemon {
             health,
             folder: Some(folder),
         })
+    }
+
+    /// Its scratch files, as it sees them: on a disk of its own, nobody else does.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn scratch(&self) -> Result<PathBuf> {
+        let scratch = self.folder()?.join("tmp");
+        let root = PathBuf::from(format!("/proc/{}/root", self.pid()));
+        let inside = scratch.strip_prefix("/").context("a relative TMPDIR")?;
+        Ok(root.join(inside))
     }
 
     /// Waits until `/readyz` answers 200.

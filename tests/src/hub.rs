@@ -29,6 +29,7 @@ pub struct HubOptions<'a> {
     /// All of its environment but KUBECONFIG, PATH and TMPDIR.
     pub env: BTreeMap<String, String>,
     listen: Option<Arc<Port>>,
+    disk: Option<u64>,
 }
 
 impl<'a> HubOptions<'a> {
@@ -38,7 +39,15 @@ impl<'a> HubOptions<'a> {
             args: Vec::new(),
             env: BTreeMap::new(),
             listen: None,
+            disk: None,
         }
+    }
+
+    /// With a disk of so many bytes for its scratch files. The kernel must allow user namespaces.
+    #[must_use]
+    pub fn on_a_disk_of(mut self, bytes: u64) -> Self {
+        self.disk = Some(bytes);
+        self
     }
 
     /// Listens where that hub did, which has ended, so that its agents find this one.
@@ -98,6 +107,7 @@ impl Hub {
             cache_flag: None,
             args: &options.args,
             env,
+            disk: options.disk,
         })?;
         Ok(Self { daemon, listen })
     }

@@ -6,15 +6,16 @@
 )]
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::{ErrorKind, Write},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, Tools,
-    fleet::{Desk, ValuesFile, chart_flags, condition, values_flag},
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, Tools,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -148,4 +149,59 @@ async fn without_helm_or_room_or_memory_it_is_said_what_to_do_and_done_when_it_i
     says(&desk, &error, "UpgradeFailed", &parts).await;
     put(&helm, &real).unwrap();
     running(5).await;
+}
+
+#[tokio::test]
+async fn on_a_full_disk_it_is_said_what_to_do_and_done_when_there_is_room_again() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let home = Cluster::start("full-home", Parts::WithControllers)
+        .await
+        .unwrap();
+    let values = ValuesFile::new("{replicaCount: 0, message: first}").unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    let options = HubOptions::new(home.kubeconfig()).args(flags);
+    let mut hub = Hub::start(&options.on_a_disk_of(64 << 20)).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let desk = Desk::at(&home);
+    let running = async |revision: u32| {
+        let release = krypton_common::names::tenant_release("acme", "self-cluster");
+        desk.newest_is("acme", &release, revision, "deployed")
+            .await
+            .unwrap();
+        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    };
+    desk.create("default", "acme", json!({})).await.unwrap();
+    running(1).await;
+
+    let filler = hub.scratch().unwrap().join("filler");
+    let mut file = File::create(&filler).unwrap();
+    for size in [1 << 20, 1 << 10, 1] {
+        let block = vec![0; size];
+        let full = loop {
+            if let Err(error) = file.write_all(&block) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::StorageFull, "{full}");
+    }
+    values.write("{replicaCount: 0, message: second}").unwrap();
+    let parts = ["is the disk full", "No space left on device"];
+    says(
+        &desk,
+        "ClusterError/self-cluster",
+        "HelmUnavailable",
+        &parts,
+    )
+    .await;
+    let tenant = desk.tenants("default").get("acme").await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    let ready = condition(&conditions, "ClusterReady/self-cluster").unwrap();
+    assert_eq!(ready.status, "True", "{ready:?}");
+
+    fs::remove_file(&filler).unwrap();
+    drop(file);
+    running(2).await;
 }

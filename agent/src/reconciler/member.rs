@@ -17,7 +17,7 @@ use crate::events::Events;
 use crate::fence::NO_NEW_RUNS_AFTER;
 use crate::index::CrdState;
 use crate::ledger::{self, Advance};
-use crate::rescue::{Deleted, Deletions};
+use crate::rescue::{Deleted, Deletions, Restored};
 use crate::status::Told;
 use crate::{plan, rescue};
 
@@ -200,28 +200,42 @@ async fn see_to_crd(
     crate::crd::ensure(client, &Tenant::crd())
         .await
         .map_err(|error| chain(&error))?;
-    for (tenant, deleted) in rescue::restore(client)
+    for restored in rescue::restore(client)
         .await
         .map_err(|error| chain(&error))?
     {
-        let message = match deleted {
-            Deleted::No => "put back after its CRD had been deleted; its release was left alone",
-            Deleted::Perhaps => {
-                "put back after its CRD had been deleted; whether it had been deleted for itself before \
-                 is not certain: delete it again if it is to go"
-            }
-            Deleted::Yes => {
-                "put back after its CRD had been deleted, and deleted again, as it had been before"
-            }
-        };
-        let told = Told {
-            warning: true,
-            reason: "TenantRestored",
-            message: message.to_owned(),
-        };
-        events.tell(&tenant, told);
+        tell(events, &restored);
     }
     Ok(())
+}
+
+fn tell(events: &Events, restored: &Restored) {
+    let (tenant, reason, message) = match restored {
+        Restored::Back(tenant, deleted) => {
+            let more = match deleted {
+                Deleted::No => "its release was left alone",
+                Deleted::Perhaps => {
+                    "whether it had been deleted for itself before is not certain: delete it again if it is to go"
+                }
+                Deleted::Yes => "and deleted again, as it had been before",
+            };
+            let message = format!("put back after its CRD had been deleted; {more}");
+            (tenant, "TenantRestored", message)
+        }
+        Restored::InTheWay(tenant, workspace) => {
+            let message = format!(
+                "this was made before another Tenant of its name could be put back after the deletion of the \
+                 CRD; if that had a release in namespace {workspace}, it is left alone"
+            );
+            (tenant, "TenantNotRestored", message)
+        }
+    };
+    let told = Told {
+        warning: true,
+        reason,
+        message,
+    };
+    events.tell(tenant, told);
 }
 
 /// Before the next attempt at the member's own objects.

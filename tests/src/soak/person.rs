@@ -13,9 +13,10 @@ use k8s_openapi::{
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
+use krypton_agent::rescue::RESCUE_NAME;
 use krypton_common::names;
 use krypton_crds::tenant::Tenant as TenantObject;
-use krypton_tests::eventually;
+use krypton_tests::{eventually, fleet::SYSTEM_NAMESPACE};
 use kube::{
     Api, Client, CustomResourceExt, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
@@ -61,8 +62,23 @@ impl Person<'_> {
         self.ledger.want(tenant, workspace);
         let object = TenantObject::new(&tenant.name(), serde_json::from_value(spec)?);
         let plain = TenantObject::new(&tenant.name(), Default::default());
-        admitted(&self.tenants(), &object).await?;
-        admitted(&self.at_home(), &plain).await
+        admitted(&self.tenants(), &object, async || self.crd_is_whole().await).await?;
+        admitted(&self.at_home(), &plain, async || Ok(())).await
+    }
+
+    /// While Tenants are still to be put back with their CRD, another of the same name would be in the way.
+    async fn crd_is_whole(&self) -> Result<()> {
+        let client = &self.site.client;
+        let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+        let crd = crds.get(TenantObject::crd_name()).await?;
+        ensure!(
+            crd.metadata.deletion_timestamp.is_none(),
+            "the CRD is being deleted"
+        );
+        let kept = secrets.get_opt(RESCUE_NAME).await?;
+        ensure!(kept.is_none(), "not all are back with their CRD");
+        Ok(())
     }
 
     pub(crate) async fn delete(&self, tenant: Tenant) -> Result<()> {
@@ -372,9 +388,14 @@ impl Person<'_> {
 }
 
 /// Creates it, once no other of its name is on its way out.
-async fn admitted(api: &Api<TenantObject>, object: &TenantObject) -> Result<()> {
+async fn admitted(
+    api: &Api<TenantObject>,
+    object: &TenantObject,
+    may: impl AsyncFn() -> Result<()>,
+) -> Result<()> {
     let name = object.name_any();
     eventually(&format!("{name} to be admitted"), PATIENCE, async || {
+        may().await?;
         match api.create(&PostParams::default(), object).await {
             Ok(_) => Ok(Some(())),
             // An answer that was lost: it is ours if it is not on its way out.
