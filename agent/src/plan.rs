@@ -22,7 +22,7 @@ use crate::clock::Boot;
 use crate::drift::Wanted;
 use crate::index::{ReleaseKey, Revision, Workspace};
 use crate::precedence::Urgency;
-use crate::release::Release;
+use crate::release::{Release, Status};
 
 /// Annotation by which a person hands a release to a Tenant that did not make it.
 pub const ADOPT_ANNOTATION: &str = "mesh.openkcm.io/adopt";
@@ -157,6 +157,10 @@ pub struct Memory {
     pub known_since: Option<Boot>,
     /// What the last look for drift has shown.
     pub drift: Option<Drifted>,
+    /// The newest revision when it was last seen deployed, and its Secret's version.
+    pub deployed: Option<(u32, String)>,
+    /// A revision that is to be read again: it may be one that helm cannot read any more.
+    pub doubted: Option<u32>,
 }
 
 /// What is said of a revision's drift; nothing when there is none.
@@ -179,6 +183,23 @@ impl Memory {
     /// The cluster is of another version than when the last attempt failed: it may succeed now.
     pub fn cluster_changed(&mut self) {
         self.failure = None;
+    }
+
+    /// Takes in the newest revision. Nobody has a reason to write to one that is deployed before there is
+    /// another, but it happens.
+    pub fn saw(&mut self, newest: Option<&Revision>) {
+        self.doubted = self
+            .doubted
+            .filter(|doubted| newest.is_some_and(|newest| newest.revision == *doubted));
+        let deployed = newest.filter(|newest| newest.status == Status::Deployed);
+        let now = deployed.map(|newest| (newest.revision, newest.resource_version.clone()));
+        if let (Some((revision, before)), Some((same, now))) = (&self.deployed, &now)
+            && revision == same
+            && before != now
+        {
+            self.doubted = Some(*same);
+        }
+        self.deployed = now;
     }
 
     /// What is said of the Tenant now: our own last word, else the status that an earlier process left.

@@ -1,7 +1,7 @@
 //! The hub's part of what a test can fail: see [`krypton_agent::failpoint`].
 
 /// The effects of the hub beside those of the reconciler, which it runs, each at one place in this crate.
-pub const EFFECTS: [&str; 20] = [
+pub const EFFECTS: [&str; 22] = [
     "authority.create",
     "authority.step",
     "chart-pin.create",
@@ -22,4 +22,6 @@ pub const EFFECTS: [&str; 20] = [
     "notice.write",
     "register.create",
     "register.replace",
+    "values-salt.create",
+    "values-salt.replace",
 ];

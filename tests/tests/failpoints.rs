@@ -32,7 +32,10 @@ use k8s_openapi::{
 use krypton_agent::failpoint::{EFFECTS, MOMENTS};
 use krypton_common::names;
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
-use krypton_hub::{discovery::register::CONFIG_MAP, failpoint::EFFECTS as EFFECTS_OF_THE_HUB};
+use krypton_hub::{
+    chart_values::follow::SALT_NAME, discovery::register::CONFIG_MAP,
+    failpoint::EFFECTS as EFFECTS_OF_THE_HUB,
+};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
@@ -41,7 +44,7 @@ use krypton_tests::{
 };
 use kube::{
     Api, CustomResourceExt, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::{Value, json};
@@ -59,6 +62,19 @@ spec:
   scope: Namespaced
   names: {kind: Widget, plural: widgets, singular: widget}
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+"#;
+/// What one release has, and keeps when it goes.
+const CERT_MANAGER: &str = r#"
+{{- if eq .Release.Name "tenant-keeper-edge-1" }}
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: orders.acme.cert-manager.io, annotations: {helm.sh/resource-policy: keep}}
+spec:
+  group: acme.cert-manager.io
+  scope: Namespaced
+  names: {kind: Order, plural: orders, singular: order}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+{{- end }}
 "#;
 const EXTRA: &str = r#"
 {{- if .Values.extra }}
@@ -181,6 +197,8 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
         "self-cluster=false",
         "chart-crds=create-replace",
         "chart-resolve-interval=1h",
+        "chart-values-from=secret/fleet-values?",
+        "delete-cert-manager-crds=true",
         "drift=heal",
         "drift-interval=1s",
     ];
@@ -259,6 +277,7 @@ fn chart(folder: &Path) -> Result<ChartSource> {
     }
     fs::write(copied.join("crds/widgets.yaml"), CRD)?;
     fs::write(copied.join("templates/extra.yaml"), EXTRA)?;
+    fs::write(copied.join("templates/cert-manager.yaml"), CERT_MANAGER)?;
     Ok(ChartSource::folder(copied).version("1.0.0"))
 }
 
@@ -519,6 +538,9 @@ impl Place {
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
         crds.patch(Tenant::crd_name(), &params, &Patch::Merge(old))
             .await?;
+        let secrets: Api<Secret> = Api::namespaced(home.clone(), HUB_NAMESPACE);
+        let short = Patch::Merge(json!({"stringData": {"salt": "short"}}));
+        secrets.patch(SALT_NAME, &params, &short).await?;
         let maps: Api<ConfigMap> = Api::namespaced(home.clone(), HUB_NAMESPACE);
         for (name, data) in [
             (
@@ -558,6 +580,8 @@ impl Place {
             ensure!(!resolved.starts_with("2020"), "{resolved}");
             let addresses = text(krypton_hub::join_info::NAME, "addresses").await?;
             ensure!(!addresses.contains("elsewhere"), "{addresses}");
+            let salt = secrets.get(SALT_NAME).await?.data.unwrap_or_default();
+            ensure!(salt.values().all(|salt| salt.0.len() >= 32), "the old salt");
             let token = secrets.get_opt("krypton-join-old").await?;
             ensure!(token.is_none(), "the token is there");
             Ok(Some(()))
@@ -593,6 +617,18 @@ impl Place {
 
     /// With its releases, because a person wants it so.
     async fn leaving(&self) -> Result<()> {
+        // The CRDs of cert-manager go with the last release, if that has made them.
+        for tenant in self
+            .edge
+            .tenants("default")
+            .list(&ListParams::default())
+            .await?
+        {
+            if tenant.name_any() != "keeper" {
+                self.edge.delete("default", &tenant.name_any()).await?;
+                self.edge.gone("default", &tenant.name_any()).await?;
+            }
+        }
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
         let patch = Patch::Merge(json!({"spec": {"deletionPolicy": "Uninstall"}}));
         members.patch(EDGE, &PatchParams::default(), &patch).await?;
@@ -614,7 +650,12 @@ impl Place {
         .await?;
         let left = self.edge.releases().await?;
         ensure!(left.is_empty(), "{left:?}");
-        Ok(())
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        eventually("the CRD of cert-manager to be gone", PATIENCE, async || {
+            let there = crds.get_opt("orders.acme.cert-manager.io").await?;
+            Ok(there.is_none().then_some(()))
+        })
+        .await
     }
 
     /// Its source is labelled anew.

@@ -148,6 +148,10 @@ fn next(view: &View<'_>) -> Plan {
     };
     match repair::row(repair::found(view.revisions)).present {
         Remedy::Compare => match current {
+            Some(Currency::Current) if view.memory.doubted == Some(newest.revision) => Plan {
+                action: Action::ReadRelease(newest.revision),
+                ..settled(view, newest)
+            },
             Some(Currency::Current) => settled(view, newest),
             Some(Currency::Unread) => Plan::new(
                 Action::ReadRelease(newest.revision),

@@ -450,6 +450,42 @@ fn a_revision_made_by_hand_on_our_release_is_put_right() {
 }
 
 #[test]
+fn a_deployed_revision_that_somebody_writes_to_is_read_again_and_nothing_else_is() {
+    let world = world().deployed();
+    let one = world.revisions[0].clone();
+    let written = Revision {
+        resource_version: "2".to_owned(),
+        ..one.clone()
+    };
+    let superseded = Revision {
+        status: Status::Superseded,
+        ..written.clone()
+    };
+    let next = world.ours(2, Status::Deployed);
+    for (seen, doubted) in [
+        (vec![&one], None),
+        (vec![&one, &one], None),
+        (vec![&superseded, &one], None),
+        (vec![&one, &next], None),
+        (vec![&one, &written], Some(1)),
+        (vec![&one, &written, &written], Some(1)),
+        (vec![&one, &written, &next], None),
+    ] {
+        let mut memory = Memory::default();
+        for newest in &seen {
+            memory.saw(Some(newest));
+        }
+        assert_eq!(memory.doubted, doubted, "{seen:?}");
+    }
+    let mut doubted = world;
+    assert_eq!(doubted.plan().action, Action::Nothing);
+    doubted.memory.doubted = Some(1);
+    assert_eq!(doubted.plan().action, Action::ReadRelease(1));
+    doubted.memory.doubted = Some(2);
+    assert_eq!(doubted.plan().action, Action::Nothing);
+}
+
+#[test]
 fn the_originals_release_is_adopted_without_a_helm_run() {
     let mut w = world();
     w.revisions = vec![w.foreign(1, Status::Deployed)];

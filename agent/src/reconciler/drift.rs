@@ -121,6 +121,14 @@ pub(super) struct Looked {
     key: TenantKey,
     notes: Box<Notes>,
     drifted: Option<Drifted>,
+    /// Nobody can read this revision.
+    unreadable: Option<u32>,
+}
+
+/// Why there was nothing to look at.
+enum Blind {
+    Unreadable(String),
+    Otherwise(String),
 }
 
 impl Rounds {
@@ -233,10 +241,13 @@ impl Reconciler {
         match done {
             Ok(looked) => {
                 self.rounds.notes = Some(looked.notes);
-                if let Some(slot) = self.slots.get_mut(&looked.key)
-                    && looked.drifted.is_some()
-                {
-                    slot.memory.drift = looked.drifted;
+                if let Some(slot) = self.slots.get_mut(&looked.key) {
+                    if looked.drifted.is_some() {
+                        slot.memory.drift = looked.drifted;
+                    }
+                    if looked.unreadable.is_some() {
+                        slot.memory.doubted = looked.unreadable;
+                    }
                 }
                 self.dirty.insert(looked.key);
             }
@@ -255,6 +266,7 @@ fn interval(wanted: &Wanted) -> Duration {
 impl Performer {
     async fn look(self: Arc<Self>, mut look: Box<Look>) -> Box<Looked> {
         let seen = self.look_at(&mut look).await;
+        let mut unreadable = None;
         let drifted = match seen {
             Ok(Some(seen)) => {
                 for told in told(&seen) {
@@ -267,7 +279,14 @@ impl Performer {
             }
             // It is another release by now.
             Ok(None) => None,
-            Err(problem) => {
+            Err(blind) => {
+                let problem = match blind {
+                    Blind::Unreadable(problem) => {
+                        unreadable = Some(look.revision);
+                        problem
+                    }
+                    Blind::Otherwise(problem) => problem,
+                };
                 tracing::info!(member = %self.member.name, tenant = %look.key, %problem,
                     "a look for drift came to nothing; the next one comes in its time");
                 None
@@ -277,10 +296,11 @@ impl Performer {
             key: look.key,
             notes: look.notes,
             drifted,
+            unreadable,
         })
     }
 
-    async fn look_at(&self, look: &mut Look) -> Result<Option<Seen>, String> {
+    async fn look_at(&self, look: &mut Look) -> Result<Option<Seen>, Blind> {
         let Some((manifest, unread)) = self.manifest(look).await? else {
             return Ok(None);
         };
@@ -301,12 +321,12 @@ impl Performer {
         match looking.await {
             Ok(seen) => Ok(Some(seen)),
             Err(LookError::CalledOff) => Ok(None),
-            Err(error) => Err(error.text()),
+            Err(error) => Err(Blind::Otherwise(error.text())),
         }
     }
 
     /// The manifest of the revision, if that is still what is deployed.
-    async fn manifest(&self, look: &Look) -> Result<Option<(Vec<Value>, usize)>, String> {
+    async fn manifest(&self, look: &Look) -> Result<Option<(Vec<Value>, usize)>, Blind> {
         let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &look.release.namespace);
         let name = secret_name(&look.release.name, look.revision);
         self.tools.drift.requests.inc();
@@ -314,12 +334,14 @@ impl Performer {
         let secret = match secret {
             Ok(Ok(Some(secret))) => secret,
             Ok(Ok(None)) => return Ok(None),
-            Ok(Err(error)) => return Err(format!("reading Secret {name}: {}", chain(&error))),
+            Ok(Err(error)) => {
+                let problem = format!("reading Secret {name}: {}", chain(&error));
+                return Err(Blind::Otherwise(problem));
+            }
             Err(_) => {
                 let seconds = DEADLINE.as_secs();
-                return Err(format!(
-                    "reading Secret {name}: no answer within {seconds} s"
-                ));
+                let problem = format!("reading Secret {name}: no answer within {seconds} s");
+                return Err(Blind::Otherwise(problem));
             }
         };
         let deployed = Revision::of(&secret.metadata)
@@ -329,8 +351,10 @@ impl Performer {
         }
         // A megabyte of YAML takes tens of milliseconds, which nobody else is to wait for.
         let read = tokio::task::spawn_blocking(move || manifest::objects(&secret));
-        let read = read.await.map_err(|error| chain(&error))?;
-        read.map(Some).map_err(|error| chain(&error))
+        let read = read.await;
+        let read = read.map_err(|error| Blind::Otherwise(chain(&error)))?;
+        read.map(Some)
+            .map_err(|error| Blind::Unreadable(chain(&error)))
     }
 
     fn may_write(&self) -> bool {

@@ -86,6 +86,7 @@ impl Reconciler {
                 Some((number, since)) if number == revision.revision => (number, since),
                 _ => (revision.revision, now),
             });
+        slot.memory.saw(revisions.last().copied());
         let claimants = self.index.claimants(&release_key);
         let claimants: Vec<&Tenant> = claimants.into_iter().map(Arc::as_ref).collect();
         let facts = self.facts.get(&release_key);
@@ -303,6 +304,7 @@ impl Reconciler {
             }
             None => {}
         }
+        let read = done.facts.is_some();
         if let Some(facts) = done.facts {
             self.facts.insert(done.of.clone(), Arc::new(facts));
         } else if self.index.release(&done.of).is_empty() {
@@ -311,6 +313,9 @@ impl Reconciler {
         let slot = self.slots.entry(done.key.clone()).or_default();
         (slot.busy, slot.removing) = (false, false);
         slot.not_before = None;
+        if read {
+            slot.memory.doubted = None;
+        }
         if done.deletion_confirmed.is_some() {
             slot.deletion_confirmed = done.deletion_confirmed;
         }

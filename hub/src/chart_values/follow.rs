@@ -11,6 +11,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::effect;
 use krypton_agent::plan::backoff;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::error_chain::chain;
@@ -269,7 +270,8 @@ impl Follow {
             // One without a salt: the version that was read is the precondition.
             Some(found) => {
                 let next = Secret { data, ..found };
-                self.in_time(what(), api.replace(SALT_NAME, &params, &next))
+                let call = api.replace(SALT_NAME, &params, &next);
+                self.in_time(what(), effect!("values-salt.replace", call))
                     .await?;
             }
             None => {
@@ -282,7 +284,8 @@ impl Follow {
                     data,
                     ..Secret::default()
                 };
-                self.in_time(what(), api.create(&params, &next)).await?;
+                let call = effect!("values-salt.create", api.create(&params, &next));
+                self.in_time(what(), call).await?;
             }
         }
         Ok(salt.into())

@@ -195,6 +195,8 @@ impl Components {
                 "--service-account-private-key-file={}",
                 self.path("service-account.key")
             ),
+            // kwok plays no kubelet that would make pods ready again when its node was NotReady for a while.
+            "--node-monitor-grace-period=1h".to_owned(),
         ]);
         args
     }

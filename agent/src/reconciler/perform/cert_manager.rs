@@ -11,6 +11,7 @@ use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 
 use super::leftovers::bears_marks;
 use super::{DEADLINE, Fault, Job, Performer};
+use crate::effect;
 use crate::index::OWNER_UID_LABEL;
 use crate::status::Told;
 
@@ -113,7 +114,8 @@ impl Performer {
                 }),
                 ..DeleteParams::default()
             };
-            answered("deleting a CRD", api.delete(name, &params)).await?;
+            let deleting = effect!("cert-manager-crd.delete", api.delete(name, &params));
+            answered("deleting a CRD", deleting).await?;
             deleted.push(*name);
         }
         Ok(deleted)

@@ -167,8 +167,7 @@ impl Performer {
                 continue;
             };
             if revision.status == Status::Failed && repeated.contains(&revision.revision) {
-                self.still_permitted()?;
-                in_time("removing a revision", self.remove(&job.release, meta)).await?;
+                self.forget(&job.release, meta).await?;
             }
         }
         Ok(())
@@ -210,10 +209,14 @@ impl Performer {
             if !release::left_over(&former, &kept, &job.release.namespace).is_empty() {
                 continue;
             }
-            self.still_permitted()?;
-            let removing = self.remove(&job.release, meta);
-            in_time("removing a revision", effect!("release.forget", removing)).await?;
+            self.forget(&job.release, meta).await?;
         }
         Ok(())
+    }
+
+    async fn forget(&self, release: &ReleaseKey, attempt: &ObjectMeta) -> Result<(), Fault> {
+        self.still_permitted()?;
+        let removing = self.remove(release, attempt);
+        in_time("removing a revision", effect!("release.forget", removing)).await
     }
 }
