@@ -15,7 +15,7 @@ use super::turns::Turns;
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::clock::Boot;
 use crate::fence::Hold;
-use crate::index::CrdState;
+use crate::index::{CrdState, Revision};
 use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
 use crate::precedence::Urgency;
 use crate::{progress, workload};
@@ -294,6 +294,11 @@ impl Reconciler {
             let dirty = self.index.workspace_event(Event::Apply(meta));
             self.dirty.extend(dirty);
         }
+        // Of a revision that was deployed, and read by nobody.
+        let unread = match (&done.release, &done.facts) {
+            (Some(ReleaseNews::Added(meta)), None) => Revision::of(meta),
+            _ => None,
+        };
         match done.release {
             Some(ReleaseNews::All { metas, version }) => {
                 self.index.release_listed(&done.of, metas, version);
@@ -313,8 +318,8 @@ impl Reconciler {
         let slot = self.slots.entry(done.key.clone()).or_default();
         (slot.busy, slot.removing) = (false, false);
         slot.not_before = None;
-        if read {
-            slot.memory.doubted = None;
+        if read || unread.is_some() {
+            slot.memory.doubted = unread.map(|(_, revision)| revision.revision);
         }
         if done.deletion_confirmed.is_some() {
             slot.deletion_confirmed = done.deletion_confirmed;
