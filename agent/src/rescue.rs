@@ -295,9 +295,10 @@ async fn restore_now(client: &Client) -> Result<Vec<Restored>, RescueError> {
             restored.push(Restored::InTheWay(there, tenant.workspace().to_owned()));
             continue;
         }
-        if deleted == Deleted::Yes {
-            delete(&api, &there).await?;
-        }
+        let deleted = match deleted {
+            Deleted::Yes => delete(&api, &there).await?,
+            other => other,
+        };
         restored.push(Restored::Back(there, deleted));
     }
     let preconditions = Preconditions {
@@ -315,7 +316,7 @@ async fn restore_now(client: &Client) -> Result<Vec<Restored>, RescueError> {
 }
 
 /// As a person had. With the finalizer that it was put back with, it is uninstalled now.
-async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<(), RescueError> {
+async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, RescueError> {
     let preconditions = Preconditions {
         uid: tenant.uid(),
         resource_version: None,
@@ -326,9 +327,13 @@ async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<(), RescueError> {
     };
     let name = tenant.name_any();
     match effect!("rescue.delete", api.delete(&name, &params)).await {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(Deleted::Yes),
         // Gone already, or another one by now.
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {
+            Ok(Deleted::Yes)
+        }
+        // The chart that gives the right may be older: a person has to.
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(Deleted::Perhaps),
         Err(error) => Err(RescueError::Restore(name, error)),
     }
 }

@@ -249,8 +249,8 @@ choose by label, which RBAC cannot.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [get, list, watch]}
 # Finalizer and annotations.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [patch]}
-# Put back when their CRD had been deleted.
-- {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [create]}
+# Put back when their CRD had been deleted; and deleted again, if they had been before it.
+- {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [create, delete]}
 # How they stand.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants/status], verbs: [patch]}
 # Workspaces are followed; the UID of kube-system says which cluster this is.

@@ -140,11 +140,14 @@ fn shown(kind: &ApiResource, object: &ObjectMeta) -> String {
     }
 }
 
-/// What the apiserver refuses, it will refuse again: then they stay. No answer is tried again.
+/// What the apiserver refuses, it will refuse again: then they stay. When it is not well, or gives no answer, it
+/// is asked again.
 async fn answered<T>(what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Stop> {
     match tokio::time::timeout(DEADLINE, Box::pin(call)).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) => Err(Stop::Stay(format!("{what}: {}", status.message))),
+        Ok(Err(kube::Error::Api(status))) if (400..429).contains(&status.code) => {
+            Err(Stop::Stay(format!("{what}: {}", status.message)))
+        }
         Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error))).into()),
         Err(_) => Err(Fault::Passing(format!("{what}: no answer in time")).into()),
     }
