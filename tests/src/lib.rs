@@ -11,6 +11,7 @@ pub mod fault_proxy;
 pub mod fleet;
 pub mod foreign_crd;
 pub mod gate;
+pub mod held;
 pub mod helm_watch;
 pub mod hub;
 pub mod membership;

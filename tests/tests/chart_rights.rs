@@ -20,6 +20,7 @@ use krypton_tests::{
     Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
     OwnChart, Parts, ServiceAccountAccess, eventually,
     fleet::{Desk, PATIENCE},
+    held::Held,
     membership::bundle_of,
     service_account::username,
 };
@@ -158,6 +159,7 @@ async fn rescued(cluster: &Cluster, desk: &Desk, tenant: &str) {
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     let crd = crds.get(Tenant::crd_name()).await.unwrap();
     let old = desk.tenants("default").get(tenant).await.unwrap();
+    let going = Held::delete(desk, "going").await.unwrap();
     let releases = desk.releases().await.unwrap();
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     cluster.kubectl(delete).await.unwrap();
@@ -175,6 +177,8 @@ async fn rescued(cluster: &Cluster, desk: &Desk, tenant: &str) {
     desk.told("default", tenant, "TenantRestored")
         .await
         .unwrap();
+    going.is_deleted_again().await.unwrap();
+    going.let_go().await.unwrap();
     assert_eq!(desk.releases().await.unwrap(), releases);
 }
 

@@ -9,7 +9,7 @@ use anyhow::bail;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_common::names;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::{Mode, Pair, eventually, fleet::PATIENCE, in_both_modes};
+use krypton_tests::{Mode, Pair, eventually, fleet::PATIENCE, held::Held, in_both_modes};
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::json;
 
@@ -255,37 +255,23 @@ async fn tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_th
 ) {
     let (pair, _repository, _values) = Pair::with_small_chart("crd-late", mode).await.unwrap();
     let desk = pair.desk();
-    let cluster = pair.cluster();
-    for name in ["going", "paused", "staying"] {
-        let spec = json!({"workspace": format!("{name}-ws")});
-        desk.create("default", name, spec).await.unwrap();
+    for name in ["paused", "staying"] {
+        desk.create("default", name, json!({})).await.unwrap();
     }
-    for name in ["going", "paused", "staying"] {
+    for name in ["paused", "staying"] {
         desk.shows("default", name, &[ALL_READY]).await.unwrap();
     }
     let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
     let crd = crds.get(Tenant::crd_name()).await.unwrap();
     let old = desk.tenants("default").get("staying").await.unwrap();
-    // The namespace of one does not go before a person lets it; of the other nobody has seen to it yet.
-    let held = json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": "held", "namespace": "going-ws", "finalizers": ["example.org/hold"]},
-    });
-    cluster.apply(&held.to_string()).await.unwrap();
+    let going = Held::delete(&desk, "going").await.unwrap();
+    // Nobody has seen to this one yet.
     desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
         .await
         .unwrap();
-    for name in ["going", "paused"] {
-        desk.delete("default", name).await.unwrap();
-    }
-    eventually("the release to be gone", PATIENCE, async || {
-        let left = desk.revisions("going-ws", &pair.release("going")).await?;
-        Ok(left.is_empty().then_some(()))
-    })
-    .await
-    .unwrap();
+    desk.delete("default", "paused").await.unwrap();
 
-    cluster
+    pair.cluster()
         .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
         .await
         .unwrap();
@@ -298,48 +284,24 @@ async fn tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_th
     .unwrap();
     let back = async |name: &str| {
         eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
-            desk.tenants("default")
-                .get_opt(name)
-                .await
-                .map_err(Into::into)
+            let tenant = desk.tenants("default").get_opt(name).await?;
+            Ok(tenant)
         })
         .await
         .unwrap()
     };
     assert_ne!(back("staying").await.metadata.uid, old.metadata.uid);
-    desk.shows("default", "staying", &[ALL_READY])
-        .await
-        .unwrap();
+    let staying = desk.shows("default", "staying", &[ALL_READY]);
+    staying.await.unwrap();
     // Doubt removes nothing.
     assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
-    eventually(
-        "the one that goes to be deleted again",
-        PATIENCE,
-        async || {
-            let going = back("going").await;
-            Ok(going.metadata.deletion_timestamp)
-        },
-    )
-    .await
-    .unwrap();
+    going.is_deleted_again().await.unwrap();
     desk.told("default", "going", "TenantRestored")
         .await
         .unwrap();
-
-    cluster
-        .kubectl([
-            "patch",
-            "configmap",
-            "held",
-            "--namespace=going-ws",
-            "--type=merge",
-            r#"--patch={"metadata":{"finalizers":null}}"#,
-        ])
-        .await
-        .unwrap();
-    desk.gone("default", "going").await.unwrap();
-    assert_eq!(desk.namespace("going-ws").await.unwrap(), None);
-    desk.newest_is("paused-ws", &pair.release("paused"), 1, "deployed")
+    going.let_go().await.unwrap();
+    assert_eq!(desk.namespace("going").await.unwrap(), None);
+    desk.newest_is("paused", &pair.release("paused"), 1, "deployed")
         .await
         .unwrap();
 }

@@ -39,12 +39,13 @@ use krypton_hub::{
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
+    held::Held,
     in_both_modes, kubectl_krypton,
     walk::EDGE,
 };
 use kube::{
     Api, CustomResourceExt, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams},
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::{Value, json};
@@ -481,7 +482,7 @@ impl Place {
         let before = crds.get(Tenant::crd_name()).await?.uid();
         let tenants = self.edge.tenants("default");
         let former = tenants.get("keeper").await?.uid();
-        let held = self.going().await?;
+        let going = Held::delete(&self.edge, "going").await?;
         crds.delete(Tenant::crd_name(), &DeleteParams::default())
             .await?;
         eventually("another CRD in its place", PATIENCE, async || {
@@ -505,29 +506,8 @@ impl Place {
             Ok(Some(()))
         })
         .await?;
-        let let_go = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-        let name = held.name_any();
-        let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "going");
-        maps.patch(&name, &PatchParams::default(), &let_go).await?;
-        self.edge.gone("default", "going").await?;
+        going.let_go().await?;
         self.whole("keeper").await
-    }
-
-    /// A Tenant that is uninstalled and does not go, since its namespace does not.
-    async fn going(&self) -> Result<ConfigMap> {
-        self.edge.create("default", "going", json!({})).await?;
-        self.whole("going").await?;
-        let held = json!({"metadata": {"name": "held", "finalizers": ["example.org/hold"]}});
-        let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "going");
-        let held = serde_json::from_value(held)?;
-        let held = maps.create(&PostParams::default(), &held).await?;
-        self.edge.delete("default", "going").await?;
-        eventually("its release to be gone", PATIENCE, async || {
-            let left = self.edge.revisions("going", &release("going")).await?;
-            Ok(left.is_empty().then_some(()))
-        })
-        .await?;
-        Ok(held)
     }
 
     /// What a former version, or time, would have left.
