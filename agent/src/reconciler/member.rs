@@ -21,6 +21,10 @@ use crate::rescue::{Deleted, Deletions, Restored};
 use crate::status::Told;
 use crate::{plan, rescue};
 
+const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
+/// While the CRD is away, or Tenants are yet to be put back, none of them is looked after.
+const CRD_RETRY_MAX: Duration = Duration::from_secs(10);
+
 impl Reconciler {
     /// When the apiserver last answered. Whoever started us had just heard it.
     pub(super) fn heard(&self) -> Boot {
@@ -57,7 +61,7 @@ impl Reconciler {
             .is_some_and(|recorded| **recorded == *wanted);
         if !on_record && self.recording.is_empty() {
             let client = self.member.client.clone();
-            let pause = retry_pause(self.recording_failures);
+            let pause = retry_pause(self.recording_failures, RECORD_RETRY_MAX);
             self.recording.spawn(async move {
                 tokio::time::sleep(pause).await;
                 let result = ledger::record(&client, &wanted).await;
@@ -122,7 +126,7 @@ impl Reconciler {
             Ok(Ok(())) => self.crd_failures = 0,
             _ => self.crd_failures += 1,
         }
-        let pause = CRD_EVERY.max(retry_pause(self.crd_failures));
+        let pause = CRD_EVERY.max(retry_pause(self.crd_failures, CRD_RETRY_MAX));
         self.crd_not_before = Boot(Boot::now().0 + pause);
         match done {
             Ok(Ok(())) => {
@@ -239,9 +243,9 @@ fn tell(events: &Events, restored: &Restored) {
 }
 
 /// Before the next attempt at the member's own objects.
-fn retry_pause(failures: u32) -> Duration {
+fn retry_pause(failures: u32, longest: Duration) -> Duration {
     match failures {
         0 => Duration::ZERO,
-        _ => plan::backoff(failures, Duration::from_secs(60), rand::random()),
+        _ => plan::backoff(failures, longest, rand::random()),
     }
 }
