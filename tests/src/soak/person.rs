@@ -365,6 +365,7 @@ impl Person<'_> {
     pub(crate) async fn insist(&self) -> Result<usize> {
         let (edge, api) = (self.site.edge, self.tenants());
         eventually("all Tenants to be read", PATIENCE, async || {
+            self.crd_is_whole().await?;
             let mut undone = 0;
             for found in api.list(&ListParams::default()).await?.items {
                 let name = found.name_any();
