@@ -339,3 +339,6 @@ async fn write(
         object,
     }
 }
+
+#[cfg(test)]
+mod tests;
