@@ -27,7 +27,7 @@ use krypton_tests::{
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
     in_both_modes, kubectl_krypton,
 };
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use simulated::{Agents, Enrolled, Member, installed};
@@ -278,7 +278,7 @@ async fn a_tenant_on_two_hundred_members_has_a_summary_that_is_written_once_a_se
             many.says(
                 number,
                 "acme",
-                Some((number + round) % 3 == 0),
+                Some((number + round).is_multiple_of(3)),
                 i64::from(round),
             );
         }

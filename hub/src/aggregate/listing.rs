@@ -62,7 +62,7 @@ mod tests {
     fn a_member_lists_the_worst_first_and_no_more_than_there_is_room_for() {
         let state = |number: usize| ClusterState {
             ready: State::new(
-                if number % 2 == 0 {
+                if number.is_multiple_of(2) {
                     Truth::True
                 } else {
                     Truth::False

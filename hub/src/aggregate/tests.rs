@@ -260,10 +260,11 @@ fn what_a_member_says_goes_to_no_tenant_that_names_it_from_a_namespace_it_does_n
     let limit = |members: &[&str]| -> Targets {
         let all = [names::SELF_CLUSTER, "edge-1", "edge-2"].into_iter();
         let target = |name: &str| Target {
-            allowed: members
-                .contains(&name)
-                .then(|| Allowed::new(Some(&["team-a".to_owned()])))
-                .unwrap_or_default(),
+            allowed: if members.contains(&name) {
+                Allowed::new(Some(&["team-a".to_owned()]))
+            } else {
+                Allowed::default()
+            },
             resolved: None,
         };
         all.map(|name| (name.to_owned(), target(name))).collect()

@@ -74,8 +74,8 @@ fn a_status_is_written_once_a_second_however_often_its_members_change() {
     desk.put(key(), object("0", None), &reports);
     let mut times = Vec::new();
     let mut version = 0;
-    for millis in (0..5000).step_by(50) {
-        let why = if millis % 100 == 0 {
+    for millis in (0..5000_u64).step_by(50) {
+        let why = if millis.is_multiple_of(100) {
             reason::INSTALLED
         } else {
             reason::UPGRADED
