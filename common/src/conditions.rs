@@ -235,15 +235,6 @@ pub fn set_cluster(
     changed
 }
 
-/// Removes the three conditions of `cluster`. Returns whether there were any.
-pub fn remove_cluster(conditions: &mut Vec<Condition>, cluster: &str) -> bool {
-    let before = conditions.len();
-    conditions.retain(|condition| {
-        parse_condition_type(&condition.type_).is_none_or(|(_, name)| name != cluster)
-    });
-    conditions.len() != before
-}
-
 /// Makes the condition `type_` say what `state` says, adding it at the end when it is new.
 /// `lastTransitionTime` becomes `now` only when the status changes. The message is cut to
 /// [`MESSAGE_MAX`] bytes. Returns whether anything changed.
