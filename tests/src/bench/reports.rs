@@ -38,7 +38,7 @@ const ALONE: Duration = Duration::from_secs(3);
 const NOTES: &str = "\
 The first row is the board of reports without sessions: one thread, in messages of as many Tenants, with the
 digest of each report. The others are a hub process with agents over mutual TLS; the agents take their part of
-the same cores. Every other change makes a Tenant ready or not, so that home has something to write.
+the same cores. Half of the Tenants become ready and not ready in turn, so that home has something to write.
 ";
 
 #[derive(Debug, Clone, clap::Args)]
@@ -77,11 +77,12 @@ fn key(number: u32) -> TenantKey {
     }
 }
 
-/// Another one each time; every second one is ready.
-fn report(round: u64) -> TenantReport {
+/// Another one each time; of those of odd Tenants every third one is not ready. Agents say the latest alone,
+/// so that with every second one they might always be seen in the same state.
+fn report(round: u64, number: u32) -> TenantReport {
     let mut report = installed();
     report.observed_generation = i64::try_from(round).unwrap_or(i64::MAX);
-    if round % 2 == 1 {
+    if number % 2 == 1 && round % 3 == 1 {
         report.state.ready = State::new(Truth::False, reason::UPGRADING, "on its way");
     }
     report
@@ -131,7 +132,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Measured> {
     let written = (("PATCH".to_owned(), "tenants".to_owned()), 0);
     let writes = traffic.all.get(&written.0).copied().unwrap_or(written.1);
     let last = Instant::now();
-    change(&agents, options.tenants, 2 * round).await;
+    change(&agents, options.tenants, 3 * round).await;
     all_ready(&tenants, options).await?;
     let more = |name: &str| -> Result<u64> {
         Ok(number(&after, name)? - number(&metrics, name).unwrap_or_default())
@@ -152,12 +153,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Measured> {
 async fn change(agents: &Agents, tenants: u32, round: u64) {
     for agent in 0..agents.count() {
         for number in 0..tenants {
-            // Half of the changes are none for home.
-            agents.report(
-                agent,
-                &key(number),
-                Some(report(round / 2 * 2 + u64::from(number % 2) * (round % 2))),
-            );
+            agents.report(agent, &key(number), Some(report(round, number)));
         }
         tokio::task::yield_now().await;
     }
@@ -195,7 +191,7 @@ fn alone(options: &Options) -> f64 {
         round += 1;
         for name in &names {
             let changes: BTreeMap<_, _> = (0..options.tenants)
-                .map(|number| (key(number), Some(report(round))))
+                .map(|number| (key(number), Some(report(round, number))))
                 .collect();
             count += u64::from(options.tenants);
             reports.report(name, Changed::new(changes));
