@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 mod summary;
 
-pub use summary::{Phase, READY, Summary, summarise};
+pub use summary::{Phase, READY, Standing, Summary, Tally, summarise, summarise_many};
 
 /// Reasons, as they stand in `conditions[].reason`.
 pub mod reason {
@@ -43,6 +43,10 @@ pub mod reason {
     pub const CLUSTER_UNREACHABLE: &str = "ClusterUnreachable";
     pub const UNINSTALL_FAILED: &str = "UninstallFailed";
     pub const LOCKED: &str = "Locked";
+    /// It was a member when this Tenant was last reported from there, and is none now.
+    pub const MEMBER_LEFT: &str = "MemberLeft";
+    /// The member says all it has, and this Tenant is not among it any more.
+    pub const TENANT_GONE: &str = "TenantGone";
     /// The member leaves the fleet, and this release is gone.
     pub const UNINSTALLED: &str = "Uninstalled";
     /// An upgrade failed for good, and the last good revision could not be put back.
@@ -122,6 +126,20 @@ pub struct State {
 }
 
 impl State {
+    /// With reason and message cut to so many bytes each; a reason that is longer is no word.
+    #[must_use]
+    pub fn within(&self, reason: usize, message: usize) -> Self {
+        let kept = Some(&self.reason).filter(|text| text.len() <= reason);
+        let end = self.message.floor_char_boundary(message);
+        Self {
+            truth: self.truth,
+            reason: kept
+                .map_or(self::reason::UNSPECIFIED, String::as_str)
+                .to_owned(),
+            message: self.message.get(..end).unwrap_or_default().to_owned(),
+        }
+    }
+
     pub fn new(truth: Truth, reason: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             truth,
@@ -147,6 +165,16 @@ pub struct ClusterState {
     pub progress: Option<State>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<State>,
+}
+
+impl ClusterState {
+    /// The member has this Tenant no more: shown for a while, and not counted.
+    pub fn has_departed(&self) -> bool {
+        matches!(
+            self.ready.reason.as_str(),
+            reason::MEMBER_LEFT | reason::TENANT_GONE
+        )
+    }
 }
 
 /// Which of a member's conditions.
@@ -205,15 +233,6 @@ pub fn set_cluster(
         };
     }
     changed
-}
-
-/// Removes the three conditions of `cluster`. Returns whether there were any.
-pub fn remove_cluster(conditions: &mut Vec<Condition>, cluster: &str) -> bool {
-    let before = conditions.len();
-    conditions.retain(|condition| {
-        parse_condition_type(&condition.type_).is_none_or(|(_, name)| name != cluster)
-    });
-    conditions.len() != before
 }
 
 /// Makes the condition `type_` say what `state` says, adding it at the end when it is new.

@@ -192,6 +192,10 @@ pub struct EdgeClusterStatus {
     pub holder: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenants: Option<TenantCounts>,
+    /// How the member stands with the Tenants of home that are on so many members that their own status
+    /// does not list all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summarised: Option<SummarisedTenants>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied: Option<Applied>,
     /// When the agent's certificate expires.
@@ -229,6 +233,31 @@ pub struct TenantCounts {
     pub ready: u32,
     pub pending: u32,
     pub error: u32,
+}
+
+/// Of a member, Tenants whose status on home is a summary.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SummarisedTenants {
+    // Both are always written, so that a merge leaves nothing of what was.
+    #[serde(default)]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub tenants: Vec<SummarisedTenant>,
+    /// How many more there are than have room here; those that are well go first.
+    #[serde(default)]
+    pub omitted: u32,
+}
+
+/// One of them.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SummarisedTenant {
+    pub namespace: String,
+    pub name: String,
+    /// `Error`, `NotReady`, `Unknown` or `Ready`.
+    pub standing: String,
+    /// Of the condition that tells most.
+    pub reason: String,
 }
 
 /// The desired state that a member acts on.

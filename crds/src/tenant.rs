@@ -117,11 +117,26 @@ pub struct TenantStatus {
     /// The `metadata.generation` that this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// How many clusters stand where, of a Tenant that is on more than its conditions list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<ClusterSummary>,
     /// `Ready` over all clusters; per cluster `ClusterReady/<cluster>`, `ClusterProgress/<cluster>`
-    /// and `ClusterError/<cluster>`.
+    /// and `ClusterError/<cluster>`. Beside a summary, of the clusters that are worst alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
+}
+
+/// Clusters of a Tenant by how they stand.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterSummary {
+    /// All of them.
+    pub clusters: u32,
+    pub ready: u32,
+    pub error: u32,
+    pub not_ready: u32,
+    pub unknown: u32,
 }
 
 impl Tenant {

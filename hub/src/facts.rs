@@ -7,7 +7,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_common::conditions::{self, State, Truth};
 use krypton_common::desired::Version;
-use krypton_crds::edge_cluster::{AgentRoots, Applied, EdgeClusterStatus, Mode, TenantCounts};
+use krypton_crds::edge_cluster::{
+    AgentRoots, Applied, EdgeClusterStatus, Mode, SummarisedTenants, TenantCounts,
+};
 use tokio::sync::Notify;
 
 use crate::aggregate::Counts;
@@ -201,12 +203,14 @@ impl FactsBoard {
 /// How often `lastSeen` is written.
 const LAST_SEEN_EVERY: i64 = 60;
 
-/// The EdgeCluster's status out of the facts. Nothing changes when nothing has.
+/// The EdgeCluster's status out of the facts. Nothing changes when nothing has. Without `summarised`, what
+/// was said of that stands.
 pub fn status(
     member: &str,
     before: Option<&EdgeClusterStatus>,
     facts: &Facts,
     counts: Counts,
+    summarised: Option<SummarisedTenants>,
     generation: i64,
     now: Timestamp,
 ) -> EdgeClusterStatus {
@@ -270,6 +274,10 @@ pub fn status(
             pending: counts.pending,
             error: counts.error,
         });
+        if let Some(listed) = summarised {
+            let any = listed != SummarisedTenants::default();
+            next.summarised = any.then_some(listed);
+        }
         let due = next
             .last_seen
             .as_ref()
@@ -306,10 +314,26 @@ mod tests {
             ..Facts::default()
         };
         let at = |second| Timestamp::from_second(second).unwrap();
-        let first = status("a", None, &facts, Counts::default(), 1, at(100));
-        let again = status("a", Some(&first), &facts, Counts::default(), 1, at(159));
+        let first = status("a", None, &facts, Counts::default(), None, 1, at(100));
+        let again = status(
+            "a",
+            Some(&first),
+            &facts,
+            Counts::default(),
+            None,
+            1,
+            at(159),
+        );
         assert_eq!(first, again);
-        let later = status("a", Some(&first), &facts, Counts::default(), 1, at(160));
+        let later = status(
+            "a",
+            Some(&first),
+            &facts,
+            Counts::default(),
+            None,
+            1,
+            at(160),
+        );
         assert_ne!(first, later);
     }
 
@@ -321,8 +345,16 @@ mod tests {
             ..Facts::default()
         };
         let at = Timestamp::UNIX_EPOCH;
-        let first = status("a", None, &with("u"), Counts::default(), 1, at);
-        let second = status("a", Some(&first), &with("v"), Counts::default(), 1, at);
+        let first = status("a", None, &with("u"), Counts::default(), None, 1, at);
+        let second = status(
+            "a",
+            Some(&first),
+            &with("v"),
+            Counts::default(),
+            None,
+            1,
+            at,
+        );
         assert_eq!(second.cluster_uid.as_deref(), Some("u"));
     }
 }

@@ -420,12 +420,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 continue;
             };
             let counts = fleet.reports.counts(&name);
+            let summarised = fleet.reports.listing(&name, fleet.shared.allow_chart_skip);
             let generation = object.metadata.generation.unwrap_or_default();
             let status = facts::status(
                 &name,
                 object.status.as_ref(),
                 &facts,
                 counts,
+                summarised,
                 generation,
                 clock::wall(),
             );

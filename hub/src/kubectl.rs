@@ -61,6 +61,9 @@ enum Command {
 #[derive(Clone, Debug, Args)]
 struct Get {
     kind: Kind,
+    /// The one of this name; a Tenant with a line for each cluster that it is on.
+    #[arg(conflicts_with = "all_namespaces")]
+    name: Option<String>,
     /// Namespace of the Tenants; by default that of the context.
     #[arg(
         short,
@@ -138,6 +141,13 @@ pub enum KubectlError {
         plural: String,
         reason: String,
     },
+    #[error("there is no {what} of the name {name:?} {place} on the cluster {context:?}")]
+    NotFound {
+        context: String,
+        what: &'static str,
+        name: String,
+        place: String,
+    },
     #[error("writing the {format} failed: {reason}")]
     Encode {
         format: &'static str,
@@ -198,18 +208,35 @@ async fn run_get(
     let place = place(&get, &home);
     let context = home.context_name;
     let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
-    let objects = match get.kind {
-        Kind::Clusters => {
-            list(
-                client,
-                &ApiResource::erase::<EdgeCluster>(&()),
-                &Place::Cluster,
-                &context,
-            )
-            .await?
-        }
-        Kind::Tenants => list(client, &ApiResource::erase::<Tenant>(&()), &place, &context).await?,
+    let (clusters, tenants) = (
+        ApiResource::erase::<EdgeCluster>(&()),
+        ApiResource::erase::<Tenant>(&()),
+    );
+    let (kind, what) = match get.kind {
+        Kind::Clusters => (&clusters, "EdgeCluster"),
+        Kind::Tenants => (&tenants, "Tenant"),
     };
+    let name = get.name.as_deref();
+    let objects = list(client.clone(), kind, &place, name, &context).await?;
+    if let (Some(name), true) = (name, objects.is_empty()) {
+        return Err(KubectlError::NotFound {
+            context,
+            what,
+            name: name.to_owned(),
+            place: place.in_words(),
+        });
+    }
+    let one = name
+        .and_then(|_| objects.first())
+        .filter(|_| get.kind == Kind::Tenants);
+    if let (Some(tenant), None | Some(Output::Wide)) = (one, get.output) {
+        let members = if tenants::is_summary(tenant) {
+            list(client, &clusters, &Place::Cluster, None, &context).await?
+        } else {
+            Vec::new()
+        };
+        return Ok(tenants::one_tenant(tenant, &members, now));
+    }
     printed(&get, &place, objects, now)
 }
 
@@ -239,6 +266,15 @@ enum Place {
     Namespace(String),
 }
 
+impl Place {
+    fn in_words(&self) -> String {
+        match self {
+            Self::Cluster => "in all namespaces".to_owned(),
+            Self::Namespace(namespace) => format!("in the namespace {namespace}"),
+        }
+    }
+}
+
 fn place(get: &Get, home: &Home) -> Place {
     match (&get.namespace, get.kind) {
         (_, Kind::Clusters) => Place::Cluster,
@@ -253,6 +289,7 @@ async fn list(
     client: Client,
     kind: &ApiResource,
     place: &Place,
+    name: Option<&str>,
     context: &str,
 ) -> Result<Vec<Value>, KubectlError> {
     let api: Api<DynamicObject> = match place {
@@ -260,6 +297,9 @@ async fn list(
         Place::Namespace(namespace) => Api::namespaced_with(client, namespace, kind),
     };
     let mut params = ListParams::default().limit(PAGE_SIZE);
+    if let Some(name) = name {
+        params = params.fields(&format!("metadata.name={name}"));
+    }
     let mut objects = Vec::new();
     loop {
         let page = tokio::time::timeout(REQUEST_TIMEOUT, api.list(&params))
@@ -308,10 +348,7 @@ fn explain(error: kube::Error, kind: &ApiResource, place: &Place, context: &str)
         404 => KubectlError::NoSuchKind { context, plural },
         401 => KubectlError::Unauthorized { context, message },
         403 => {
-            let place = match place {
-                Place::Cluster => "in all namespaces".to_owned(),
-                Place::Namespace(namespace) => format!("in the namespace {namespace}"),
-            };
+            let place = place.in_words();
             KubectlError::Forbidden {
                 context,
                 plural,

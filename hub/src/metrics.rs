@@ -124,6 +124,8 @@ pub struct SessionMetrics {
     pub slowed: Counter,
     /// Messages of sessions, by who says them and what they are.
     pub messages: Family<Message, Counter>,
+    /// Reports on Tenants that sessions have brought.
+    pub reports: Counter,
     /// Seconds from a new desired state to an agent's word that it is in its slot.
     pub propagation: Histogram,
     /// When the hub's own certificates end.
@@ -169,6 +171,7 @@ impl Default for SessionMetrics {
             sessions: Gauge::default(),
             slowed: Counter::default(),
             messages: Family::default(),
+            reports: Counter::default(),
             propagation: Histogram::new(exponential_buckets(0.001, 1.5, 30)),
             certificates: Family::default(),
             enrolments: Family::default(),
@@ -215,6 +218,11 @@ pub fn registry(
         "messages",
         "Messages of sessions, by who says them",
         sessions.messages.clone(),
+    );
+    registry.register(
+        "tenant_reports",
+        "Reports on Tenants that sessions have brought",
+        sessions.reports.clone(),
     );
     registry.register_with_unit(
         "certificate_expiry_timestamp",

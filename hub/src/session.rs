@@ -425,6 +425,8 @@ impl Live<'_> {
                         "so many Tenants in one report",
                     )));
                 }
+                let count = &self.sessions.metrics.reports;
+                count.inc_by(report.tenants.len() as u64);
                 let mut tenants = BTreeMap::new();
                 for tenant in report.tenants {
                     let (key, said) = tenant.read().map_err(broken)?;

@@ -187,6 +187,7 @@ impl Voices {
             .is_some_and(|found| found.voices.is_empty() && found.presence.is_closed());
         if idle {
             members.remove(member);
+            self.reports.forget(member);
         }
     }
 

@@ -41,58 +41,124 @@ pub struct Summary {
     pub last_message: String,
     /// The condition [`READY`].
     pub ready: State,
+    pub tally: Tally,
 }
 
-/// Where a member stands, the worst first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+/// How many members stand where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub error: usize,
+    pub not_ready: usize,
+    pub unknown: usize,
+    pub ready: usize,
+}
+
+impl Tally {
+    pub fn total(self) -> usize {
+        self.error + self.not_ready + self.unknown + self.ready
+    }
+
+    /// `3 in error, 20 not ready`; empty when all are ready.
+    fn complaints(self) -> String {
+        let parts = [
+            (self.error, "in error"),
+            (self.not_ready, "not ready"),
+            (self.unknown, "unknown"),
+        ];
+        let said = parts.iter().filter(|(count, _)| *count > 0);
+        let said: Vec<String> = said
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        said.join(", ")
+    }
+}
+
+/// Where a member stands, the worst first: the order in which `lastMessage` looks for whom to name. Of
+/// equals it names the first by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
     Error,
     NotReady,
     Unknown,
     Ready,
 }
 
+impl Standing {
+    /// With `allow_chart_skip` an error of fetching the chart alone is none.
+    pub fn of(state: &ClusterState, allow_chart_skip: bool) -> Self {
+        match (counted_error(state, allow_chart_skip), state.ready.truth) {
+            (true, _) => Self::Error,
+            (false, Truth::False) => Self::NotReady,
+            (false, Truth::Unknown) => Self::Unknown,
+            (false, Truth::True) => Self::Ready,
+        }
+    }
+}
+
 /// The summary over all members (design §2). The phase is Ready as soon as one member is, as in
 /// the original; the condition is stricter: it is True only when there are members and all are
 /// ready. With `allow_chart_skip` an error of fetching the chart alone counts for neither.
 pub fn summarise(clusters: &BTreeMap<String, ClusterState>, allow_chart_skip: bool) -> Summary {
-    let standing = |state: &ClusterState| match (counted_error(state, allow_chart_skip), state) {
-        (true, _) => Standing::Error,
-        (false, state) => match state.ready.truth {
-            Truth::True => Standing::Ready,
-            Truth::False => Standing::NotReady,
-            Truth::Unknown => Standing::Unknown,
-        },
-    };
-    let worst = clusters
-        .iter()
-        .map(|(name, state)| (standing(state), name, state))
-        .min_by_key(
-            // Names are unique, so the state never decides.
-            |(standing, name, _)| (*standing, *name),
-        );
-    let ready_count = clusters
-        .values()
-        .filter(|state| standing(state) == Standing::Ready)
-        .count();
+    overall(clusters, 0, allow_chart_skip, false)
+}
 
-    let mut text = format!("{ready_count} of {} clusters ready", clusters.len());
-    let (truth, reason) = match worst {
-        None => (Truth::False, reason::NO_CLUSTERS),
-        Some((Standing::Ready, ..)) => (Truth::True, reason::ALL_CLUSTERS_READY),
-        Some((standing, name, state)) => {
-            text.push_str(&complaint(name, state));
-            match standing {
-                Standing::Unknown => (Truth::Unknown, reason::CLUSTERS_UNKNOWN),
-                _ => (Truth::False, reason::CLUSTERS_NOT_READY),
-            }
+/// As [`summarise`], of more members than are listed: `unheard` of them are not among `clusters`, as only
+/// their number is known. The text counts how many stand where.
+pub fn summarise_many(
+    clusters: &BTreeMap<String, ClusterState>,
+    unheard: usize,
+    allow_chart_skip: bool,
+) -> Summary {
+    overall(clusters, unheard, allow_chart_skip, true)
+}
+
+fn overall(
+    clusters: &BTreeMap<String, ClusterState>,
+    unheard: usize,
+    allow_chart_skip: bool,
+    counts: bool,
+) -> Summary {
+    let mut tally = Tally {
+        unknown: unheard,
+        ..Tally::default()
+    };
+    let mut worst: Option<(Standing, &String, &ClusterState)> = None;
+    for (name, state) in clusters {
+        let standing = Standing::of(state, allow_chart_skip);
+        *match standing {
+            Standing::Error => &mut tally.error,
+            Standing::NotReady => &mut tally.not_ready,
+            Standing::Unknown => &mut tally.unknown,
+            Standing::Ready => &mut tally.ready,
+        } += 1;
+        // They come by name: of equals the first stays.
+        if worst.is_none_or(|(before, ..)| standing < before) {
+            worst = Some((standing, name, state));
         }
+    }
+
+    let mut text = format!("{} of {} clusters ready", tally.ready, tally.total());
+    let complaints = tally.complaints();
+    if counts && !complaints.is_empty() {
+        text.push_str(&format!(" ({complaints})"));
+    }
+    let named = worst.filter(|(standing, ..)| *standing != Standing::Ready);
+    if let Some((_, name, state)) = named {
+        text.push_str(&complaint(name, state));
+    } else if unheard > 0 {
+        text.push_str(&format!("; {unheard} not heard since the hub was started"));
+    }
+    let (truth, reason) = match tally {
+        tally if tally.total() == 0 => (Truth::False, reason::NO_CLUSTERS),
+        tally if tally.error + tally.not_ready > 0 => (Truth::False, reason::CLUSTERS_NOT_READY),
+        tally if tally.unknown > 0 => (Truth::Unknown, reason::CLUSTERS_UNKNOWN),
+        _ => (Truth::True, reason::ALL_CLUSTERS_READY),
     };
     let any_ready = clusters
         .values()
         .any(|state| state.ready.truth == Truth::True);
-    let phase = match worst {
-        Some((Standing::Error, ..)) => Phase::Error,
+    let phase = match tally {
+        tally if tally.error > 0 => Phase::Error,
         _ if any_ready => Phase::Ready,
         _ => Phase::Pending,
     };
@@ -102,6 +168,7 @@ pub fn summarise(clusters: &BTreeMap<String, ClusterState>, allow_chart_skip: bo
         phase,
         ready: State::new(truth, reason, text.clone()),
         last_message: text,
+        tally,
     }
 }
 

@@ -226,10 +226,13 @@ pub(super) async fn write_status(
 ) -> Written {
     let api: Api<EdgeCluster> = Api::all(client);
     let params = PatchParams::default();
-    let patch = Patch::Merge(serde_json::json!({
+    let mut patch = serde_json::json!({
         "metadata": { "resourceVersion": version },
         "status": status,
-    }));
+    });
+    // A merge removes only what is null.
+    patch["status"]["summarised"] = serde_json::json!(status.summarised);
+    let patch = Patch::Merge(patch);
     let call = effect!(
         "edge-cluster.status",
         api.patch_status(&name, &params, &patch)

@@ -143,6 +143,69 @@ default     acme             Error     1/4       https://charts.jetstack.io/cert
     assert_eq!(tenants_table(&tenants()[..1], true, now()), expected);
 }
 
+#[tokio::test]
+async fn one_tenant_on_many_clusters_has_a_line_for_each_as_their_edge_clusters_tell() {
+    let summary = json!({"clusters": 60, "ready": 58, "error": 1, "notReady": 0, "unknown": 1});
+    let status = json!({
+        "phase": "Error", "summary": summary, "lastMessage": "58 of 60 clusters ready",
+        "conditions": [
+            condition("ClusterReady/edge-2", "False", "InstallFailed", "no room"),
+            condition("ClusterError/edge-2", "True", "InstallFailed", "no room"),
+        ],
+    });
+    let of = |name: &str, connected: &str, standing: &str| {
+        let listed = json!({"namespace": "team", "name": "acme", "standing": standing, "reason": "Installed"});
+        let other = json!({"namespace": "team", "name": "other", "standing": "Error", "reason": "InstallFailed"});
+        let status = json!({
+            "conditions": [condition("Connected", connected, "Connected", "")],
+            "summarised": {"tenants": [other, listed], "omitted": 0},
+        });
+        cluster(name, json!({}), status)
+    };
+    let mut full = of("edge-4", "True", "Ready");
+    full["status"]["summarised"] = json!({"tenants": [], "omitted": 1});
+    let members = vec![
+        of("edge-1", "True", "Ready"),
+        of("edge-2", "True", "Ready"),
+        of("edge-3", "False", "Ready"),
+        full,
+        cluster("edge-5", json!({}), json!({})),
+    ];
+    let answers = || {
+        let tenants = vec![tenant("team", "acme", status.clone())];
+        vec![list_of(tenants, ""), list_of(members.clone(), "")]
+    };
+    let server = Server::start(answers()).await;
+    let printed = server.run(&["get", "tenant", "acme"]).await.unwrap();
+    let expected = "\
+NAMESPACE   NAME       PHASE     READY     CHART   MESSAGE                   AGE
+team        acme       Error     58/60     -       58 of 60 clusters ready   24h
+            └ edge-1   Ready     True              Installed
+            └ edge-2   Error     False             InstallFailed: no room
+            └ edge-3   Unknown   Unknown           last known: Ready
+";
+    assert_eq!(printed.stdout, expected);
+    assert!(
+        printed
+            .stderr
+            .starts_with("3 of 60 clusters are told of; 1 EdgeClusters"),
+        "{printed:?}"
+    );
+    let asked = server.asked();
+    assert!(
+        asked[0].contains("/namespaces/team/tenants") && asked[0].contains("metadata.name%3Dacme"),
+        "{asked:?}"
+    );
+    assert!(asked[1].contains("/edgeclusters"), "{asked:?}");
+
+    let server = Server::start(answers()).await;
+    let printed = server.run(&["get", "tenants", "-o", "wide"]).await.unwrap();
+    assert!(printed.stdout.contains("└ and 59 more"), "{printed:?}");
+    let server = Server::start(vec![list_of(Vec::new(), "")]).await;
+    let error = server.run(&["get", "tenant", "nobody"]).await.unwrap_err();
+    assert!(matches!(error, KubectlError::NotFound { .. }), "{error}");
+}
+
 /// Gives out its answers in turn.
 struct Server {
     directory: tempfile::TempDir,

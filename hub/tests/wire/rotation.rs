@@ -70,7 +70,7 @@ impl Rig {
         let objects = self.members.iter_mut().map(|(name, status)| {
             if let Some(found) = home.facts.get(name) {
                 let (counts, now) = (Counts::default(), clock::wall());
-                *status = facts::status(name, Some(status), &found, counts, 1, now);
+                *status = facts::status(name, Some(status), &found, counts, None, 1, now);
             }
             let mut object = EdgeCluster::new(name, EdgeClusterSpec::default());
             object.metadata.uid = Some(uid(name));

@@ -146,6 +146,14 @@ impl Agents {
         }
     }
 
+    /// What one of them says of a Tenant from now on.
+    ///
+    /// # Panics
+    /// When there is no such agent.
+    pub(crate) fn report(&self, index: usize, key: &TenantKey, report: Option<TenantReport>) {
+        self.agents[index].board.tenant(key, report);
+    }
+
     /// Waits until each has seen what is wanted, and returns when each did, in order.
     ///
     /// # Errors

@@ -30,6 +30,8 @@ mod machine;
 mod raw_agent;
 #[path = "../bench/report.rs"]
 mod report;
+#[path = "../bench/reports.rs"]
+mod reports;
 #[path = "../bench/rest.rs"]
 mod rest;
 #[path = "../bench/simulated.rs"]
@@ -76,6 +78,8 @@ enum Only {
     FanOut(fan_out::Options),
     /// Agents beside some that flood the hub
     Flood(flood::Options),
+    /// How many reports on Tenants one hub takes in, and what it writes of them
+    Reports(reports::Options),
     /// How fast the sessions of members end that are banned or deleted
     Cut(cut::Options),
 }
@@ -116,6 +120,7 @@ async fn measure_all(args: Args) -> Result<()> {
         Some(Only::Drift(options)) => measure_drift(&options).await,
         Some(Only::FanOut(options)) => measure_fan_out(&options).await,
         Some(Only::Flood(options)) => measure_flood(&options).await,
+        Some(Only::Reports(options)) => measure_reports(&options).await,
         Some(Only::Cut(options)) => measure_cut(&options).await,
         None => {
             measure_edge(&by_default()?).await?;
@@ -123,6 +128,7 @@ async fn measure_all(args: Args) -> Result<()> {
             measure_drift(&by_default()?).await?;
             measure_fan_out(&by_default()?).await?;
             measure_flood(&by_default()?).await?;
+            measure_reports(&by_default()?).await?;
             measure_cut(&by_default()?).await
         }
     }
@@ -185,6 +191,15 @@ async fn measure_flood(options: &flood::Options) -> Result<()> {
     let measured = tokio::time::timeout(limit, measuring).await;
     let measured = measured.with_context(|| format!("flood: not done in {limit:?}"))??;
     println!("{}", flood::render(&measured));
+    Ok(())
+}
+
+async fn measure_reports(options: &reports::Options) -> Result<()> {
+    let limit = OVERHEAD + Duration::from_secs(options.seconds);
+    let measuring = Box::pin(reports::measure(options));
+    let measured = tokio::time::timeout(limit, measuring).await;
+    let measured = measured.with_context(|| format!("reports: not done in {limit:?}"))??;
+    println!("{}", reports::render(&measured));
     Ok(())
 }
 

@@ -1,0 +1,128 @@
+use krypton_common::conditions::{ClusterState, State, Truth, reason};
+use krypton_common::tenant::TenantReport;
+use krypton_crds::tenant::TenantSpec;
+
+use super::super::reports::{Changed, Hearing};
+use super::*;
+
+const MEMBER: &str = "edge-1";
+
+fn key() -> TenantKey {
+    TenantKey {
+        namespace: "n".to_owned(),
+        name: "acme".to_owned(),
+    }
+}
+
+fn object(version: &str, status: Option<TenantStatus>) -> Tenant {
+    let mut tenant = Tenant::new("acme", TenantSpec::default());
+    tenant.metadata.namespace = Some("n".to_owned());
+    tenant.metadata.uid = Some("u".to_owned());
+    tenant.metadata.resource_version = Some(version.to_owned());
+    tenant.status = status;
+    tenant
+}
+
+fn rules() -> Rules {
+    Rules {
+        self_cluster: false,
+        allow_chart_skip: false,
+        namespaces: None,
+    }
+}
+
+fn at(millis: u64) -> Now {
+    Now {
+        boot: Boot(Duration::from_millis(millis)),
+        wall: jiff::Timestamp::UNIX_EPOCH,
+        patient: false,
+    }
+}
+
+fn says(reports: &Reports, why: &str) {
+    let report = TenantReport {
+        observed_generation: 1,
+        applied_chart: String::new(),
+        state: ClusterState {
+            ready: State::new(Truth::True, why, ""),
+            progress: None,
+            error: None,
+        },
+    };
+    reports.report(MEMBER, Changed::new([(key(), Some(report))].into()));
+    reports.hearing(MEMBER, Hearing::Full);
+}
+
+/// What is told to the desk as the loop does it.
+fn next(desk: &mut Desk, reports: &Reports, millis: u64) -> Option<TenantStatus> {
+    desk.touch(reports.take_dirty().keys);
+    let (_, _, status) = desk.next(reports, &rules(), at(millis))?;
+    Some(status)
+}
+
+fn written(before: &str, object: Option<Tenant>) -> Written {
+    Written {
+        key: key(),
+        before: Some(before.to_owned()),
+        object,
+    }
+}
+
+#[test]
+fn a_status_is_written_once_a_second_however_often_its_members_change() {
+    let (mut desk, reports) = (Desk::default(), Reports::default());
+    desk.put(key(), object("0", None), &reports);
+    let mut times = Vec::new();
+    let mut version = 0;
+    for millis in (0..5000_u64).step_by(50) {
+        let why = if millis.is_multiple_of(100) {
+            reason::INSTALLED
+        } else {
+            reason::UPGRADED
+        };
+        says(&reports, why);
+        if let Some(status) = next(&mut desk, &reports, millis) {
+            let before = version.to_string();
+            version += 1;
+            let object = object(&version.to_string(), Some(status));
+            desk.take_written(written(&before, Some(object)), &reports);
+            times.push(millis);
+        }
+    }
+    assert!(times.len() >= 4, "{times:?}");
+    let apart = times.windows(2).map(|pair| pair[1] - pair[0]);
+    assert!(apart.clone().all(|apart| apart >= 1000), "{times:?}");
+}
+
+#[test]
+fn a_write_that_was_refused_is_made_again_and_waits_for_its_turn() {
+    let (mut desk, reports) = (Desk::default(), Reports::default());
+    desk.put(key(), object("1", None), &reports);
+    says(&reports, reason::INSTALLED);
+    assert!(next(&mut desk, &reports, 0).is_some());
+    says(&reports, reason::UPGRADED);
+    assert_eq!(next(&mut desk, &reports, 2000), None, "one is in flight");
+    desk.take_written(written("1", None), &reports);
+    assert!(next(&mut desk, &reports, 2000).is_some());
+    desk.take_written(written("1", None), &reports);
+    assert_eq!(next(&mut desk, &reports, 2999), None);
+    assert_eq!(desk.wakes(), Some(at(3000).boot));
+    assert!(next(&mut desk, &reports, 3000).is_some());
+}
+
+#[test]
+fn a_late_answer_to_a_write_does_not_undo_what_the_watch_has_brought_since() {
+    let (mut desk, reports) = (Desk::default(), Reports::default());
+    desk.put(key(), object("1", None), &reports);
+    says(&reports, reason::INSTALLED);
+    let status = next(&mut desk, &reports, 0).unwrap();
+    // Our own write, then another's, and only then the answer.
+    desk.put(key(), object("2", Some(status.clone())), &reports);
+    desk.put(key(), object("3", Some(status.clone())), &reports);
+    desk.take_written(written("1", Some(object("2", Some(status)))), &reports);
+    assert_eq!(desk.slots[&key()].version().unwrap(), "3");
+    // Nor does it bring back what was deleted.
+    desk.slots.clear();
+    desk.take_written(written("3", Some(object("4", None))), &reports);
+    assert!(desk.slots.is_empty());
+}

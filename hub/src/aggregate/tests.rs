@@ -1,0 +1,357 @@
+//! Decisions on a Tenant of home, and what the slots keep.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use krypton_agent::clock::Boot;
+use krypton_common::allowed::Allowed;
+use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
+use krypton_common::names;
+use krypton_common::tenant::{TenantKey, TenantReport};
+use krypton_crds::tenant::{Tenant, TenantSpec, TenantStatus};
+
+use super::decision::{Memory, Now, decide};
+use super::reports::{Heard, Saying};
+use super::*;
+
+mod departure;
+mod many;
+
+/// Of one decision without a past.
+fn aggregated(
+    tenant: &Tenant,
+    said: &BTreeMap<String, Saying>,
+    targets: Option<&Targets>,
+    rules: &Rules,
+    patient: bool,
+    wall: Timestamp,
+) -> TenantStatus {
+    let heard = Heard {
+        said: said.clone(),
+        strangers: 0,
+        targets: targets.cloned().map(Arc::new),
+    };
+    let boot = Boot::default();
+    let now = Now {
+        boot,
+        wall,
+        patient,
+    };
+    decide(tenant, &heard, rules, &Memory::default(), now).status
+}
+
+fn report(truth: Truth, why: &str) -> TenantReport {
+    TenantReport {
+        observed_generation: 1,
+        applied_chart: "r/c:1".to_owned(),
+        state: ClusterState {
+            ready: State::new(truth, why, ""),
+            progress: None,
+            error: Some(State::new(Truth::False, reason::NO_ERROR, "")),
+        },
+    }
+}
+
+fn rules() -> Rules {
+    Rules {
+        self_cluster: true,
+        allow_chart_skip: false,
+        namespaces: None,
+    }
+}
+
+fn tenant() -> Tenant {
+    let mut tenant = Tenant::new("acme", TenantSpec::default());
+    tenant.metadata.generation = Some(1);
+    tenant
+}
+
+fn ready(status: &TenantStatus, type_: &str) -> Option<(String, String)> {
+    let condition = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == type_)?;
+    Some((condition.status.clone(), condition.reason.clone()))
+}
+
+fn full(members: &[(&str, Option<TenantReport>)]) -> BTreeMap<String, Saying> {
+    members
+        .iter()
+        .map(|(name, report)| {
+            let hearing = Hearing::Full;
+            let report = report.clone();
+            (
+                (*name).to_owned(),
+                Saying {
+                    hearing,
+                    report,
+                    patient: false,
+                },
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn home_counts_every_member_that_reports_the_tenant() {
+    let said = full(&[
+        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
+        ("edge-1", Some(report(Truth::True, "Installed"))),
+        ("edge-2", Some(report(Truth::False, "Installing"))),
+        ("edge-3", None),
+    ]);
+    let status = aggregated(
+        &tenant(),
+        &said,
+        None,
+        &rules(),
+        false,
+        Timestamp::UNIX_EPOCH,
+    );
+    assert!(
+        status
+            .last_message
+            .clone()
+            .unwrap()
+            .starts_with("2 of 3 clusters ready")
+    );
+    assert_eq!(status.phase.as_deref(), Some("Ready"));
+    assert_eq!(ready(&status, "Ready").unwrap().0, "False");
+    assert_eq!(ready(&status, "ClusterReady/edge-3"), None);
+    assert_eq!(status.last_applied_chart.as_deref(), Some("r/c:1"));
+}
+
+#[test]
+fn a_silent_member_is_unknown_and_not_dropped() {
+    let mut acme = tenant();
+    let said = full(&[
+        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
+        ("edge-1", Some(report(Truth::True, "Installed"))),
+    ]);
+    acme.status = Some(aggregated(
+        &acme,
+        &said,
+        None,
+        &rules(),
+        false,
+        Timestamp::UNIX_EPOCH,
+    ));
+    let mut said = said;
+    said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
+    let status = aggregated(&acme, &said, None, &rules(), false, Timestamp::UNIX_EPOCH);
+    let unknown = Some(("Unknown".to_owned(), reason::CLUSTER_UNREACHABLE.to_owned()));
+    assert_eq!(ready(&status, "ClusterReady/edge-1"), unknown);
+    assert_eq!(ready(&status, "Ready").unwrap().0, "Unknown");
+}
+
+#[test]
+fn after_a_restart_members_are_kept_from_the_conditions_until_they_are_heard() {
+    let mut acme = tenant();
+    let said = full(&[
+        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
+        ("edge-1", Some(report(Truth::True, "Installed"))),
+    ]);
+    acme.status = Some(aggregated(
+        &acme,
+        &said,
+        None,
+        &rules(),
+        false,
+        Timestamp::UNIX_EPOCH,
+    ));
+    let nothing = BTreeMap::new();
+    let status = aggregated(&acme, &nothing, None, &rules(), true, Timestamp::UNIX_EPOCH);
+    assert_eq!(Some(status), acme.status);
+    let status = aggregated(
+        &acme,
+        &nothing,
+        None,
+        &rules(),
+        false,
+        Timestamp::UNIX_EPOCH,
+    );
+    assert_eq!(ready(&status, "ClusterReady/edge-1").unwrap().0, "Unknown");
+}
+
+#[test]
+fn a_member_that_begins_anew_keeps_its_word_until_it_has_said_all_again() {
+    let reports = Reports::default();
+    let key = |name: &str| TenantKey {
+        namespace: "n".to_owned(),
+        name: name.to_owned(),
+    };
+    let said = || Some(report(Truth::True, "Installed"));
+    reports.begin("edge-1", Boot::default());
+    let both = [(key("a"), said()), (key("b"), said())].into();
+    assert!(reports.report("edge-1", Changed::new(both)));
+    reports.hearing("edge-1", Hearing::Full);
+    reports.begin("edge-1", Boot::default());
+    assert!(reports.report("edge-1", Changed::new([(key("a"), said())].into())));
+    assert!(
+        reports.of(&key("b"), |_| true, Boot::default()).said["edge-1"]
+            .report
+            .is_some()
+    );
+    reports.hearing("edge-1", Hearing::Full);
+    assert!(
+        reports.of(&key("a"), |_| true, Boot::default()).said["edge-1"]
+            .report
+            .is_some()
+    );
+    assert!(
+        reports.of(&key("b"), |_| true, Boot::default()).said["edge-1"]
+            .report
+            .is_none()
+    );
+}
+
+#[test]
+fn a_tenant_for_another_member_is_not_expected_on_home() {
+    let mut acme = tenant();
+    acme.spec =
+        serde_json::from_value(serde_json::json!({ "clusterRef": { "secretName": "edge-1" } }))
+            .unwrap();
+    let said = full(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
+    let status = aggregated(&acme, &said, None, &rules(), false, Timestamp::UNIX_EPOCH);
+    assert_eq!(ready(&status, "Ready").unwrap().0, "False");
+    assert!(status.last_message.unwrap().contains("edge-1"));
+}
+
+fn naming(namespace: &str, member: Option<&str>) -> Tenant {
+    let mut tenant = tenant();
+    tenant.metadata.namespace = Some(namespace.to_owned());
+    if let Some(member) = member {
+        let spec = serde_json::json!({ "clusterRef": { "secretName": member } });
+        tenant.spec = serde_json::from_value(spec).unwrap();
+    }
+    tenant
+}
+
+#[test]
+fn a_tenant_that_names_a_member_says_whether_that_can_be_had() {
+    let resolved = |acme: &Tenant, targets: Option<&Targets>| {
+        let now = Timestamp::UNIX_EPOCH;
+        let status = aggregated(acme, &full(&[]), targets, &rules(), false, now);
+        let state = conditions::find(&status.conditions, conditions::TARGET_RESOLVED);
+        (status, state.map(|state| (state.truth, state.reason)))
+    };
+    let stale = State::new(Truth::False, "RemoteClusterStale", "why");
+    let target = Target {
+        resolved: Some(stale),
+        ..Target::default()
+    };
+    let here: Targets = [("edge-1".to_owned(), target)].into();
+    let mut acme = naming("team-a", Some("edge-1"));
+    let (status, said) = resolved(&acme, Some(&here));
+    let is_stale = Some((Truth::False, "RemoteClusterStale".to_owned()));
+    assert_eq!(said, is_stale);
+    // While the EdgeClusters are not known, what was said stands.
+    acme.status = Some(status);
+    assert_eq!(resolved(&acme, None).1, is_stale);
+    let nowhere = Some((Truth::False, reason::CLUSTER_NOT_FOUND.to_owned()));
+    assert_eq!(resolved(&acme, Some(&Targets::new())).1, nowhere);
+    acme.spec.cluster_ref = None;
+    assert_eq!(resolved(&acme, Some(&here)).1, None, "it names nobody now");
+}
+
+#[test]
+fn what_a_member_says_goes_to_no_tenant_that_names_it_from_a_namespace_it_does_not_take() {
+    let limit = |members: &[&str]| -> Targets {
+        let all = [names::SELF_CLUSTER, "edge-1", "edge-2"].into_iter();
+        let target = |name: &str| Target {
+            allowed: if members.contains(&name) {
+                Allowed::new(Some(&["team-a".to_owned()]))
+            } else {
+                Allowed::default()
+            },
+            resolved: None,
+        };
+        all.map(|name| (name.to_owned(), target(name))).collect()
+    };
+    let said = full(&[
+        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
+        ("edge-1", Some(report(Truth::True, "Installed"))),
+    ]);
+    let refused = Some(("False".to_owned(), reason::NAMESPACE_NOT_ALLOWED.to_owned()));
+    let well = Some(("True".to_owned(), reason::INSTALLED.to_owned()));
+    let all = [names::SELF_CLUSTER, "edge-1"];
+    for (namespace, named, limited, on_self, on_edge) in [
+        ("team-b", Some("edge-1"), &["edge-1"][..], &None, &refused),
+        ("team-b", Some("edge-1"), &all[..], &None, &refused),
+        ("team-b", Some("edge-1"), &["edge-2"][..], &None, &well),
+        ("team-a", Some("edge-1"), &all[..], &None, &well),
+        (
+            "team-b",
+            Some(names::SELF_CLUSTER),
+            &all[..],
+            &refused,
+            &well,
+        ),
+        ("team-a", Some(names::SELF_CLUSTER), &all[..], &well, &well),
+        // Who names nobody is where it is to be, and counts who else has such a Tenant.
+        ("team-b", None, &all[..], &well, &well),
+    ] {
+        let case = format!("{namespace} {named:?} {limited:?}");
+        let mut acme = naming(namespace, named);
+        let now = Timestamp::UNIX_EPOCH;
+        let status = |acme: &Tenant, targets: Option<&Targets>| {
+            aggregated(acme, &said, targets, &rules(), false, now)
+        };
+        // As it was without the limit, with it, and without again.
+        acme.status = Some(status(&acme, Some(&limit(&[]))));
+        let free = acme.status.clone();
+        let limits = limit(limited);
+        let limited = status(&acme, Some(&limits));
+        assert_eq!(
+            ready(&limited, "ClusterReady/self-cluster"),
+            *on_self,
+            "{case}"
+        );
+        assert_eq!(ready(&limited, "ClusterReady/edge-1"), *on_edge, "{case}");
+        let told = limited
+            .conditions
+            .iter()
+            .find(|condition| condition.reason == reason::NAMESPACE_NOT_ALLOWED);
+        if let Some(told) = told {
+            let member = named.unwrap();
+            assert_eq!(ready(&limited, &format!("ClusterError/{member}")), None);
+            for word in [member, namespace, "spec.allowedNamespaces"] {
+                assert!(told.message.contains(word), "{told:?}");
+            }
+            assert_eq!(ready(&limited, "Ready").unwrap().0, "False");
+        }
+        acme.status = Some(limited);
+        assert_eq!(acme.status, Some(status(&acme, Some(&limits))), "{case}");
+        let again = status(&acme, Some(&limit(&[])));
+        let types = |status: &TenantStatus| -> BTreeMap<String, String> {
+            let conditions = status.conditions.iter().cloned();
+            conditions
+                .map(|found| (found.type_, found.reason))
+                .collect()
+        };
+        assert_eq!(types(&again), types(free.as_ref().unwrap()), "{case}");
+    }
+}
+
+#[test]
+fn a_refusal_stays_over_a_restart_and_goes_with_the_limit_also_when_the_member_is_silent() {
+    let mut acme = naming("team-b", Some("edge-1"));
+    let allowed = Allowed::new(Some(&["team-a".to_owned()]));
+    let target = Target {
+        allowed,
+        resolved: None,
+    };
+    let limits: Targets = [("edge-1".to_owned(), target)].into();
+    let nothing = BTreeMap::new();
+    let now = Timestamp::UNIX_EPOCH;
+    let status = |acme: &Tenant, said, limits| aggregated(acme, said, limits, &rules(), true, now);
+    acme.status = Some(status(&acme, &nothing, Some(&limits)));
+    assert!(ready(acme.status.as_ref().unwrap(), "ClusterReady/edge-1").is_some());
+    // The EdgeClusters are not known yet.
+    assert_eq!(Some(status(&acme, &nothing, None)), acme.status);
+    let mut said = full(&[("edge-1", None)]);
+    said.get_mut("edge-1").unwrap().hearing = Hearing::Silent("no answer".to_owned());
+    let after = status(&acme, &said, Some(&Targets::new()));
+    assert_eq!(ready(&after, "ClusterReady/edge-1"), None);
+}

@@ -1,0 +1,261 @@
+//! Agents that report changes of all their Tenants over and over: how many reports one hub takes in, what that
+//! costs, and how much of it is written on home, which has all of these Tenants too.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use krypton_common::{
+    conditions::{State, Truth, reason},
+    tenant::{TenantKey, TenantReport},
+};
+use krypton_crds::tenant::{Tenant, TenantSpec};
+use krypton_hub::aggregate::{Changed, Hearing, Reports};
+use krypton_tests::eventually;
+use kube::{Api, api::PostParams};
+
+use crate::{
+    fan_out::{DEADLINE, Stage, allow_files, number},
+    krypton::SETTLE,
+    load::Times,
+    machine::Neighbours,
+    say,
+    simulated::{Agents, Seen, installed},
+    table::{fixed, table},
+    traffic::Traffic,
+};
+
+const REPORTS: &str = "krypton_hub_tenant_reports_total";
+const SLOWED: &str = "krypton_hub_sessions_slowed_total";
+const TARGET: f64 = 20_000.0;
+/// Each agent changes all its Tenants so often: what it may say in the long run is far more than is asked of
+/// the hub in all.
+const CHANGE_EVERY: Duration = Duration::from_millis(250);
+/// In the first row.
+const ALONE: Duration = Duration::from_secs(3);
+const NOTES: &str = "\
+The first row is the board of reports without sessions: one thread, in messages of as many Tenants, with the
+digest of each report. The others are a hub process with agents over mutual TLS; the agents take their part of
+the same cores. Half of the Tenants become ready and not ready in turn, so that home has something to write.
+";
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
+    /// Simulated agents
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) agents: u32,
+    /// Tenants that each agent reports, and that home has too
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) tenants: u32,
+    /// Seconds of reporting
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    pub(crate) seconds: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Measured {
+    options: Options,
+    /// A second, of the board alone.
+    alone: f64,
+    seconds: f64,
+    taken_in: u64,
+    slowed: u64,
+    /// Of home's Tenants.
+    writes: u64,
+    /// Until home shows what was said last.
+    shown: Duration,
+    hub: f64,
+    neighbours: f64,
+}
+
+fn key(number: u32) -> TenantKey {
+    TenantKey {
+        namespace: "default".to_owned(),
+        name: crate::name(number),
+    }
+}
+
+/// Another one each time; of those of odd Tenants every third one is not ready. Agents say the latest alone,
+/// so that with every second one they might always be seen in the same state.
+fn report(round: u64, number: u32) -> TenantReport {
+    let mut report = installed();
+    report.observed_generation = i64::try_from(round).unwrap_or(i64::MAX);
+    if number % 2 == 1 && round % 3 == 1 {
+        report.state.ready = State::new(Truth::False, reason::UPGRADING, "on its way");
+    }
+    report
+}
+
+pub(crate) async fn measure(options: &Options) -> Result<Measured> {
+    let alone = alone(options);
+    say(&format!(
+        "reports: the board alone takes {alone:.0} a second"
+    ));
+    allow_files(options.agents)?;
+    say("reports: starting home and hub");
+    let mut stage = Stage::start().await?;
+    stage.hub.ready(DEADLINE).await?;
+    let members = stage.make_members("simulated", options.agents).await?;
+    let tenants: Api<Tenant> = Api::namespaced(stage.home.client(), "default");
+    for number in 0..options.tenants {
+        let tenant = Tenant::new(&crate::name(number), TenantSpec::default());
+        tenants.create(&PostParams::default(), &tenant).await?;
+    }
+    let agents = Agents::start(stage.enrol(&members).await?);
+    let up = |seen: &Seen| seen.up.and(seen.desired).map(|(_, at)| at);
+    agents.all("have a desired state", DEADLINE, up).await?;
+    agents.report_tenants(options.tenants);
+    all_ready(&tenants, options).await?;
+    tokio::time::sleep(SETTLE).await;
+
+    say(&format!(
+        "reports: {} agents report for {} s",
+        options.agents, options.seconds
+    ));
+    let (clock, neighbours) = (Instant::now(), Neighbours::watch(stage.known()?)?);
+    let (metrics, times) = (stage.hub.metrics().await?, Times::of(stage.hub.pid())?);
+    let traffic = Traffic::read(&stage.home).await?;
+    let mut round = 0;
+    while clock.elapsed() < Duration::from_secs(options.seconds) {
+        let next = Instant::now() + CHANGE_EVERY;
+        round += 1;
+        change(&agents, options.tenants, round).await;
+        tokio::time::sleep_until(next.into()).await;
+    }
+    let after = stage.hub.metrics().await?;
+    let seconds = clock.elapsed().as_secs_f64();
+    let hub = Times::of(stage.hub.pid())?.since(&times).total();
+    let neighbours = neighbours.cores(stage.known()?)?;
+    let traffic = Traffic::read(&stage.home).await?.since(&traffic);
+    let written = (("PATCH".to_owned(), "tenants".to_owned()), 0);
+    let writes = traffic.all.get(&written.0).copied().unwrap_or(written.1);
+    let last = Instant::now();
+    change(&agents, options.tenants, 3 * round).await;
+    all_ready(&tenants, options).await?;
+    let more = |name: &str| -> Result<u64> {
+        Ok(number(&after, name)? - number(&metrics, name).unwrap_or_default())
+    };
+    Ok(Measured {
+        options: options.clone(),
+        alone,
+        seconds,
+        taken_in: more(REPORTS)?,
+        slowed: more(SLOWED)?,
+        writes,
+        shown: last.elapsed(),
+        hub,
+        neighbours,
+    })
+}
+
+async fn change(agents: &Agents, tenants: u32, round: u64) {
+    for agent in 0..agents.count() {
+        for number in 0..tenants {
+            agents.report(agent, &key(number), Some(report(round, number)));
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn all_ready(tenants: &Api<Tenant>, options: &Options) -> Result<()> {
+    let expected = format!("{0} of {0} clusters ready", options.agents);
+    eventually("home to show what was said last", DEADLINE, async || {
+        let all = tenants.list(&Default::default()).await?;
+        let shown = all.items.iter().filter(|tenant| {
+            let status = tenant.status.as_ref();
+            status.and_then(|status| status.last_message.as_deref()) == Some(expected.as_str())
+        });
+        let count = shown.count();
+        if count < options.tenants as usize {
+            bail!("{count} of {} Tenants do", options.tenants);
+        }
+        Ok(Some(()))
+    })
+    .await
+    .context("home")
+}
+
+/// Reports a second that the board takes from one thread.
+fn alone(options: &Options) -> f64 {
+    let reports = Reports::default();
+    let names: Vec<String> = (0..options.agents)
+        .map(|number| format!("simulated-{number:04}"))
+        .collect();
+    for name in &names {
+        reports.hearing(name, Hearing::Full);
+    }
+    let (clock, mut count, mut round) = (Instant::now(), 0_u64, 0);
+    while clock.elapsed() < ALONE {
+        round += 1;
+        for name in &names {
+            let changes: BTreeMap<_, _> = (0..options.tenants)
+                .map(|number| (key(number), Some(report(round, number))))
+                .collect();
+            count += u64::from(options.tenants);
+            reports.report(name, Changed::new(changes));
+        }
+    }
+    count as f64 / clock.elapsed().as_secs_f64()
+}
+
+pub(crate) fn render(measured: &Measured) -> String {
+    let a_second = |count: u64| count as f64 / measured.seconds;
+    let target = |is: f64| {
+        let met = if is >= TARGET { "met" } else { "missed" };
+        format!(">= {TARGET}: {met}")
+    };
+    let row = |label: &str, value: f64, digits: usize, target: String| {
+        [label.to_owned(), fixed(value, digits), target]
+    };
+    let taken_in = a_second(measured.taken_in);
+    let writes = a_second(measured.writes);
+    let most = f64::from(measured.options.tenants);
+    let pace = format!("<= {most}, one for each Tenant");
+    let rows = [
+        row(
+            "reports a second into the board alone",
+            measured.alone,
+            0,
+            target(measured.alone),
+        ),
+        row(
+            "reports a second into the hub",
+            taken_in,
+            0,
+            target(taken_in),
+        ),
+        row(
+            "sessions slowed, times a second",
+            a_second(measured.slowed),
+            1,
+            String::new(),
+        ),
+        row("writes of home's Tenants a second", writes, 1, pace),
+        row(
+            "until home shows the last of them, s",
+            measured.shown.as_secs_f64(),
+            1,
+            String::new(),
+        ),
+        row(
+            "cores of the hub",
+            measured.hub / measured.seconds,
+            2,
+            String::new(),
+        ),
+        row(
+            "cores kept busy by others",
+            measured.neighbours,
+            2,
+            String::new(),
+        ),
+    ];
+    format!(
+        "\n== {} agents with {} Tenants each report changes ==\n{}{NOTES}",
+        measured.options.agents,
+        measured.options.tenants,
+        table(["figure", "is", "target"], &rows),
+    )
+}
