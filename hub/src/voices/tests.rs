@@ -71,7 +71,11 @@ fn changes(member: Option<MemberReport>, tenants: &[(&str, &str)]) -> Changes {
         .iter()
         .map(|(name, why)| (key(name), Some(report(why))))
         .collect();
-    Changes { member, tenants }
+    Changes {
+        member,
+        tenants,
+        ..Changes::default()
+    }
 }
 
 impl Fleet {
