@@ -229,7 +229,6 @@ async fn a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_n
             .all(|(_, status)| !status.contains("pending")),
         "{revisions:?}"
     );
-    // An order to remove that is taken back before its turn removes nothing.
     let gone = removal(&acme);
     rim.order(&[&gone]);
     rim.gone(&gone).await;

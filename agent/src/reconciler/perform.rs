@@ -861,3 +861,69 @@ fn in_time<T>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use krypton_common::desired::Version;
+
+    use super::*;
+
+    fn desired(deployments: Vec<DesiredDeployment>) -> DesiredState {
+        DesiredState {
+            version: Version::default(),
+            chart: ChartState {
+                repo: String::new(),
+                name: "small".to_owned(),
+                version: String::new(),
+                install_crds: false,
+                values: serde_json::Map::new(),
+                confidential: None,
+            },
+            paused: false,
+            retire: false,
+            drift: krypton_common::drift::DriftPolicy::default(),
+            chart_crds: CrdPolicy::default(),
+            tenant_values: false,
+            handling: krypton_common::handling::Handling::default(),
+            deployments,
+        }
+    }
+
+    #[test]
+    fn a_deployment_goes_only_while_the_newest_that_home_wants_is_that_very_order() {
+        let order = DesiredDeployment {
+            namespace: "accounts".to_owned(),
+            name: "acme".to_owned(),
+            uid: "uid-1".to_owned(),
+            remove: true,
+            ..DesiredDeployment::default()
+        };
+        let with = |change: fn(&mut DesiredDeployment)| {
+            let mut newest = order.clone();
+            change(&mut newest);
+            still_ordered(&order, false, &desired(vec![newest]))
+        };
+        assert!(with(|_| {}));
+        assert!(with(|newest| newest.generation += 1));
+        assert!(!with(|newest| newest.remove = false));
+        assert!(!with(|newest| newest.orphan = true));
+        assert!(!with(|newest| newest.paused = true));
+        assert!(!with(|newest| newest.uid = "uid-2".to_owned()));
+        assert!(!with(|newest| newest.namespace = "other".to_owned()));
+        let mut now = desired(Vec::new());
+        assert!(!still_ordered(&order, false, &now), "no list says nothing");
+        now.deployments.push(order.clone());
+        now.paused = true;
+        assert!(!still_ordered(&order, false, &now));
+
+        // With the whole member, until that is taken back.
+        let stays = DesiredDeployment {
+            remove: false,
+            ..order
+        };
+        let mut now = desired(vec![stays.clone()]);
+        assert!(!still_ordered(&stays, true, &now));
+        now.retire = true;
+        assert!(still_ordered(&stays, true, &now));
+    }
+}

@@ -175,7 +175,7 @@ fn of_two_of_one_name_the_older_has_the_release_and_the_younger_is_told_whose_it
     // Whose label is on the release has it, however old the other is.
     let elder = DesiredDeployment {
         created: 1,
-        ..younger.clone()
+        ..younger
     };
     let plan = world().deployed().beside(&elder, &order());
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
