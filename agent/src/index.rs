@@ -6,19 +6,20 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_common::names;
+use krypton_common::deployment::{DeploymentKey, DesiredDeployment};
 use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::Tenant;
 use kube::runtime::watcher::Event;
 
 use crate::release::{self, Status, WorkloadKind};
+use crate::subject::{Subject, SubjectKey};
 use crate::workload::{WorkloadKey, WorkloadState};
 
 /// Label on a release Secret: the full fingerprint of what was installed.
 pub const FINGERPRINT_LABEL: &str = "mesh.openkcm.io/fingerprint";
-/// Label on a release Secret: the UID of the Tenant that owns the release.
+/// Label on a release Secret: the UID of the Tenant or KryptonDeployment that owns the release.
 pub const OWNER_UID_LABEL: &str = "mesh.openkcm.io/tenant-uid";
-/// Label on a release Secret: the namespace of the Tenant that owns the release.
+/// Label on a release Secret: the namespace of its owner, of a KryptonDeployment at home.
 pub const OWNER_NAMESPACE_LABEL: &str = "mesh.openkcm.io/tenant-namespace";
 /// Label on a release Secret: the one helm run that wrote it. A revision that inherits it from the
 /// one before was written by somebody else.
@@ -30,7 +31,7 @@ pub const ROLLBACK_LABEL: &str = "mesh.openkcm.io/rolled-back-by";
 pub const INSTALL_RUN: &str = "install-";
 /// And when something was.
 pub const UPGRADE_RUN: &str = "upgrade-";
-/// Label on a namespace that Krypton made: the UID of the Tenant it was made for.
+/// Label on a namespace that Krypton made: the UID of the Tenant or KryptonDeployment it was made for.
 pub const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
 
 /// Names a release on a member.
@@ -249,12 +250,14 @@ pub struct Index {
     cluster: String,
     source_namespace: Option<String>,
     pub tenants: Watched<TenantKey, Arc<Tenant>>,
+    /// Not from a watch: what home orders, as of the desired state that is acted on.
+    deployments: BTreeMap<DeploymentKey, Arc<DesiredDeployment>>,
     pub revisions: Watched<(ReleaseKey, u32), Revision>,
     pub workspaces: Watched<String, Workspace>,
     workloads: BTreeMap<WorkloadKind, Watched<(ReleaseKey, WorkloadKey), WorkloadState>>,
     crd: Watched<String, CrdState>,
-    claims: BTreeMap<ReleaseKey, BTreeSet<TenantKey>>,
-    claimed: BTreeMap<TenantKey, ReleaseKey>,
+    claims: BTreeMap<ReleaseKey, BTreeSet<SubjectKey>>,
+    claimed: BTreeMap<SubjectKey, ReleaseKey>,
 }
 
 impl Index {
@@ -263,6 +266,7 @@ impl Index {
             cluster: cluster.to_owned(),
             source_namespace: source_namespace.map(str::to_owned),
             tenants: Watched::default(),
+            deployments: BTreeMap::new(),
             revisions: Watched::default(),
             workspaces: Watched::default(),
             workloads: WORKLOAD_KINDS.map(|kind| (kind, Watched::default())).into(),
@@ -313,14 +317,30 @@ impl Index {
         waiting
     }
 
-    pub fn release_key(&self, tenant: &Tenant) -> ReleaseKey {
-        ReleaseKey {
-            namespace: tenant.workspace().to_owned(),
-            name: names::tenant_release(
-                tenant.metadata.name.as_deref().unwrap_or_default(),
-                &self.cluster,
-            ),
+    pub fn subject(&self, key: &SubjectKey) -> Option<Subject> {
+        match key {
+            SubjectKey::Tenant(key) => self.tenants.get(key).cloned().map(Subject::Tenant),
+            SubjectKey::Deployment(key) => {
+                self.deployments.get(key).cloned().map(Subject::Deployment)
+            }
         }
+    }
+
+    /// All that there is to look after, or to leave alone.
+    pub fn subjects(&self) -> impl Iterator<Item = (SubjectKey, Subject)> {
+        let tenants = self.tenants.iter().map(|(key, tenant)| {
+            (
+                SubjectKey::Tenant(key.clone()),
+                Subject::Tenant(Arc::clone(tenant)),
+            )
+        });
+        let deployments = self.deployments.iter().map(|(key, order)| {
+            (
+                SubjectKey::Deployment(key.clone()),
+                Subject::Deployment(Arc::clone(order)),
+            )
+        });
+        tenants.chain(deployments)
     }
 
     /// The revisions of a release, oldest first.
@@ -363,33 +383,27 @@ impl Index {
         found
     }
 
-    /// The Tenants of this member that ask for the same release, the oldest first.
-    pub fn claimants(&self, key: &ReleaseKey) -> Vec<&Arc<Tenant>> {
+    /// Those of this member that ask for the same release, the oldest first.
+    pub fn claimants(&self, key: &ReleaseKey) -> Vec<Subject> {
         let mut claimants: Vec<_> = self
             .claims
             .get(key)
             .into_iter()
             .flatten()
-            .filter_map(|tenant| self.tenants.get(tenant))
-            .filter(|tenant| tenant.is_for(&self.cluster, self.source_namespace.as_deref()))
+            .filter_map(|claimant| self.subject(claimant))
+            .filter(|claimant| claimant.is_for(&self.cluster, self.source_namespace.as_deref()))
             .collect();
-        claimants.sort_by_key(|tenant| {
-            let meta = &tenant.metadata;
-            (
-                meta.creation_timestamp.as_ref().map(|time| time.0),
-                meta.uid.clone(),
-            )
-        });
+        claimants.sort_by_cached_key(|claimant| claimant.seniority());
         claimants
     }
 
-    /// Whether any Tenant asks for this release.
+    /// Whether anybody asks for this release.
     pub fn claimed(&self, key: &ReleaseKey) -> bool {
         self.claims.contains_key(key)
     }
 
-    /// The Tenants that use the namespace, whatever their release.
-    pub fn users(&self, namespace: &str) -> BTreeSet<TenantKey> {
+    /// Those that use the namespace, whatever their release.
+    pub fn users(&self, namespace: &str) -> BTreeSet<SubjectKey> {
         let first = ReleaseKey {
             namespace: namespace.to_owned(),
             name: String::new(),
@@ -397,13 +411,13 @@ impl Index {
         self.claims
             .range(first..)
             .take_while(|(key, _)| key.namespace == namespace)
-            .flat_map(|(_, tenants)| tenants.iter().cloned())
+            .flat_map(|(_, users)| users.iter().cloned())
             .collect()
     }
 
     /// Takes in a Tenant out of the answer to a write of ours. One that the watch has shown to be gone
     /// meanwhile stays gone.
-    pub fn tenant_written(&mut self, tenant: Tenant) -> BTreeSet<TenantKey> {
+    pub fn tenant_written(&mut self, tenant: Tenant) -> BTreeSet<SubjectKey> {
         let known = tenant_key(&tenant.metadata)
             .and_then(|key| self.tenants.get(&key))
             .is_some_and(|known| known.metadata.uid == tenant.metadata.uid);
@@ -414,27 +428,51 @@ impl Index {
         }
     }
 
-    pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<TenantKey> {
+    pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<SubjectKey> {
         let changed = self.tenants.event(event, |mut tenant| {
             // Larger than all the rest, and read by nobody here.
             tenant.metadata.managed_fields = None;
             let key = tenant_key(&tenant.metadata)?;
             Some((key, version(&tenant.metadata), Arc::new(tenant)))
         });
+        self.claim(changed.into_iter().map(SubjectKey::Tenant).collect())
+    }
+
+    /// Takes in all that home orders. What is no longer among it is no longer looked at.
+    pub fn ordered(&mut self, orders: &[DesiredDeployment]) -> BTreeSet<SubjectKey> {
+        let next: BTreeMap<DeploymentKey, &DesiredDeployment> =
+            orders.iter().map(|order| (order.key(), order)).collect();
+        let gone = |key: &&DeploymentKey| !next.contains_key(*key);
+        let mut changed: BTreeSet<DeploymentKey> =
+            self.deployments.keys().filter(gone).cloned().collect();
+        self.deployments.retain(|key, _| next.contains_key(key));
+        for (key, order) in next {
+            let known = self.deployments.get(&key);
+            if known.is_none_or(|known| **known != *order) {
+                self.deployments
+                    .insert(key.clone(), Arc::new(order.clone()));
+                changed.insert(key);
+            }
+        }
+        self.claim(changed.into_iter().map(SubjectKey::Deployment).collect())
+    }
+
+    /// Which releases those ask for that have changed.
+    fn claim(&mut self, changed: BTreeSet<SubjectKey>) -> BTreeSet<SubjectKey> {
         let mut dirty = changed.clone();
         for key in changed {
             // The other claimants of a release must hear that one of them came, went or moved.
             if let Some(release) = self.claimed.remove(&key)
-                && let Some(tenants) = self.claims.get_mut(&release)
+                && let Some(claimants) = self.claims.get_mut(&release)
             {
-                tenants.remove(&key);
-                dirty.extend(tenants.iter().cloned());
-                if tenants.is_empty() {
+                claimants.remove(&key);
+                dirty.extend(claimants.iter().cloned());
+                if claimants.is_empty() {
                     self.claims.remove(&release);
                 }
             }
-            if let Some(tenant) = self.tenants.get(&key) {
-                let release = self.release_key(tenant);
+            if let Some(subject) = self.subject(&key) {
+                let release = subject.release(&self.cluster);
                 let claims = self.claims.entry(release.clone()).or_default();
                 dirty.extend(claims.iter().cloned());
                 claims.insert(key.clone());
@@ -444,7 +482,10 @@ impl Index {
         dirty
     }
 
-    pub fn release_event<O: Into<ObjectMetaOf>>(&mut self, event: Event<O>) -> BTreeSet<TenantKey> {
+    pub fn release_event<O: Into<ObjectMetaOf>>(
+        &mut self,
+        event: Event<O>,
+    ) -> BTreeSet<SubjectKey> {
         let changed = self.revisions.event(event, |object| {
             let meta = object.into().0;
             let (key, revision) = Revision::of(&meta)?;
@@ -485,7 +526,7 @@ impl Index {
     pub fn workspace_event<O: Into<ObjectMetaOf>>(
         &mut self,
         event: Event<O>,
-    ) -> BTreeSet<TenantKey> {
+    ) -> BTreeSet<SubjectKey> {
         let changed = self.workspaces.event(event, |object| {
             let meta = object.into().0;
             Some((meta.name.clone()?, version(&meta), Workspace::of(&meta)))
@@ -501,7 +542,7 @@ impl Index {
         kind: WorkloadKind,
         event: Event<O>,
         read: impl Fn(&O) -> WorkloadState,
-    ) -> BTreeSet<TenantKey> {
+    ) -> BTreeSet<SubjectKey> {
         let read = |object: O| {
             let meta = object.meta();
             let annotations = meta.annotations.as_ref()?;

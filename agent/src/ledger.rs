@@ -148,6 +148,7 @@ mod tests {
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
+            deployments: Vec::new(),
         }
     }
 

@@ -45,6 +45,7 @@ pub mod scratch;
 pub mod session;
 pub mod signals;
 pub mod status;
+pub mod subject;
 pub mod trust;
 pub mod watch_backoff;
 pub mod workload;

@@ -1,4 +1,4 @@
-//! The decision: what is known of one Tenant in, the one next action and its conditions out. No I/O.
+//! The decision: what is known of one Tenant or deployment in, the one next action and its conditions out. No I/O.
 
 mod deletion;
 mod drift;
@@ -16,13 +16,13 @@ use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
 use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::names;
-use krypton_crds::tenant::Tenant;
 
 use crate::clock::Boot;
 use crate::drift::Wanted;
 use crate::index::{ReleaseKey, Revision, Workspace};
 use crate::precedence::Urgency;
 use crate::release::{Release, Status};
+use crate::subject::Subject;
 
 /// Annotation by which a person hands a release to a Tenant that did not make it.
 pub const ADOPT_ANNOTATION: &str = "mesh.openkcm.io/adopt";
@@ -56,7 +56,7 @@ impl FromStr for Remediation {
 pub const HISTORY: RangeInclusive<u8> = 2..=100;
 const HISTORY_DEFAULT: u8 = 3;
 
-/// What stays the same for all Tenants of a member.
+/// What stays the same for all of a member.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// How long a release may take to become ready, after helm has ended.
@@ -119,16 +119,16 @@ pub struct View<'a> {
     pub policy: &'a Policy,
     pub permit: Permit,
     pub desired: &'a DesiredState,
-    /// Of `desired`, with what the Tenant has of its own.
+    /// Of `desired`, with what the subject has of its own.
     pub chart: &'a ChartState,
-    pub tenant: &'a Tenant,
+    pub subject: &'a Subject,
     pub release_key: &'a ReleaseKey,
     /// The release's revisions, oldest first.
     pub revisions: &'a [&'a Revision],
-    /// The Tenants that ask for this release, oldest first, this one among them.
-    pub claimants: &'a [&'a Tenant],
+    /// Those that ask for this release, oldest first, this one among them.
+    pub claimants: &'a [Subject],
     pub workspace: Option<&'a Workspace>,
-    /// Other Tenants or other releases are in the workspace.
+    /// Other Tenants, deployments or releases are in the workspace.
     pub workspace_shared: bool,
     /// The newest revision, decoded; where that was needed.
     pub facts: Option<&'a Release>,
@@ -139,7 +139,7 @@ pub struct View<'a> {
     pub memory: &'a Memory,
 }
 
-/// What this process remembers of a Tenant. Losing it costs a retry, never a release.
+/// What this process remembers of a subject. Losing it costs a retry, never a release.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     /// What was last reported of the Tenant, with or without the Lease.
@@ -161,6 +161,8 @@ pub struct Memory {
     pub deployed: Option<(u32, String)>,
     /// A revision that is to be read again: it may be one that helm cannot read any more.
     pub doubted: Option<u32>,
+    /// UID of a deployment of which nothing is left to be done; in the place of a finalizer.
+    pub let_go: Option<String>,
 }
 
 /// What is said of a revision's drift; nothing when there is none.
@@ -203,15 +205,9 @@ impl Memory {
     }
 
     /// What is said of the Tenant now: our own last word, else the status that an earlier process left.
-    pub fn last_word(&self, tenant: &Tenant, cluster: &str) -> Option<ClusterState> {
-        self.said.clone().or_else(|| on_status(tenant, cluster))
+    pub fn last_word(&self, subject: &Subject, cluster: &str) -> Option<ClusterState> {
+        self.said.clone().or_else(|| subject.on_status(cluster))
     }
-}
-
-/// What the Tenant's status says of the member.
-pub fn on_status(tenant: &Tenant, cluster: &str) -> Option<ClusterState> {
-    let conditions = &tenant.status.as_ref()?.conditions;
-    krypton_common::conditions::clusters(conditions).remove(cluster)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,6 +261,7 @@ pub enum Action {
     /// Put the original's fingerprint annotation on the Tenant.
     Annotate,
     DeleteWorkspace,
+    /// Of a deployment, which has none: let go of it.
     RemoveFinalizer {
         orphaned: bool,
     },
@@ -294,6 +291,8 @@ pub struct Plan {
     pub wake: Option<Boot>,
     /// Whether the Tenant counts as one of this member's.
     pub ours: bool,
+    /// Home's order to remove is carried out.
+    pub gone: bool,
     /// The release is as desired, and nothing is to be done but to wait for it, or to write about it.
     pub settled: bool,
     /// It may be looked at for drift, in this way.
@@ -302,14 +301,14 @@ pub struct Plan {
 
 /// Decides. The same view gives the same plan.
 pub fn plan(view: &View<'_>) -> Plan {
-    let deleting = view.tenant.metadata.deletion_timestamp.is_some();
-    if !view.tenant.is_for(view.cluster, view.source_namespace) {
+    let deleting = view.subject.is_going();
+    if !view.subject.is_for(view.cluster, view.source_namespace) {
         if deleting && view.has_finalizer() {
             return deletion::plan(view);
         }
         let message = format!(
             "clusterRef names {}; this is {}, which leaves the Tenant alone",
-            view.tenant.names_member().unwrap_or_default(),
+            view.subject.names_member().unwrap_or_default(),
             view.cluster
         );
         return Plan {
@@ -328,8 +327,8 @@ pub fn plan(view: &View<'_>) -> Plan {
         return deletion::retire(view);
     }
     // Its release, if it has one, stays as it is.
-    let named = view.tenant.names_member().is_some();
-    match view.allowed.refusal(view.cluster, view.namespace()) {
+    let named = view.subject.names_member().is_some();
+    match view.allowed.refusal(view.cluster, view.subject.namespace()) {
         Some(ready) if named => Plan {
             ours: false,
             ..Plan::wait(ClusterState {
@@ -342,52 +341,30 @@ pub fn plan(view: &View<'_>) -> Plan {
     }
 }
 
-/// Whose the release is, as far as this Tenant is concerned.
+/// Whose the release is, as far as this Tenant or deployment is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ownership {
-    /// It does not exist, and this Tenant may make it.
+    /// It does not exist, and may be made.
     Free,
     Mine,
+    /// Its newest revision has to be read before that can be said.
+    Unread,
     /// Somebody else's: who, and what to do.
     Theirs(String),
 }
 
 impl View<'_> {
-    fn uid(&self) -> &str {
-        self.tenant.metadata.uid.as_deref().unwrap_or_default()
-    }
-
-    fn namespace(&self) -> &str {
-        self.tenant
-            .metadata
-            .namespace
-            .as_deref()
-            .unwrap_or_default()
-    }
-
-    fn generation(&self) -> i64 {
-        self.tenant.metadata.generation.unwrap_or_default()
-    }
-
-    fn annotation(&self, name: &str) -> Option<&str> {
-        self.tenant
-            .metadata
-            .annotations
-            .as_ref()?
-            .get(name)
-            .map(String::as_str)
-    }
-
     fn has_finalizer(&self) -> bool {
-        let finalizers = self
-            .tenant
-            .metadata
-            .finalizers
-            .as_deref()
-            .unwrap_or_default();
-        finalizers
-            .iter()
-            .any(|finalizer| finalizer == names::TENANT_FINALIZER)
+        match self.subject {
+            Subject::Tenant(tenant) => {
+                let finalizers = tenant.metadata.finalizers.as_deref().unwrap_or_default();
+                finalizers
+                    .iter()
+                    .any(|finalizer| finalizer == names::TENANT_FINALIZER)
+            }
+            // Home's finalizer holds it until we have said that it is gone.
+            Subject::Deployment(order) => self.memory.let_go.as_deref() != Some(&order.uid),
+        }
     }
 
     fn newest(&self) -> Option<&Revision> {
@@ -396,18 +373,20 @@ impl View<'_> {
 
     /// A person has set the Tenant or the whole member aside.
     fn paused(&self) -> Option<&'static str> {
-        if self
-            .annotation(names::PAUSED_ANNOTATION)
-            .is_some_and(|value| value != "false")
-        {
-            return Some("paused by annotation on the Tenant");
+        let paused = self.subject.annotation(names::PAUSED_ANNOTATION);
+        if paused.is_some_and(|value| value != "false") {
+            return Some(match self.subject {
+                Subject::Tenant(_) => "paused by annotation on the Tenant",
+                Subject::Deployment(_) => "paused by annotation on the KryptonDeployment",
+            });
         }
         self.desired.paused.then_some("paused on the EdgeCluster")
     }
 
     /// The fingerprint annotation that is on the Tenant.
     fn original_fingerprint(&self) -> Option<&str> {
-        self.annotation(&names::fingerprint_annotation(self.cluster))
+        self.subject
+            .annotation(&names::fingerprint_annotation(self.cluster))
     }
 
     /// Design §3, rule 7, and the rule that nothing of others is taken over.
@@ -423,52 +402,87 @@ impl View<'_> {
         let owner = self
             .claimants
             .iter()
-            .find(|tenant| tenant.metadata.uid.as_deref() == labelled && labelled.is_some())
+            .find(|claimant| Some(claimant.uid()) == labelled)
             .or(self.claimants.first());
+        let kind = self.subject.kind();
         if let Some(owner) = owner
-            && owner.metadata.uid.as_deref() != Some(self.uid())
+            && owner.uid() != self.subject.uid()
         {
+            let remedy = match self.subject {
+                Subject::Tenant(_) => "give this Tenant another workspace",
+                Subject::Deployment(_) => "give this KryptonDeployment another name",
+            };
             return Ownership::Theirs(format!(
-                "release {release} in namespace {} belongs to Tenant {}/{}; give this Tenant another workspace",
+                "release {release} in namespace {} belongs to {} {}/{}; {remedy}",
                 self.release_key.namespace,
-                owner.metadata.namespace.as_deref().unwrap_or_default(),
-                owner.metadata.name.as_deref().unwrap_or_default(),
+                owner.kind(),
+                owner.namespace(),
+                owner.name(),
             ));
         }
-        let adopted = self.annotation(ADOPT_ANNOTATION) == Some("true");
+        let adopted = self.subject.annotation(ADOPT_ANNOTATION) == Some("true");
+        let remedy = match self.subject {
+            Subject::Tenant(_) => {
+                format!("annotate this Tenant with {ADOPT_ANNOTATION}=true to take it over")
+            }
+            Subject::Deployment(_) => {
+                "uninstall it there, or give this KryptonDeployment another name".to_owned()
+            }
+        };
         match (self.newest(), owner_uid) {
             (None, _) => Ownership::Free,
-            (Some(_), Some((uid, _))) if uid == self.uid() => Ownership::Mine,
+            (Some(_), Some((uid, _))) if uid == self.subject.uid() => Ownership::Mine,
             (Some(_), Some((uid, namespace)))
                 if adopted
-                    || namespace == Some(self.namespace())
-                    || self.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid) =>
+                    || namespace == Some(self.subject.namespace())
+                    || self.subject.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid) =>
             {
                 Ownership::Mine
             }
             (Some(_), Some((_, namespace))) => Ownership::Theirs(format!(
-                "release {release} in namespace {} was made for a Tenant of namespace {} that is gone; annotate this Tenant with {ADOPT_ANNOTATION}=true to take it over",
+                "release {release} in namespace {} was made for a {kind} of namespace {} that is gone; {remedy}",
                 self.release_key.namespace,
                 namespace.unwrap_or("unknown"),
             )),
             (Some(_), None) if adopted || self.original_fingerprint().is_some() => Ownership::Mine,
+            (Some(newest), None) if self.subject.deployment().is_some() => {
+                match self.read(newest) {
+                    None => Ownership::Unread,
+                    Some(facts) if self.is_of_our_chart(facts) => Ownership::Mine,
+                    Some(facts) => Ownership::Theirs(format!(
+                        "release {release} in namespace {} is of chart {} and was not made by Krypton; {remedy}",
+                        self.release_key.namespace, facts.chart_name,
+                    )),
+                }
+            }
             (Some(_), None) => Ownership::Theirs(format!(
-                "release {release} in namespace {} was not made by Krypton; annotate this Tenant with {ADOPT_ANNOTATION}=true to take it over",
+                "release {release} in namespace {} was not made by Krypton; {remedy}",
                 self.release_key.namespace,
             )),
         }
     }
 
+    /// What was read of the revision.
+    fn read(&self, revision: &Revision) -> Option<&Release> {
+        self.facts
+            .filter(|facts| facts.revision == revision.revision)
+    }
+
+    /// By its name, whichever version.
+    fn is_of_our_chart(&self, facts: &Release) -> bool {
+        facts.chart_name == self.chart.name.rsplit('/').next().unwrap_or_default()
+    }
+
     fn said(&self) -> Option<ClusterState> {
-        self.memory.last_word(self.tenant, self.cluster)
+        self.memory.last_word(self.subject, self.cluster)
     }
 
     /// The last failure, while nothing has changed since that could help.
     fn failure(&self) -> Option<&Failure> {
         self.memory.failure.as_ref().filter(|failure| {
-            failure.generation == self.generation()
+            failure.generation == self.subject.generation()
                 && failure.requested.as_deref()
-                    == self.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
+                    == self.subject.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
                 && failure.fingerprint == tried(self.chart, self.desired)
                 // What has kept a release from being installed keeps it from nothing else.
                 && (!self.desired.retire
@@ -490,6 +504,7 @@ impl Plan {
             applied_chart: None,
             wake: None,
             ours: true,
+            gone: false,
             settled: false,
             drift: None,
         }

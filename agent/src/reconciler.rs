@@ -1,11 +1,12 @@
-//! The reconciler of one member: watches feed the index, the plan is made, one action a Tenant is done.
+//! The reconciler of one member: watches and home's orders feed the index, the plan is made, one action a
+//! Tenant or deployment is done.
 //!
-//! Level-triggered: nothing is queued but the names of Tenants that are to be looked at, each once.
+//! Level-triggered: nothing is queued but the names of those that are to be looked at, each once.
 
 mod drift;
 mod member;
 mod perform;
-mod tenants;
+mod subjects;
 mod turns;
 mod version;
 mod watches;
@@ -19,7 +20,6 @@ use futures::StreamExt;
 use krypton_common::allowed::Allowed;
 use krypton_common::desired::{DesiredState, Version};
 use krypton_common::error_chain::chain;
-use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use kube::Client;
 use kube::runtime::watcher::Event;
@@ -39,6 +39,7 @@ use crate::plan::{Memory, Policy};
 use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
 use crate::status::Told;
+use crate::subject::SubjectKey;
 use crate::workload;
 use drift::Rounds;
 use perform::{Done, Performer};
@@ -156,6 +157,7 @@ pub async fn run(
         hold,
         wish,
         recorded: None,
+        ordered: None,
         ahead: None,
         recording: JoinSet::new(),
         jobs: JoinSet::new(),
@@ -201,7 +203,7 @@ async fn watchdog(mut hold: watch::Receiver<Hold>, handle: Arc<StopHandle>) {
     }
 }
 
-/// What is kept for a Tenant between two looks.
+/// What is kept for a Tenant or a deployment between two looks.
 #[derive(Default)]
 struct Slot {
     memory: Memory,
@@ -229,11 +231,13 @@ struct Reconciler {
     wish: watch::Sender<LeaseWish>,
     /// The desired state that is on record on the member, and so may be acted on.
     recorded: Option<Arc<DesiredState>>,
+    /// Whose orders are in the index.
+    ordered: Option<Arc<DesiredState>>,
     ahead: Option<Version>,
     recording: JoinSet<(Arc<DesiredState>, Result<Advance, String>)>,
     jobs: JoinSet<Box<Done>>,
     /// Whose each of them is.
-    running: HashMap<Id, TenantKey>,
+    running: HashMap<Id, SubjectKey>,
     crd_jobs: JoinSet<Result<(), String>>,
     /// The CRD is up to date and nothing waits to be put back.
     crd_checked: bool,
@@ -245,16 +249,16 @@ struct Reconciler {
     crd_not_before: Boot,
     crd_failures: u32,
     recording_failures: u32,
-    slots: BTreeMap<TenantKey, Slot>,
+    slots: BTreeMap<SubjectKey, Slot>,
     facts: BTreeMap<ReleaseKey, Arc<Release>>,
-    dirty: BTreeSet<TenantKey>,
+    dirty: BTreeSet<SubjectKey>,
     /// Of all actions but runs of helm.
     calls: Turns,
     /// Of first installations and removals: they wait for helm beside the others, which do not wait for
     /// them here.
     urgent: Turns,
     runs: Turns,
-    wakes: BTreeSet<(Boot, TenantKey)>,
+    wakes: BTreeSet<(Boot, SubjectKey)>,
     rounds: Rounds,
     version: ClusterVersion,
     permitted: bool,
@@ -275,8 +279,9 @@ impl Reconciler {
                 self.index.list_tenants_anew();
                 tenants = None;
             }
+            self.see_to_orders();
             self.see_to_drift(now);
-            self.see_to_tenants(now);
+            self.see_to_subjects(now);
             self.see_to_version(now);
             self.report_member(now);
             if self.index.crd() == Some(CrdState::Present) && tenants.is_none() {
@@ -433,17 +438,12 @@ impl Reconciler {
     }
 
     fn look_at_all(&mut self) {
-        let keys: Vec<TenantKey> = self
-            .index
-            .tenants
-            .iter()
-            .map(|(key, _)| key.clone())
-            .collect();
+        let keys = self.index.subjects().map(|(key, _)| key);
         self.dirty.extend(keys);
     }
 
     fn next_wake(&self, now: Boot) -> Option<Boot> {
-        let tenant = self.wakes.first().map(|(at, _)| *at);
+        let subject = self.wakes.first().map(|(at, _)| *at);
         let hold = self.hold.borrow();
         // The permit and the connection run out without any event.
         let expiry = [hold.renewed, Some(self.heard())]
@@ -453,7 +453,7 @@ impl Reconciler {
             .filter(|at| *at > now)
             .min();
         let crd = (self.permitted && !self.crd_checked).then_some(self.crd_not_before);
-        tenant
+        subject
             .into_iter()
             .chain(expiry)
             .chain(crd.filter(|at| *at > now))

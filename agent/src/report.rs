@@ -1,13 +1,18 @@
-//! What a reconciler says to its caller: one slot per Tenant and one for the member, the latest wins.
+//! What a reconciler says to its caller: one slot per Tenant or deployment and one for the member, the
+//! latest wins.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
 
+use krypton_common::conditions::ClusterState;
+use krypton_common::deployment::{DeploymentKey, DeploymentReport};
 use krypton_common::desired::Version;
 use krypton_common::member::MemberReport;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use tokio::sync::Notify;
+
+use crate::subject::{Subject, SubjectKey};
 
 /// What has changed since the last look.
 #[derive(Debug, Default)]
@@ -15,6 +20,18 @@ pub struct Changes {
     pub member: Option<MemberReport>,
     /// `None` for a Tenant that is gone or names another member.
     pub tenants: BTreeMap<TenantKey, Option<TenantReport>>,
+    /// `None` for one that home has given no order of any more.
+    pub deployments: BTreeMap<DeploymentKey, Option<DeploymentReport>>,
+}
+
+impl Changes {
+    /// The last of them, in the order in which they are taken.
+    pub fn last(&self) -> Option<SubjectKey> {
+        let deployment = self.deployments.last_key_value();
+        let deployment = deployment.map(|(key, _)| SubjectKey::Deployment(key.clone()));
+        let tenant = self.tenants.last_key_value();
+        deployment.or_else(|| tenant.map(|(key, _)| SubjectKey::Tenant(key.clone())))
+    }
 }
 
 /// Some of the changes.
@@ -30,10 +47,12 @@ struct Slots {
     member: MemberReport,
     member_changed: bool,
     tenants: BTreeMap<TenantKey, TenantReport>,
-    changed: BTreeSet<TenantKey>,
+    deployments: BTreeMap<DeploymentKey, DeploymentReport>,
+    changed: BTreeSet<SubjectKey>,
 }
 
-/// The slots, filled by the reconciler and emptied by its caller. Bounded by the number of Tenants.
+/// The slots, filled by the reconciler and emptied by its caller. Bounded by the number of Tenants
+/// and deployments.
 #[derive(Debug, Default)]
 pub struct ReportBoard {
     slots: Mutex<Slots>,
@@ -46,25 +65,110 @@ impl ReportBoard {
         // What is compared with what the hub holds must be what reaches it.
         let report = report.map(TenantReport::trimmed);
         let mut slots = self.lock();
-        let same = slots.tenants.get(key) == report.as_ref();
-        if same {
+        if slots.tenants.get(key) == report.as_ref() {
             return;
         }
         match report {
             Some(report) => slots.tenants.insert(key.clone(), report),
             None => slots.tenants.remove(key),
         };
-        slots.changed.insert(key.clone());
+        slots.changed.insert(SubjectKey::Tenant(key.clone()));
         drop(slots);
         self.changed.notify_one();
     }
 
-    /// The generation that was last reported of a Tenant.
-    pub(crate) fn generation(&self, key: &TenantKey) -> Option<i64> {
-        self.lock()
-            .tenants
-            .get(key)
-            .map(|report| report.observed_generation)
+    /// Puts `report` into the deployment's slot; `None` when there is no order of it any more.
+    pub fn deployment(&self, key: &DeploymentKey, report: Option<DeploymentReport>) {
+        let report = report.map(DeploymentReport::trimmed);
+        let mut slots = self.lock();
+        if slots.deployments.get(key) == report.as_ref() {
+            return;
+        }
+        match report {
+            Some(report) => slots.deployments.insert(key.clone(), report),
+            None => slots.deployments.remove(key),
+        };
+        slots.changed.insert(SubjectKey::Deployment(key.clone()));
+        drop(slots);
+        self.changed.notify_one();
+    }
+
+    /// Puts what is said of the subject into its slot. Without an `applied_chart` that is known, what was
+    /// said of it before stands.
+    pub(crate) fn put(
+        &self,
+        subject: &Subject,
+        state: ClusterState,
+        applied_chart: &str,
+        gone: bool,
+    ) {
+        let observed_generation = subject.generation();
+        let known = (!applied_chart.is_empty()).then(|| applied_chart.to_owned());
+        match subject {
+            Subject::Tenant(tenant) => {
+                let Some(key) = crate::index::tenant_key(&tenant.metadata) else {
+                    return;
+                };
+                let status = tenant.status.as_ref();
+                let before = || status.and_then(|status| status.last_applied_chart.clone());
+                let report = TenantReport {
+                    observed_generation,
+                    applied_chart: known.or_else(before).unwrap_or_default(),
+                    state,
+                };
+                self.tenant(&key, Some(report));
+            }
+            Subject::Deployment(order) => {
+                let key = order.key();
+                let before = || {
+                    let slots = self.lock();
+                    let before = slots.deployments.get(&key);
+                    let before = before.filter(|before| before.uid == order.uid);
+                    before.map(|before| before.applied_chart.clone())
+                };
+                let report = DeploymentReport {
+                    uid: order.uid.clone(),
+                    observed_generation,
+                    gone,
+                    applied_chart: known.or_else(before).unwrap_or_default(),
+                    state,
+                };
+                self.deployment(&key, Some(report));
+            }
+        }
+    }
+
+    pub(crate) fn forget(&self, key: &SubjectKey) {
+        match key {
+            SubjectKey::Tenant(key) => self.tenant(key, None),
+            SubjectKey::Deployment(key) => self.deployment(key, None),
+        }
+    }
+
+    /// Whether anything was reported of it.
+    pub(crate) fn has(&self, key: &SubjectKey) -> bool {
+        let slots = self.lock();
+        match key {
+            SubjectKey::Tenant(key) => slots.tenants.contains_key(key),
+            SubjectKey::Deployment(key) => slots.deployments.contains_key(key),
+        }
+    }
+
+    /// Whether what was last reported is of the subject as it is now.
+    pub(crate) fn is_of(&self, key: &SubjectKey, subject: &Subject) -> bool {
+        let slots = self.lock();
+        let generation = match key {
+            SubjectKey::Tenant(key) => {
+                let report = slots.tenants.get(key);
+                report.map(|report| report.observed_generation)
+            }
+            SubjectKey::Deployment(key) => {
+                let report = slots.deployments.get(key);
+                let report = report.filter(|report| report.uid == subject.uid());
+                report.map(|report| report.observed_generation)
+            }
+        };
+        generation == Some(subject.generation())
     }
 
     pub fn member(&self, report: &MemberReport) {
@@ -102,29 +206,40 @@ impl ReportBoard {
     /// in it.
     pub fn resend(&self) {
         let mut slots = self.lock();
-        slots.changed = slots.tenants.keys().cloned().collect();
+        let tenants = slots.tenants.keys().cloned().map(SubjectKey::Tenant);
+        let deployments = slots.deployments.keys().cloned();
+        slots.changed = tenants
+            .chain(deployments.map(SubjectKey::Deployment))
+            .collect();
         slots.member_changed = true;
         drop(slots);
         self.changed.notify_one();
     }
 
-    /// Takes the changes of at most `limit` Tenants, in the order of their keys, beyond `after`. The
-    /// member's comes with the last of them.
-    pub fn take(&self, after: Option<&TenantKey>, limit: usize) -> Part {
+    /// Takes the changes of at most `limit` Tenants and deployments, in the order of their keys, beyond
+    /// `after`. The member's comes with the last of them.
+    pub fn take(&self, after: Option<&SubjectKey>, limit: usize) -> Part {
         let mut slots = self.lock();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut beyond = slots.changed.range((start, Bound::Unbounded));
-        let keys: Vec<TenantKey> = beyond.by_ref().take(limit).cloned().collect();
+        let keys: Vec<SubjectKey> = beyond.by_ref().take(limit).cloned().collect();
         let last = beyond.next().is_none();
-        let mut tenants = BTreeMap::new();
+        let mut changes = Changes::default();
         for key in keys {
             slots.changed.remove(&key);
-            let report = slots.tenants.get(&key).cloned();
-            tenants.insert(key, report);
+            match key {
+                SubjectKey::Tenant(key) => {
+                    let report = slots.tenants.get(&key).cloned();
+                    changes.tenants.insert(key, report);
+                }
+                SubjectKey::Deployment(key) => {
+                    let report = slots.deployments.get(&key).cloned();
+                    changes.deployments.insert(key, report);
+                }
+            }
         }
-        let member =
+        changes.member =
             (last && std::mem::take(&mut slots.member_changed)).then(|| slots.member.clone());
-        let changes = Changes { member, tenants };
         Part { changes, last }
     }
 
@@ -146,7 +261,10 @@ impl ReportBoard {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use krypton_common::conditions::{ClusterState, State, Truth};
+    use krypton_common::deployment::DesiredDeployment;
 
     use super::*;
 
@@ -206,6 +324,43 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_deployment_and_a_tenant_of_one_name_have_a_slot_each() {
+        let board = ReportBoard::default();
+        let order = DesiredDeployment {
+            namespace: "default".to_owned(),
+            name: "a".to_owned(),
+            uid: "uid-1".to_owned(),
+            ..DesiredDeployment::default()
+        };
+        let subject = Subject::Deployment(Arc::new(order.clone()));
+        board.tenant(&key("a"), Some(report(1)));
+        board.put(&subject, report(1).state, "r/c:1", false);
+        board.put(&subject, report(1).state, "", true);
+        let part = board.take(None, 1);
+        assert!(part.changes.deployments.is_empty() && !part.last);
+        let part = board.take(part.changes.last().as_ref(), 1);
+        assert!(part.changes.tenants.is_empty() && part.last);
+        let said = part.changes.deployments[&order.key()].clone().unwrap();
+        assert_eq!((said.uid.as_str(), said.gone), ("uid-1", true));
+        assert_eq!(said.applied_chart, "r/c:1", "what was known stands");
+        let key_of = SubjectKey::Deployment(order.key());
+        assert!(board.is_of(&key_of, &subject));
+        let anew = DesiredDeployment {
+            uid: "uid-2".to_owned(),
+            ..order.clone()
+        };
+        let anew = Subject::Deployment(Arc::new(anew));
+        assert!(
+            !board.is_of(&key_of, &anew),
+            "what is said of the former is not said of it"
+        );
+        board.tenant(&key("a"), None);
+        board.resend();
+        let whole = board.changes().await;
+        assert!(whole.tenants.is_empty() && whole.deployments.len() == 1);
+    }
+
+    #[tokio::test]
     async fn after_resend_the_next_changes_are_the_whole_account() {
         let board = ReportBoard::default();
         for name in ["a", "b", "gone"] {
@@ -233,7 +388,7 @@ mod tests {
             let part = board.take(after.as_ref(), 2);
             assert!(part.changes.tenants.len() <= 2);
             assert_eq!(part.changes.member.is_some(), part.last);
-            after = part.changes.tenants.keys().last().cloned().or(after);
+            after = part.changes.last().or(after);
             named.extend(part.changes.tenants.into_keys());
             // What was sent already changes again: it waits for its turn after the account.
             board.tenant(&key("a"), Some(report(named.len() as i64 + 1)));

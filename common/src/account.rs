@@ -1,28 +1,38 @@
-//! An account: all that a member has said of its Tenants, reduced to a digest that two sides can
+//! An account: all that a member has said of what it looks after, reduced to a digest that two sides can
 //! compare without sending it again.
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use crate::tenant::{TenantKey, TenantReport};
+use crate::tenant::TenantKey;
 
-/// The digest of a set of reports. It does not depend on their order, and changes with each of them
-/// in constant time.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AccountDigest {
-    parts: BTreeMap<TenantKey, u128>,
+/// The digest of a set of reports, of Tenants or of deployments. It does not depend on their order, and
+/// changes with each of them in constant time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccountDigest<K = TenantKey> {
+    parts: BTreeMap<K, u128>,
     sum: u128,
 }
 
-impl AccountDigest {
-    /// Puts `report` in the place of what was said before; `None` for a Tenant that is gone.
-    pub fn set(&mut self, key: &TenantKey, report: Option<&TenantReport>) {
+impl<K> Default for AccountDigest<K> {
+    fn default() -> Self {
+        Self {
+            parts: BTreeMap::new(),
+            sum: 0,
+        }
+    }
+}
+
+impl<K: Ord + Clone + Serialize> AccountDigest<K> {
+    /// Puts `report` in the place of what was said before; `None` for one that is gone.
+    pub fn set(&mut self, key: &K, report: Option<&impl Serialize>) {
         self.set_part(key, report.map(|report| part(key, report)));
     }
 
     /// As `set`, with what [`part`] has given.
-    pub fn set_part(&mut self, key: &TenantKey, part: Option<u128>) {
+    pub fn set_part(&mut self, key: &K, part: Option<u128>) {
         let before = match part {
             Some(part) => {
                 self.sum = self.sum.wrapping_add(part);
@@ -33,8 +43,8 @@ impl AccountDigest {
         self.sum = self.sum.wrapping_sub(before.unwrap_or_default());
     }
 
-    /// Leaves only the Tenants that `keep` names.
-    pub fn retain(&mut self, keep: impl Fn(&TenantKey) -> bool) {
+    /// Leaves only those that `keep` names.
+    pub fn retain(&mut self, keep: impl Fn(&K) -> bool) {
         let sum = &mut self.sum;
         self.parts.retain(|key, part| {
             let kept = keep(key);
@@ -45,14 +55,22 @@ impl AccountDigest {
         });
     }
 
-    /// How many Tenants, and the digest.
+    /// How many, and the digest.
     pub fn value(&self) -> (u64, u128) {
         (self.parts.len() as u64, self.sum)
     }
 }
 
+/// The value of two accounts together, as a heartbeat says it.
+pub fn together(tenants: (u64, u128), deployments: (u64, u128)) -> (u64, u128) {
+    (
+        tenants.0 + deployments.0,
+        tenants.1.wrapping_add(deployments.1),
+    )
+}
+
 /// What one report adds to the digest. Both sides must have it trimmed.
-pub fn part(key: &TenantKey, report: &TenantReport) -> u128 {
+pub fn part(key: &impl Serialize, report: &impl Serialize) -> u128 {
     let content = serde_json::json!([key, report]).to_string();
     let digest: [u8; 32] = Sha256::digest(content.as_bytes()).into();
     digest
@@ -67,6 +85,7 @@ mod tests {
 
     use super::*;
     use crate::conditions::{ClusterState, State, Truth};
+    use crate::tenant::TenantReport;
 
     fn key(name: u8) -> TenantKey {
         TenantKey {

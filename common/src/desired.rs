@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::crd_policy::CrdPolicy;
+use crate::deployment::DesiredDeployment;
 use crate::drift::DriftPolicy;
 use crate::fingerprint;
 use crate::handling::Handling;
@@ -148,6 +149,9 @@ pub struct DesiredState {
     pub tenant_values: bool,
     #[serde(default, flatten)]
     pub handling: Handling,
+    /// By namespace and name. What is not in it is left as it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deployments: Vec<DesiredDeployment>,
 }
 
 impl DesiredState {
@@ -181,6 +185,9 @@ impl DesiredState {
         }
         if self.handling.delete_cert_manager_crds {
             content["deleteCertManagerCrds"] = Value::Bool(true);
+        }
+        if !self.deployments.is_empty() {
+            content["deployments"] = serde_json::json!(self.deployments);
         }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }
@@ -271,6 +278,7 @@ mod tests {
             chart_crds: CrdPolicy::default(),
             tenant_values: false,
             handling: Handling::default(),
+            deployments: Vec::new(),
         };
         // As an agent has it that knows nothing of drift.
         let before = serde_json::json!({ "chart": plain.chart, "paused": false });
@@ -320,7 +328,36 @@ mod tests {
             ..plain.clone()
         };
         assert_ne!(tidy.digest(), plain.digest());
-        for state in [plain, heals, replaces, with_tenants, salted, hasty, tidy] {
+        assert!(recorded.get("deployments").is_none(), "{recorded}");
+        let order = DesiredDeployment {
+            name: "acme".to_owned(),
+            uid: "uid-1".to_owned(),
+            ..DesiredDeployment::default()
+        };
+        let ordered = DesiredState {
+            deployments: vec![order.clone()],
+            ..plain.clone()
+        };
+        assert_ne!(ordered.digest(), plain.digest());
+        let removes = DesiredState {
+            deployments: vec![DesiredDeployment {
+                remove: true,
+                ..order
+            }],
+            ..plain.clone()
+        };
+        assert_ne!(removes.digest(), ordered.digest());
+        for state in [
+            plain,
+            heals,
+            replaces,
+            with_tenants,
+            salted,
+            hasty,
+            tidy,
+            ordered,
+            removes,
+        ] {
             let recorded = serde_json::to_value(&state).unwrap();
             assert_eq!(
                 serde_json::from_value::<DesiredState>(recorded).unwrap(),
@@ -365,6 +402,7 @@ mod tests {
             chart_crds: CrdPolicy::default(),
             handling: Handling::default(),
             tenant_values: false,
+            deployments: Vec::new(),
         };
         assert_eq!(*desired.chart_with(Some(&own)), chart());
         desired.tenant_values = true;

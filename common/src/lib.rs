@@ -5,6 +5,7 @@ pub mod allowed;
 pub mod bundle;
 pub mod conditions;
 pub mod crd_policy;
+pub mod deployment;
 pub mod desired;
 pub mod drift;
 pub mod error_chain;

@@ -33,21 +33,24 @@ impl TenantReport {
     /// With every text cut to [`MESSAGE_MAX`] bytes: as it is sent, compared and kept.
     #[must_use]
     pub fn trimmed(mut self) -> Self {
-        trim(&mut self.applied_chart);
-        let state = &mut self.state;
-        let states = [
-            Some(&mut state.ready),
-            state.progress.as_mut(),
-            state.error.as_mut(),
-        ];
-        for State {
-            reason, message, ..
-        } in states.into_iter().flatten()
-        {
-            trim(reason);
-            trim(message);
-        }
+        trim_all(&mut self.applied_chart, &mut self.state);
         self
+    }
+}
+
+pub(crate) fn trim_all(applied_chart: &mut String, state: &mut ClusterState) {
+    trim(applied_chart);
+    let states = [
+        Some(&mut state.ready),
+        state.progress.as_mut(),
+        state.error.as_mut(),
+    ];
+    for State {
+        reason, message, ..
+    } in states.into_iter().flatten()
+    {
+        trim(reason);
+        trim(message);
     }
 }
 

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::aggregate::{Reports, Target, Targets};
+use crate::aggregate::{Reports, Retired, Target, Targets};
 use crate::chart_values::{self, Problem};
 use crate::discovery::membership::{self, Before, Membership, Refusal};
 use crate::discovery::{Found, Origin, Source, Sources, Unresolved};
@@ -148,6 +148,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut reminders = Reminders::default();
     let mut retirements = Retirements::default();
     let mut readings: JoinSet<Reading> = JoinSet::new();
+    let mut orders = fleet.shared.voices.deployments().orders();
     let mut led = false;
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_next) = (true, Boot::default());
@@ -245,6 +246,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 });
             }
             let given = fleet.given.borrow_and_update().clone();
+            let ordered = orders.borrow_and_update().clone();
             fleet.overlaying.ask(known.objects.values());
             let held = fleet.overlaying.readings.borrow_and_update().clone();
             let claims = claims(&known, wanted, &membership, &fleet.found);
@@ -297,6 +299,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     let dealt = Dealt {
                         chart: chart.chart.as_deref()?,
                         own: chart.own,
+                        deployments: ordered.get(name).map_or(&[], |orders| orders),
                     };
                     dealer.next(before.as_ref(), given.epoch, &dealt, order, now)
                 });
@@ -457,6 +460,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 (look, look_next) = (true, Boot::default());
             }
             changed = fleet.overlaying.readings.changed() => { if changed.is_err() { break } look = true; }
+            // They are given by somebody who may have ended, and stand.
+            Ok(()) = orders.changed() => look = true,
             changed = fleet.lead.changed() => { if changed.is_err() { break } look = true; }
             () = fleet.found.changed.notified() => look = true,
             () = fleet.shared.facts.changed.notified() => {}
@@ -678,7 +683,13 @@ fn standing(
         held_back,
         connected: facts.connected.truth == Truth::True,
         taken: ordered.is_some() && ordered == facts.applied,
-        retired: fleet.reports.retired(name),
+        retired: fleet.reports.retired(name).map(|retired| {
+            let (deployments, gone) = fleet.shared.voices.deployments().retired(name);
+            Retired {
+                tenants: retired.tenants + deployments,
+                gone: retired.gone + gone,
+            }
+        }),
     }
 }
 

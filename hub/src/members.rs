@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use krypton_agent::clock::Boot;
 use krypton_common::crd_policy::CrdPolicy;
+use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
@@ -287,12 +288,14 @@ pub struct Order {
     pub retire: bool,
 }
 
-/// A chart state that is given.
+/// A chart state that is given, and what else is to be done with it.
 #[derive(Clone, Copy, Debug)]
 pub struct Dealt<'a> {
     pub chart: &'a ChartState,
     /// Whether it is one member's alone: then nobody else is given the same.
     pub own: bool,
+    /// What home orders of this member; then it is its alone, too.
+    pub deployments: &'a [DesiredDeployment],
 }
 
 impl Dealer {
@@ -320,7 +323,12 @@ impl Dealer {
         order: Order,
         now: Boot,
     ) -> Option<Slot> {
-        let Dealt { chart, own } = *chart;
+        let Dealt {
+            chart,
+            own,
+            deployments,
+        } = *chart;
+        let own = own || !deployments.is_empty();
         let as_wanted = |slot: &Slot| {
             slot.desired.version.epoch == epoch
                 && (slot.desired.paused, slot.desired.retire) == (order.paused, order.retire)
@@ -329,6 +337,7 @@ impl Dealer {
                 && slot.desired.tenant_values == self.tenant_values
                 && slot.desired.handling == self.handling
                 && slot.desired.chart == *chart
+                && slot.desired.deployments == deployments
         };
         if before.is_some_and(as_wanted) {
             return None;
@@ -355,6 +364,7 @@ impl Dealer {
             chart_crds: self.chart_crds,
             tenant_values: self.tenant_values,
             handling: self.handling,
+            deployments: deployments.to_vec(),
         };
         let slot = Slot {
             message: Arc::new((&desired).into()),
@@ -386,7 +396,11 @@ mod tests {
     }
 
     fn of_all(chart: &ChartState) -> Dealt<'_> {
-        Dealt { chart, own: false }
+        Dealt {
+            chart,
+            own: false,
+            deployments: &[],
+        }
     }
 
     #[test]
@@ -398,6 +412,7 @@ mod tests {
         let own = Dealt {
             chart: &alone,
             own: true,
+            deployments: &[],
         };
         let mine = dealer.next(Some(&first), 1, &own, order, now).unwrap();
         assert!(mine.desired.version > first.desired.version);
@@ -410,6 +425,33 @@ mod tests {
             .unwrap();
         assert_eq!(back.desired.chart, *all);
         assert!(back.desired.version > mine.desired.version);
+    }
+
+    #[test]
+    fn orders_go_to_the_member_that_they_are_for_and_a_change_of_them_is_news() {
+        let mut dealer = Dealer::default();
+        let (now, order, all) = (Boot::now(), Order::default(), chart(1));
+        let first = dealer.next(None, 1, &of_all(&all), order, now).unwrap();
+        let mut orders = [DesiredDeployment {
+            name: "acme".to_owned(),
+            ..DesiredDeployment::default()
+        }];
+        fn dealt<'a>(chart: &'a ChartState, deployments: &'a [DesiredDeployment]) -> Dealt<'a> {
+            Dealt {
+                deployments,
+                ..of_all(chart)
+            }
+        }
+        let mine = dealer.next(Some(&first), 1, &dealt(&all, &orders), order, now);
+        let mine = mine.unwrap();
+        assert_eq!(mine.desired.deployments, orders);
+        let again = dealer.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
+        assert!(again.is_none());
+        let other = dealer.next(None, 1, &of_all(&all), order, now).unwrap();
+        assert!(Arc::ptr_eq(&first.desired, &other.desired));
+        orders[0].remove = true;
+        let removes = dealer.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
+        assert!(removes.unwrap().desired.version > mine.desired.version);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use tonic::{Status, Streaming};
 
 use crate::aggregate::TENANTS_MAX;
 use crate::authority::{AgentCertificate, Authority, BACK_DATED};
+use crate::deployments::DEPLOYMENTS_MAX;
 use crate::expiry::Validity;
 use crate::found::Found;
 use crate::members::{Admission, MESSAGE, Member, Members, NotFound, Slot};
@@ -420,9 +421,9 @@ impl Live<'_> {
         self.count("agent", kind(&message));
         match message.kind {
             Some(Said::Report(report)) => {
-                if report.tenants.len() > REPORTS_PER_MESSAGE {
+                if report.tenants.len() + report.deployments.len() > REPORTS_PER_MESSAGE {
                     return Err(broken(WireError::Unexpected(
-                        "so many Tenants in one report",
+                        "so many Tenants or deployments in one report",
                     )));
                 }
                 let count = &self.sessions.metrics.reports;
@@ -432,12 +433,20 @@ impl Live<'_> {
                     let (key, said) = tenant.read().map_err(broken)?;
                     tenants.insert(key, said);
                 }
-                let member = report.member.map(MemberReport::from);
-                let changes = Changes { member, tenants };
+                let mut deployments = BTreeMap::new();
+                for deployment in report.deployments {
+                    let (key, said) = deployment.read().map_err(broken)?;
+                    deployments.insert(key, said);
+                }
+                let changes = Changes {
+                    member: report.member.map(MemberReport::from),
+                    tenants,
+                    deployments,
+                };
                 let kept = voices.say(self.name, self.id, changes, report.complete, Boot::now());
                 if !kept {
                     return Err(Status::resource_exhausted(format!(
-                        "more than {TENANTS_MAX} Tenants on one member"
+                        "more than {TENANTS_MAX} Tenants or {DEPLOYMENTS_MAX} deployments on one member"
                     )));
                 }
             }
@@ -483,7 +492,9 @@ fn renewal_within(sessions: u64) -> Duration {
 /// session, and is not to be paid for by others of the member.
 fn size(message: &AgentMessage) -> u64 {
     let reports = match &message.kind {
-        Some(Said::Report(report)) => report.tenants.len().min(REPORTS_PER_MESSAGE),
+        Some(Said::Report(report)) => {
+            (report.tenants.len() + report.deployments.len()).min(REPORTS_PER_MESSAGE)
+        }
         _ => 0,
     };
     MESSAGE + reports as u64

@@ -12,6 +12,7 @@ use std::time::Duration;
 use krypton_agent::clock::{self, Boot};
 pub use krypton_agent::fence::{Presence, SILENCE};
 use krypton_agent::report::Changes;
+use krypton_common::account::together;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::Version;
 use krypton_common::member::MemberReport;
@@ -20,6 +21,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{Changed, Hearing, Reports};
+use crate::deployments::Deployments;
 use crate::expiry::Validity;
 use crate::facts::{Facts, FactsBoard, reason};
 
@@ -110,6 +112,7 @@ pub struct Voices {
     due: Mutex<BTreeSet<(Boot, String)>>,
     due_changed: Notify,
     reports: Arc<Reports>,
+    deployments: Arc<Deployments>,
     facts: Arc<FactsBoard>,
     /// The latest epoch that a member has seen and we have not given: home was restored.
     ahead: watch::Sender<u64>,
@@ -135,6 +138,7 @@ impl Voices {
             due: Mutex::default(),
             due_changed: Notify::new(),
             reports,
+            deployments: Arc::default(),
             facts,
             ahead,
             epoch: AtomicU64::new(0),
@@ -144,6 +148,11 @@ impl Voices {
     /// The epoch that is given from here on.
     pub fn set_epoch(&self, epoch: u64) {
         self.epoch.store(epoch, Ordering::Relaxed);
+    }
+
+    /// What the members do of KryptonDeployments.
+    pub fn deployments(&self) -> &Arc<Deployments> {
+        &self.deployments
     }
 
     /// Whether the member has an agent, to follow.
@@ -188,6 +197,7 @@ impl Voices {
         if idle {
             members.remove(member);
             self.reports.forget(member);
+            self.deployments.forget(member);
         }
     }
 
@@ -241,6 +251,7 @@ impl Voices {
         now: Boot,
     ) -> bool {
         let tenants = Changed::new(changes.tenants);
+        let deployments = changes.deployments;
         self.with(member, |this, found| {
             let Some(voice) = found.voices.get_mut(&id) else {
                 return true;
@@ -260,7 +271,8 @@ impl Voices {
                 this.settle(member, found, now);
                 if found.speaker != Some(id) {
                     if let Some(voice) = found.voices.get_mut(&id) {
-                        voice.missed |= !tenants.is_empty() || complete.is_some();
+                        voice.missed |=
+                            !tenants.is_empty() || !deployments.is_empty() || complete.is_some();
                     }
                     return true;
                 }
@@ -276,6 +288,7 @@ impl Voices {
                 kept = this.reports.report(member, tenants);
                 this.facts.touch(member);
             }
+            kept &= this.deployments.report(member, deployments);
             this.settle(member, found, now);
             kept
         })
@@ -297,10 +310,12 @@ impl Voices {
                 return;
             };
             let patient = voice.asked.is_some_and(|at| now.since(at) < ASK_EVERY);
+            let ours = together(ours, this.deployments.digest(member));
             if ours != theirs && !patient {
-                tracing::warn!(member, tenants = theirs.0, held = ours.0,
+                tracing::warn!(member, said = theirs.0, held = ours.0,
                     "what is held of the member is not what its agent has said; asking for all of it");
                 this.reports.begin(member, now);
+                this.deployments.begin(member);
                 ask(voice, now);
             }
         });
@@ -376,6 +391,7 @@ impl Voices {
             if let Some(voice) = speaker.and_then(|id| member.voices.get_mut(&id)) {
                 tracing::debug!(member = name, ?speaker, "speaks for the member");
                 self.reports.begin(name, now);
+                self.deployments.begin(name);
                 if voice.missed {
                     ask(voice, now);
                 }
@@ -427,6 +443,14 @@ impl Voices {
         self.facts.set(name, |facts| standing.put(facts));
         if let Some(hearing) = standing.hearing {
             self.reports.hearing(name, hearing);
+        }
+        // Of orders all may be said where there is no Tenant to list.
+        let whole = voice.is_some_and(|(_, voice)| {
+            let said = voice.said.as_ref();
+            voice.awaited.is_none() && said.is_some_and(|said| said.connected && said.ready)
+        });
+        if whole {
+            self.deployments.whole(name);
         }
     }
 

@@ -147,6 +147,7 @@ impl Home {
                 &Dealt {
                     chart: &chart(version),
                     own: false,
+                    deployments: &[],
                 },
                 Order::default(),
                 Boot::now(),
@@ -615,6 +616,7 @@ async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_re
     };
     stream
         .say(Said::Report(Report {
+            deployments: Vec::new(),
             tenants: vec![Tenant {
                 namespace: "edge-1".to_owned(),
                 name: "edge-1".to_owned(),
@@ -681,6 +683,7 @@ async fn messages_that_break_the_protocol_end_their_session_and_no_other() {
         digest_low: 0,
     });
     let nameless = Said::Report(Report {
+        deployments: Vec::new(),
         tenants: vec![Tenant {
             namespace: String::new(),
             name: "t".to_owned(),
@@ -920,6 +923,7 @@ fn installed(generation: i64) -> TenantReport {
 fn flood(from: u32, generation: i64) -> Said {
     let keys = (from..from + REPORTS_PER_MESSAGE as u32).map(tenant);
     Said::Report(Report {
+        deployments: Vec::new(),
         tenants: keys
             .map(|key| Tenant::new(&key, Some(&installed(generation))))
             .collect(),
@@ -946,6 +950,7 @@ async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_other
     };
     // Who only observes is listened to as well when it is alone.
     loud.say(Said::Report(Report {
+        deployments: Vec::new(),
         member: Some((&holds_the_lease()).into()),
         complete: Some(0),
         tenants: Vec::new(),
@@ -1005,6 +1010,7 @@ async fn who_floods_and_goes_has_gone_at_once_whatever_it_has_left_behind() {
     // One Tenant each: what is on its way would be read for minutes.
     let small = |generation| {
         Said::Report(Report {
+            deployments: Vec::new(),
             tenants: vec![Tenant::new(&tenant(0), Some(&installed(generation)))],
             ..Report::default()
         })

@@ -2,6 +2,7 @@
 
 use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::crd_policy::CrdPolicy;
+use krypton_common::deployment::{DeploymentKey, DeploymentReport, DesiredDeployment};
 use krypton_common::desired::{ChartState, Confidential, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::{Handling, WaitPolicy};
@@ -81,6 +82,7 @@ impl From<&DesiredState> for v1::Desired {
             chart_crds,
             tenant_values,
             handling,
+            deployments,
         } = desired;
         let Handling {
             wait,
@@ -124,7 +126,74 @@ impl From<&DesiredState> for v1::Desired {
                 false => wait.to_string(),
             },
             delete_cert_manager_crds: *delete_cert_manager_crds,
+            deployments: deployments.iter().map(Into::into).collect(),
         }
+    }
+}
+
+impl From<&DesiredDeployment> for v1::DeploymentOrder {
+    fn from(order: &DesiredDeployment) -> Self {
+        let DesiredDeployment {
+            namespace,
+            name,
+            uid,
+            generation,
+            created,
+            remove,
+            orphan,
+            paused,
+            requested,
+        } = order.clone();
+        Self {
+            namespace,
+            name,
+            uid,
+            generation,
+            created,
+            remove,
+            orphan,
+            paused,
+            requested,
+        }
+    }
+}
+
+impl TryFrom<v1::DeploymentOrder> for DesiredDeployment {
+    type Error = WireError;
+
+    fn try_from(order: v1::DeploymentOrder) -> Result<Self, WireError> {
+        let v1::DeploymentOrder {
+            namespace,
+            name,
+            uid,
+            generation,
+            created,
+            remove,
+            orphan,
+            paused,
+            requested,
+        } = order;
+        if namespace.is_empty() || namespace.len() > LABEL_MAX {
+            return Err(WireError::Name("a deployment's namespace"));
+        }
+        if name.is_empty() || name.len() > SUBDOMAIN_MAX {
+            return Err(WireError::Name("a deployment's name"));
+        }
+        // It goes to labels.
+        if uid.is_empty() || uid.len() > LABEL_MAX {
+            return Err(WireError::Name("a deployment's UID"));
+        }
+        Ok(Self {
+            namespace,
+            name,
+            uid,
+            generation,
+            created,
+            remove,
+            orphan,
+            paused,
+            requested,
+        })
     }
 }
 
@@ -143,6 +212,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             tenant_values,
             wait,
             delete_cert_manager_crds,
+            deployments,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
@@ -184,6 +254,10 @@ impl TryFrom<v1::Desired> for DesiredState {
                 wait,
                 delete_cert_manager_crds,
             },
+            deployments: deployments
+                .into_iter()
+                .map(DesiredDeployment::try_from)
+                .collect::<Result<_, _>>()?,
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
         if read.digest() == digest {
@@ -280,12 +354,12 @@ impl v1::Tenant {
         Self {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            state: report.map(|report| v1::TenantState {
-                observed_generation: report.observed_generation,
-                applied_chart: report.applied_chart.clone(),
-                ready: Some((&report.state.ready).into()),
-                progress: report.state.progress.as_ref().map(Into::into),
-                error: report.state.error.as_ref().map(Into::into),
+            state: report.map(|report| {
+                v1::TenantState::new(
+                    report.observed_generation,
+                    &report.applied_chart,
+                    &report.state,
+                )
             }),
         }
     }
@@ -307,15 +381,76 @@ impl v1::Tenant {
         };
         let report = TenantReport {
             observed_generation: state.observed_generation,
-            applied_chart: state.applied_chart,
-            state: ClusterState {
-                ready: state
-                    .ready
-                    .ok_or(WireError::Missing("a Tenant's state"))?
-                    .into(),
-                progress: state.progress.map(Into::into),
-                error: state.error.map(Into::into),
-            },
+            applied_chart: state.applied_chart.clone(),
+            state: state.read("a Tenant's state")?,
+        };
+        Ok((key, Some(report.trimmed())))
+    }
+}
+
+impl v1::TenantState {
+    fn new(observed_generation: i64, applied_chart: &str, state: &ClusterState) -> Self {
+        Self {
+            observed_generation,
+            applied_chart: applied_chart.to_owned(),
+            ready: Some((&state.ready).into()),
+            progress: state.progress.as_ref().map(Into::into),
+            error: state.error.as_ref().map(Into::into),
+        }
+    }
+
+    fn read(self, what: &'static str) -> Result<ClusterState, WireError> {
+        Ok(ClusterState {
+            ready: self.ready.ok_or(WireError::Missing(what))?.into(),
+            progress: self.progress.map(Into::into),
+            error: self.error.map(Into::into),
+        })
+    }
+}
+
+impl v1::Deployment {
+    pub fn new(key: &DeploymentKey, report: Option<&DeploymentReport>) -> Self {
+        Self {
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            state: report.map(|report| v1::DeploymentState {
+                uid: report.uid.clone(),
+                gone: report.gone,
+                state: Some(v1::TenantState::new(
+                    report.observed_generation,
+                    &report.applied_chart,
+                    &report.state,
+                )),
+            }),
+        }
+    }
+
+    /// The deployment that is meant, and what is said of it.
+    pub fn read(self) -> Result<(DeploymentKey, Option<DeploymentReport>), WireError> {
+        if self.namespace.is_empty() || self.namespace.len() > LABEL_MAX {
+            return Err(WireError::Name("a deployment's namespace"));
+        }
+        if self.name.is_empty() || self.name.len() > SUBDOMAIN_MAX {
+            return Err(WireError::Name("a deployment's name"));
+        }
+        let key = DeploymentKey {
+            namespace: self.namespace,
+            name: self.name,
+        };
+        let Some(said) = self.state else {
+            return Ok((key, None));
+        };
+        if said.uid.len() > LABEL_MAX {
+            return Err(WireError::Name("a deployment's UID"));
+        }
+        let what = "a deployment's state";
+        let state = said.state.ok_or(WireError::Missing(what))?;
+        let report = DeploymentReport {
+            uid: said.uid,
+            observed_generation: state.observed_generation,
+            gone: said.gone,
+            applied_chart: state.applied_chart.clone(),
+            state: state.read(what)?,
         };
         Ok((key, Some(report.trimmed())))
     }
@@ -392,7 +527,39 @@ mod tests {
                 wait: WaitPolicy::Hooks,
                 delete_cert_manager_crds: true,
             },
+            deployments: vec![DesiredDeployment {
+                namespace: "accounts".to_owned(),
+                name: "acme".to_owned(),
+                uid: "uid-1".to_owned(),
+                generation: 4,
+                created: 1_800_000_000,
+                remove: true,
+                orphan: true,
+                paused: true,
+                requested: Some("now".to_owned()),
+            }],
         }
+    }
+
+    #[test]
+    fn an_agent_that_does_not_know_deployments_or_a_part_of_an_order_does_nothing_at_all() {
+        let wire = v1::Desired::from(&desired());
+        let mut without = wire.clone();
+        without.deployments.clear();
+        let mut installs = wire.clone();
+        installs.deployments[0].remove = false;
+        for half in [without, installs] {
+            assert!(matches!(
+                DesiredState::try_from(half),
+                Err(WireError::Digest)
+            ));
+        }
+        let mut nameless = wire;
+        nameless.deployments[0].uid.clear();
+        assert!(matches!(
+            DesiredState::try_from(nameless),
+            Err(WireError::Name(_))
+        ));
     }
 
     #[test]
@@ -547,6 +714,21 @@ mod tests {
             let state = ClusterState { ready, progress, error };
             let report = TenantReport { observed_generation: generation, applied_chart, state };
             let (read_key, read) = v1::Tenant::new(&key, Some(&report)).read().unwrap();
+            prop_assert_eq!(read_key, key);
+            prop_assert_eq!(read, Some(report));
+        }
+
+        #[test]
+        fn a_report_of_a_deployment_arrives_as_it_was_sent(
+            observed_generation: i64, gone: bool, applied_chart in ".{0,40}", ready in state(),
+            error in proptest::option::of(state()),
+        ) {
+            let key = DeploymentKey { namespace: "n".to_owned(), name: "d".to_owned() };
+            let report = DeploymentReport {
+                uid: "uid-1".to_owned(), observed_generation, gone, applied_chart,
+                state: ClusterState { ready, progress: None, error },
+            };
+            let (read_key, read) = v1::Deployment::new(&key, Some(&report)).read().unwrap();
             prop_assert_eq!(read_key, key);
             prop_assert_eq!(read, Some(report));
         }

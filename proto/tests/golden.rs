@@ -19,12 +19,13 @@
 use std::path::PathBuf;
 
 use krypton_common::conditions::Truth as Word;
+use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState, Version as DomainVersion};
 use krypton_proto::WireError;
 use krypton_proto::v1::{
-    AgentMessage, Applied, Chart, Condition, Desired, Drain, Heartbeat, Hello, HubMessage, Member,
-    Report, Resync, Tenant, TenantState, Truth, Version, Welcome, agent_message::Kind as Said,
-    hub_message::Kind as Say,
+    AgentMessage, Applied, Chart, Condition, Deployment, DeploymentState, Desired, Drain,
+    Heartbeat, Hello, HubMessage, Member, Report, Resync, Tenant, TenantState, Truth, Version,
+    Welcome, agent_message::Kind as Said, hub_message::Kind as Say,
 };
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
@@ -162,12 +163,14 @@ fn agent_says() -> Vec<Said> {
             tenants: vec![tenant(Truth::True.into())],
             member: Some(member()),
             complete: Some(0),
+            deployments: Vec::new(),
         }),
         Said::Applied(applied()),
         Said::Report(Report {
             tenants: vec![gone()],
             member: None,
             complete: None,
+            deployments: Vec::new(),
         }),
         Said::Heartbeat(Heartbeat {
             tenants: 1,
@@ -201,6 +204,68 @@ fn desired_state() -> DesiredState {
         chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
         tenant_values: false,
         handling: krypton_common::handling::Handling::default(),
+        deployments: Vec::new(),
+    }
+}
+
+fn orders() -> DesiredState {
+    let order = |name: &str, remove: bool| DesiredDeployment {
+        namespace: "accounts".to_owned(),
+        name: name.to_owned(),
+        uid: format!("uid-of-{name}"),
+        generation: 2,
+        created: 1_800_000_000,
+        remove,
+        orphan: remove,
+        paused: !remove,
+        requested: remove.then(|| "2027-01-15".to_owned()),
+    };
+    DesiredState {
+        deployments: vec![order("acme", false), order("beta", true)],
+        ..desired_state()
+    }
+}
+
+fn deployment() -> Deployment {
+    Deployment {
+        namespace: "accounts".to_owned(),
+        name: "acme".to_owned(),
+        state: Some(DeploymentState {
+            uid: "uid-of-acme".to_owned(),
+            gone: true,
+            state: tenant(Truth::True.into()).state,
+        }),
+    }
+}
+
+/// Added to the protocol: KryptonDeployments are carried out by members.
+#[test]
+fn orders_of_deployments_and_what_is_said_of_them_are_read_as_they_were_meant() {
+    let report = || {
+        Said::Report(Report {
+            tenants: vec![tenant(Truth::True.into())],
+            deployments: vec![
+                deployment(),
+                Deployment {
+                    state: None,
+                    ..deployment()
+                },
+            ],
+            member: None,
+            complete: None,
+        })
+    };
+    let now = [agent_message(report())];
+    let heard: Vec<AgentMessage> = read(&recorded("agent-deployments.stream", &stream(&now)));
+    assert_eq!(heard[0].kind, Some(report()));
+
+    let now = [hub_message(Say::Desired((&orders()).into()))];
+    let heard: Vec<HubMessage> = read(&recorded("hub-deployments.stream", &stream(&now)));
+    match heard[0].kind.clone() {
+        Some(Say::Desired(desired)) => {
+            assert_eq!(DesiredState::try_from(desired).unwrap(), orders());
+        }
+        other => panic!("{other:?}"),
     }
 }
 
@@ -301,6 +366,7 @@ fn what_an_agent_of_the_next_version_adds_is_passed_over() {
             tenants: vec![tenant(9)],
             member: Some(member()),
             complete: Some(0),
+            deployments: Vec::new(),
         })),
         None,
         Some(Said::Applied(applied())),

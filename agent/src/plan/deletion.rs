@@ -1,12 +1,23 @@
-//! The plan for a release that is to go: with its Tenant, or with the whole member.
+//! The plan for a release that is to go: with its Tenant, by home's order, or with the whole member.
 
 use krypton_common::conditions::{ClusterState, Truth, reason};
 use krypton_common::names;
 
 use super::{Action, Ownership, Permit, Plan, View, state};
+use crate::subject::Subject;
 
-/// The Tenant has been deleted.
+/// The Tenant has been deleted, or home orders the deployment to go.
 pub(super) fn plan(view: &View<'_>) -> Plan {
+    if let Subject::Deployment(order) = view.subject {
+        let ours = matches!(view.ownership(), Ownership::Mine | Ownership::Unread);
+        return match view.has_finalizer() || (ours && !order.orphan) {
+            true => removal(view),
+            false => Plan {
+                gone: true,
+                ..Plan::wait(over(view, order.orphan, "as home has ordered"))
+            },
+        };
+    }
     if !view.has_finalizer() {
         return Plan::wait(deleting("waiting for the finalizers of others"));
     }
@@ -19,14 +30,19 @@ pub(super) fn retire(view: &View<'_>) -> Plan {
     match plan.action {
         Action::RemoveFinalizer { .. } if !view.has_finalizer() => {
             let orphaned = plan.action == Action::RemoveFinalizer { orphaned: true };
-            Plan::wait(retired(view, orphaned))
+            let why = "the cluster was taken out of the fleet with deletionPolicy Uninstall";
+            Plan::wait(over(view, orphaned, why))
         }
         _ => plan,
     }
 }
 
 fn removal(view: &View<'_>) -> Plan {
-    if view.annotation(names::ORPHAN_ANNOTATION) == Some("true") {
+    let going = match view.subject {
+        Subject::Tenant(_) => "tenant cleanup in progress",
+        Subject::Deployment(_) => "cleanup in progress",
+    };
+    if view.subject.annotation(names::ORPHAN_ANNOTATION) == Some("true") {
         let message = format!(
             "orphaned: release {} stays in namespace {}",
             view.release_key.name, view.release_key.namespace
@@ -42,7 +58,11 @@ fn removal(view: &View<'_>) -> Plan {
     if let Permit::Withheld(why) = &view.permit {
         return Plan::wait(deleting(&format!("deletion waits: {why}")));
     }
-    if view.ownership() == Ownership::Mine {
+    let ownership = view.ownership();
+    if let (Ownership::Unread, Some(newest)) = (&ownership, view.newest()) {
+        return Plan::new(Action::ReadRelease(newest.revision), deleting(going));
+    }
+    if ownership == Ownership::Mine {
         return match view.failure() {
             Some(failure) if view.now < failure.retry_at && failure.reason == reason::SUSPENDED => {
                 Plan {
@@ -54,10 +74,10 @@ fn removal(view: &View<'_>) -> Plan {
                 wake: Some(failure.retry_at),
                 ..Plan::wait(ClusterState {
                     error: Some(state(Truth::True, failure.reason, failure.message.clone())),
-                    ..deleting("tenant cleanup in progress")
+                    ..deleting(going)
                 })
             },
-            _ => Plan::new(Action::Uninstall, deleting("tenant cleanup in progress")),
+            _ => Plan::new(Action::Uninstall, deleting(going)),
         };
     }
     match view.workspace {
@@ -66,7 +86,7 @@ fn removal(view: &View<'_>) -> Plan {
             if workspace.creator.is_some()
                 && view.release_key.namespace != "default"
                 && !view.workspace_shared
-                && view.ownership() == Ownership::Free =>
+                && ownership == Ownership::Free =>
         {
             let message = format!("deleting namespace {}", view.release_key.namespace);
             let action = if workspace.terminating {
@@ -76,22 +96,21 @@ fn removal(view: &View<'_>) -> Plan {
             };
             Plan::new(action, deleting(&message))
         }
-        _ => Plan::new(
-            Action::RemoveFinalizer { orphaned: false },
-            deleting("tenant cleanup in progress"),
-        ),
+        _ => Plan::new(Action::RemoveFinalizer { orphaned: false }, deleting(going)),
     }
 }
 
 /// Nothing of ours is left; or it is left on purpose, or is not ours.
-fn retired(view: &View<'_>, orphaned: bool) -> ClusterState {
+fn over(view: &View<'_>, orphaned: bool, why: &str) -> ClusterState {
     let what = match (orphaned, view.ownership()) {
-        (true, _) => "the release is left where it is, as the Tenant is annotated".to_owned(),
+        (true, _) => format!(
+            "the release is left where it is, as the {} is annotated",
+            view.subject.kind()
+        ),
         (false, Ownership::Theirs(whose)) => whose,
         (false, _) => "the release is uninstalled".to_owned(),
     };
-    let message =
-        format!("{what}: the cluster was taken out of the fleet with deletionPolicy Uninstall");
+    let message = format!("{what}: {why}");
     ClusterState {
         ready: state(Truth::False, reason::UNINSTALLED, message),
         progress: Some(state(Truth::False, reason::UNINSTALLED, "")),

@@ -1,4 +1,4 @@
-//! The plan for a Tenant that is to be there.
+//! The plan for a Tenant or a deployment that is to be there.
 
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
 use krypton_common::handling::WaitPolicy;
@@ -9,6 +9,7 @@ use super::{Action, Failure, Ownership, Permit, Plan, Remediation, Run, View, st
 use crate::index::Revision;
 use crate::progress::QUIET;
 use crate::release::Status;
+use crate::subject::Subject;
 
 const INSTALLING: &str = "installing release";
 const UPGRADING: &str = "upgrading release";
@@ -17,14 +18,20 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
     if let Some(refusal) = refused(view).or_else(|| values_refused(view)) {
         return Plan::wait(refusal);
     }
-    if let Ownership::Theirs(message) = view.ownership() {
-        return Plan::wait(failed(
-            reason::RELEASE_IN_USE,
-            &message,
-            reason::RELEASE_IN_USE,
-        ));
-    }
-    let next = next(view);
+    let next = match (view.ownership(), view.newest()) {
+        (Ownership::Theirs(message), _) => {
+            return Plan::wait(failed(
+                reason::RELEASE_IN_USE,
+                &message,
+                reason::RELEASE_IN_USE,
+            ));
+        }
+        (Ownership::Unread, Some(newest)) => Plan::new(
+            Action::ReadRelease(newest.revision),
+            announced(view, Some(Currency::Unread), Run::Upgrade),
+        ),
+        _ => next(view),
+    };
     let held = match (&view.permit, view.paused()) {
         (_, Some(why)) => Some((reason::PAUSED, why.to_owned())),
         (Permit::Withheld(why), _) => Some((reason::LOCKED, why.clone())),
@@ -58,7 +65,8 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
     let workspace = &view.release_key.namespace;
     if !names::is_dns_label(workspace) {
         let message = format!(
-            "{workspace:?} cannot be a namespace (a DNS label of at most 63 characters); set spec.workspace"
+            "{workspace:?} cannot be a namespace (a DNS label of at most 63 characters); {}",
+            elsewhere(view, "set spec.workspace")
         );
         return Some(failed(
             reason::WORKSPACE_INVALID,
@@ -75,7 +83,11 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
         return None;
     };
     let message = format!(
-        "namespace {workspace} belongs to {owner} and is never a workspace; delete the Tenant, and create it anew with another spec.workspace"
+        "namespace {workspace} belongs to {owner} and is never a workspace; {}",
+        elsewhere(
+            view,
+            "delete the Tenant, and create it anew with another spec.workspace"
+        )
     );
     Some(failed(
         reason::NAMESPACE_NOT_OWNED,
@@ -84,10 +96,18 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
     ))
 }
 
+/// What a person can do about the workspace: a deployment's is its name.
+fn elsewhere(view: &View<'_>, of_tenant: &'static str) -> &'static str {
+    match view.subject {
+        Subject::Tenant(_) => of_tenant,
+        Subject::Deployment(_) => "make the KryptonDeployment anew under another name",
+    }
+}
+
 /// Values of the Tenant's own that cannot count. To leave them out would be another release than was asked
 /// for, so what there is stays as it is.
 fn values_refused(view: &View<'_>) -> Option<ClusterState> {
-    let own = view.tenant.spec.values.as_ref();
+    let own = view.subject.values();
     let own = own.filter(|own| !own.is_empty())?;
     if !view.desired.tenant_values {
         let message = "the fleet takes no values of single Tenants: remove spec.values, or have the hub run with --tenant-values";
@@ -121,7 +141,7 @@ fn next(view: &View<'_>) -> Plan {
         Run::Install
     };
 
-    if !view.has_finalizer() {
+    if view.subject.tenant().is_some() && !view.has_finalizer() {
         return Plan::new(Action::AddFinalizer, announced(view, current, run));
     }
     match view.workspace {
@@ -194,17 +214,25 @@ fn currency(view: &View<'_>, newest: &Revision, fingerprint: &str) -> Currency {
         };
     }
     let chart = view.chart;
-    let adoptable = view
-        .original_fingerprint()
-        .is_some_and(|value| chart.is_original_fingerprint(value));
+    let adoptable = match view.subject {
+        Subject::Tenant(_) => view
+            .original_fingerprint()
+            .is_some_and(|value| chart.is_original_fingerprint(value)),
+        // The original left no mark, and gave these values to every chart (reference 1.6, 10).
+        Subject::Deployment(_) => {
+            let values = &chart.values;
+            values.is_empty()
+                || (values.len() == 1 && values.get("replicaCount") == Some(&1.into()))
+        }
+    };
     if !adoptable {
         return Currency::Outdated;
     }
-    match view.facts.filter(|facts| facts.revision == newest.revision) {
+    match view.read(newest) {
         None => Currency::Unread,
         Some(facts) => {
             let plain = |version: &str| version.trim_start_matches('v').to_owned();
-            let same = facts.chart_name == chart.name.rsplit('/').next().unwrap_or_default()
+            let same = view.is_of_our_chart(facts)
                 && (chart.version.is_empty()
                     || plain(&facts.chart_version) == plain(&chart.version));
             if same {
@@ -306,9 +334,10 @@ fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
         };
     }
     let message = format!(
-        "{}; given up after {} attempts, until chart, values or Tenant change or annotation {} is set",
+        "{}; given up after {} attempts, until chart, values or {} change or annotation {} is set",
         failure.message,
         failure.attempts,
+        view.subject.kind(),
         names::RECONCILE_REQUESTED_ANNOTATION
     );
     Plan::wait(after_failure(view, failure.reason, &message))
@@ -409,7 +438,8 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
         &view.chart.name,
         &view.chart.version,
     );
-    let action = if view.original_fingerprint() != Some(&wanted) {
+    let annotated = view.subject.tenant().is_none() || view.original_fingerprint() == Some(&wanted);
+    let action = if !annotated {
         Action::Annotate
     } else if let Some(revision) = repair::unswept(view.revisions) {
         Action::Sweep(revision)

@@ -1,3 +1,6 @@
+mod deployments;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -13,8 +16,9 @@ use krypton_crds::tenant::{Tenant, TenantSpec};
 use proptest::prelude::*;
 
 use super::*;
-use crate::index::{ReleaseKey, Revision, Workspace};
+use crate::index::{Revision, Workspace};
 use crate::release::Status;
+use crate::subject::Subject;
 
 const CLUSTER: &str = "edge-1";
 const ORIGINAL: &str = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
@@ -78,6 +82,7 @@ fn world() -> World {
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
+            deployments: Vec::new(),
         },
         now: Boot(Duration::from_secs(10_000)),
         policy: Policy {
@@ -93,20 +98,20 @@ fn world() -> World {
 
 impl World {
     fn plan(&self) -> Plan {
-        let release_key = ReleaseKey {
-            namespace: self.tenant.workspace().to_owned(),
-            name: "tenant-acme-edge-1".to_owned(),
-        };
+        let tenant = Subject::Tenant(Arc::new(self.tenant.clone()));
+        let others = self.others.iter().cloned();
+        let others = others.map(|other| Subject::Tenant(Arc::new(other)));
+        self.plan_of(&tenant, others.collect())
+    }
+
+    /// The same world, of `subject` and others that want its release.
+    fn plan_of(&self, subject: &Subject, others: Vec<Subject>) -> Plan {
+        let release_key = subject.release(CLUSTER);
         let revisions: Vec<&Revision> = self.revisions.iter().collect();
-        let mut claimants: Vec<&Tenant> = self.others.iter().chain([&self.tenant]).collect();
-        claimants.sort_by_key(|tenant| {
-            tenant
-                .metadata
-                .creation_timestamp
-                .as_ref()
-                .map(|time| time.0)
-        });
-        let chart = self.desired.chart_with(self.tenant.spec.values.as_ref());
+        let mut claimants = others;
+        claimants.push(subject.clone());
+        claimants.sort_by_cached_key(|claimant| claimant.seniority());
+        let chart = self.desired.chart_with(subject.values());
         plan(&View {
             cluster: CLUSTER,
             source_namespace: None,
@@ -115,7 +120,7 @@ impl World {
             permit: self.permit.clone(),
             desired: &self.desired,
             chart: &chart,
-            tenant: &self.tenant,
+            subject,
             release_key: &release_key,
             revisions: &revisions,
             claimants: &claimants,

@@ -1,4 +1,4 @@
-//! Looks for drift: one release of the member at a time, none while anything else is done for its Tenant.
+//! Looks for drift: one release of the member at a time, none while anything else is done for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_common::error_chain::chain;
-use krypton_common::tenant::TenantKey;
-use krypton_crds::tenant::Tenant;
 use kube::api::Api;
 use serde_json::Value;
 use tokio::task::{JoinError, JoinSet};
@@ -21,21 +19,22 @@ use crate::drift::{Seen, Wanted, described, told};
 use crate::index::{ReleaseKey, Revision};
 use crate::plan::{Action, Drifted, Plan};
 use crate::release::{Status, manifest, secret_name};
+use crate::subject::{Subject, SubjectKey};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// When each release is looked at. After a start the first looks are spread over a whole interval.
 #[derive(Debug, Default)]
 struct Schedule {
-    due: BTreeSet<(Boot, TenantKey)>,
-    times: BTreeMap<TenantKey, Boot>,
+    due: BTreeSet<(Boot, SubjectKey)>,
+    times: BTreeMap<SubjectKey, Boot>,
     /// Whose turn it is.
-    next: Option<TenantKey>,
+    next: Option<SubjectKey>,
 }
 
 impl Schedule {
     /// It is to be looked at within an interval, if it is not so already.
-    fn enter(&mut self, key: &TenantKey, interval: Duration, now: Boot, chance: f64) {
+    fn enter(&mut self, key: &SubjectKey, interval: Duration, now: Boot, chance: f64) {
         let soon = |at: &Boot| *at <= Boot(now.0 + interval.mul_f64(1.2));
         if self.next.as_ref() != Some(key) && !self.times.get(key).is_some_and(soon) {
             self.at(key, Boot(now.0 + interval.mul_f64(chance)));
@@ -43,18 +42,18 @@ impl Schedule {
     }
 
     /// A look begins: the next one comes after an interval, give or take a fifth.
-    fn begun(&mut self, key: &TenantKey, interval: Duration, now: Boot, chance: f64) {
+    fn begun(&mut self, key: &SubjectKey, interval: Duration, now: Boot, chance: f64) {
         self.next.take_if(|next| next == key);
         self.at(key, Boot(now.0 + interval.mul_f64(0.8 + 0.4 * chance)));
     }
 
-    fn at(&mut self, key: &TenantKey, at: Boot) {
+    fn at(&mut self, key: &SubjectKey, at: Boot) {
         self.leave(key);
         self.times.insert(key.clone(), at);
         self.due.insert((at, key.clone()));
     }
 
-    fn leave(&mut self, key: &TenantKey) {
+    fn leave(&mut self, key: &SubjectKey) {
         self.next.take_if(|next| next == key);
         if let Some(at) = self.times.remove(key) {
             self.due.remove(&(at, key.clone()));
@@ -62,7 +61,7 @@ impl Schedule {
     }
 
     /// Whose turn it is now.
-    fn turn(&mut self, now: Boot) -> Option<&TenantKey> {
+    fn turn(&mut self, now: Boot) -> Option<&SubjectKey> {
         if self.next.is_none()
             && let Some((at, key)) = self.due.first().cloned()
             && at <= now
@@ -82,7 +81,7 @@ impl Schedule {
 /// The one look that goes on.
 #[derive(Debug)]
 struct Running {
-    key: TenantKey,
+    key: SubjectKey,
     revision: u32,
     wanted: Wanted,
     cancel: CancellationToken,
@@ -107,8 +106,8 @@ pub(super) struct Rounds {
 
 /// What one look is for.
 pub(super) struct Look {
-    key: TenantKey,
-    tenant: Arc<Tenant>,
+    key: SubjectKey,
+    subject: Subject,
     release: ReleaseKey,
     revision: u32,
     wanted: Wanted,
@@ -118,7 +117,7 @@ pub(super) struct Look {
 
 /// What came of it.
 pub(super) struct Looked {
-    key: TenantKey,
+    key: SubjectKey,
     notes: Box<Notes>,
     drifted: Option<Drifted>,
     /// Nobody can read this revision.
@@ -137,12 +136,12 @@ impl Rounds {
         self.schedule.wake().filter(|_| self.running.is_none())
     }
 
-    pub(super) fn forget(&mut self, key: &TenantKey) {
+    pub(super) fn forget(&mut self, key: &SubjectKey) {
         self.schedule.leave(key);
         self.call_off(key);
     }
 
-    fn call_off(&self, key: &TenantKey) -> bool {
+    fn call_off(&self, key: &SubjectKey) -> bool {
         let running = self.running.as_ref().filter(|running| running.key == *key);
         running.inspect(|running| running.cancel.cancel()).is_some()
     }
@@ -166,11 +165,11 @@ impl Reconciler {
         }
     }
 
-    /// Enters the Tenant for looks, or takes it out. Whether a look at it has to end first, since there is
+    /// Enters it for looks, or takes it out. Whether a look at it has to end first, since there is
     /// something else to do.
     pub(super) fn drift_first(
         &mut self,
-        key: &TenantKey,
+        key: &SubjectKey,
         plan: &Plan,
         revision: Option<u32>,
         now: Boot,
@@ -196,11 +195,11 @@ impl Reconciler {
         rounds.call_off(key) && !idle
     }
 
-    /// Begins a look where it is the Tenant's turn.
+    /// Begins a look where it is its turn.
     pub(super) fn begin_drift(
         &mut self,
-        key: &TenantKey,
-        tenant: &Arc<Tenant>,
+        key: &SubjectKey,
+        subject: &Subject,
         plan: Plan,
         (release, revision): (&ReleaseKey, Option<u32>),
         now: Boot,
@@ -226,7 +225,7 @@ impl Reconciler {
         });
         let look = Box::new(Look {
             key: key.clone(),
-            tenant: Arc::clone(tenant),
+            subject: subject.clone(),
             release: release.clone(),
             revision,
             wanted,
@@ -270,7 +269,7 @@ impl Performer {
         let drifted = match seen {
             Ok(Some(seen)) => {
                 for told in told(&seen) {
-                    self.events.tell(&look.tenant, told);
+                    self.tell(&look.subject, told);
                 }
                 Some(Drifted {
                     revision: seen.revision,
@@ -287,7 +286,7 @@ impl Performer {
                     }
                     Blind::Otherwise(problem) => problem,
                 };
-                tracing::info!(member = %self.member.name, tenant = %look.key, %problem,
+                tracing::info!(member = %self.member.name, subject = %look.key, %problem,
                     "a look for drift came to nothing; the next one comes in its time");
                 None
             }
@@ -305,7 +304,7 @@ impl Performer {
             return Ok(None);
         };
         if unread > 0 {
-            tracing::warn!(member = %self.member.name, tenant = %look.key, unread,
+            tracing::warn!(member = %self.member.name, subject = %look.key, unread,
                 "documents of the release's manifest cannot be read and are not looked at");
         }
         let task = Task {
@@ -366,15 +365,17 @@ impl Performer {
 mod tests {
     use krypton_common::drift::{DriftMode, DriftPolicy};
 
+    use krypton_common::tenant::TenantKey;
+
     use super::*;
 
     const INTERVAL: Duration = Duration::from_secs(600);
 
-    fn key(number: u32) -> TenantKey {
-        TenantKey {
+    fn key(number: u32) -> SubjectKey {
+        SubjectKey::Tenant(TenantKey {
             namespace: "default".to_owned(),
             name: format!("t{number:03}"),
-        }
+        })
     }
 
     fn at(seconds: u64) -> Boot {
@@ -388,7 +389,7 @@ mod tests {
             let chance = f64::from(number) / 100.0;
             schedule.enter(&key(number), INTERVAL, at(0), chance);
         }
-        let mut looks: BTreeMap<TenantKey, u32> = BTreeMap::new();
+        let mut looks: BTreeMap<SubjectKey, u32> = BTreeMap::new();
         let mut most = 0;
         for second in 0..=6000 {
             let mut now = 0;

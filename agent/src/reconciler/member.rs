@@ -19,6 +19,7 @@ use crate::index::CrdState;
 use crate::ledger::{self, Advance};
 use crate::rescue::{Deleted, Deletions, Restored};
 use crate::status::Told;
+use crate::subject::Subject;
 use crate::{plan, rescue};
 
 const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
@@ -85,7 +86,8 @@ impl Reconciler {
         let mut known = Deletions::default();
         for (key, slot) in &self.slots {
             known.confirmed.extend(slot.deletion_confirmed.clone());
-            let tenant = self.index.tenants.get(key).filter(|_| slot.removing);
+            let subject = self.index.subject(key).filter(|_| slot.removing);
+            let tenant = subject.as_ref().and_then(Subject::tenant);
             known
                 .under_way
                 .extend(tenant.and_then(|tenant| tenant.uid()));

@@ -16,10 +16,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_common::conditions::{ClusterState, reason};
 use krypton_common::crd_policy::CrdPolicy;
+use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::error_chain::chain;
 use krypton_common::names;
-use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::Tenant;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::ObjectList;
@@ -37,14 +37,15 @@ use crate::events::Events;
 use crate::fence::Hold;
 use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade, is_suspended};
 use crate::index::{
-    CREATOR_LABEL, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL,
-    RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
+    CREATOR_LABEL, CrdState, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL,
+    OWNER_UID_LABEL, RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
 };
 use crate::plan::{self, Action, Plan, Run, repair};
 use crate::precedence::Urgency;
 use crate::release::{self, Release, Status};
 use crate::report::ReportBoard;
 use crate::status::Told;
+use crate::subject::{Subject, SubjectKey};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -58,17 +59,19 @@ pub(super) fn waits_for_helm(action: &Action) -> bool {
 
 /// Everything that one action needs, taken from the index at the time of the plan.
 pub(super) struct Job {
-    pub key: TenantKey,
-    pub tenant: Arc<Tenant>,
+    pub key: SubjectKey,
+    pub subject: Subject,
     pub plan: Plan,
-    /// What was told of the Tenant before.
+    /// What was told of it before.
     pub told: Option<ClusterState>,
     pub release: ReleaseKey,
     pub newest: Option<Revision>,
     /// All of them, the newest too.
     pub revisions: Vec<Revision>,
     pub workspace_exists: bool,
-    /// No other Tenant is to stay on this member.
+    /// Whether the cluster has Tenants at all.
+    pub tenants: CrdState,
+    /// No other Tenant or deployment is to stay on this member.
     pub last: bool,
     pub desired: Arc<DesiredState>,
     pub urgency: Urgency,
@@ -78,15 +81,15 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// The chart for this Tenant.
+    /// The chart for this Tenant or deployment.
     fn chart(&self) -> Cow<'_, ChartState> {
-        self.desired.chart_with(self.tenant.spec.values.as_ref())
+        self.desired.chart_with(self.subject.values())
     }
 }
 
 /// What came of it.
 pub(super) struct Done {
-    pub key: TenantKey,
+    pub key: SubjectKey,
     pub of: ReleaseKey,
     pub generation: i64,
     pub fingerprint: String,
@@ -103,6 +106,8 @@ pub(super) struct Done {
     pub applied: Option<Run>,
     /// The Tenant's UID, if it was found deleted while its CRD was whole.
     pub deletion_confirmed: Option<String>,
+    /// The deployment's UID, if nothing of it is left to be done.
+    pub let_go: Option<String>,
     /// What failed before is over.
     pub progressed: bool,
     pub fault: Option<Fault>,
@@ -150,13 +155,12 @@ impl Performer {
         let mut done = Box::new(Done {
             key: job.key.clone(),
             of: job.release.clone(),
-            generation: job.tenant.metadata.generation.unwrap_or_default(),
+            generation: job.subject.generation(),
             fingerprint: plan::tried(&job.chart(), &job.desired),
             requested: job
-                .tenant
-                .annotations()
-                .get(names::RECONCILE_REQUESTED_ANNOTATION)
-                .cloned(),
+                .subject
+                .annotation(names::RECONCILE_REQUESTED_ANNOTATION)
+                .map(str::to_owned),
             said: None,
             told: None,
             tenant: None,
@@ -165,6 +169,7 @@ impl Performer {
             workspace: None,
             applied: None,
             deletion_confirmed: None,
+            let_go: None,
             progressed: false,
             fault: None,
         });
@@ -193,8 +198,15 @@ impl Performer {
         self.member.client.clone()
     }
 
-    fn tenants(&self, key: &TenantKey) -> Api<Tenant> {
-        Api::namespaced(self.client(), &key.namespace)
+    fn tenants(&self, namespace: &str) -> Api<Tenant> {
+        Api::namespaced(self.client(), namespace)
+    }
+
+    /// An event on the Tenant. Of a deployment home tells, out of the reports.
+    pub(super) fn tell(&self, subject: &Subject, told: Told) {
+        if let Subject::Tenant(tenant) = subject {
+            self.events.tell(tenant, told);
+        }
     }
 
     fn secrets(&self, release: &ReleaseKey) -> Api<Secret> {
@@ -203,20 +215,23 @@ impl Performer {
 
     async fn patch_tenant(
         &self,
-        job: &Job,
+        tenant: &Tenant,
         done: &Done,
         mut metadata: serde_json::Value,
     ) -> kube::Result<Tenant> {
-        let newest = done.tenant.as_ref().unwrap_or(&job.tenant);
+        let newest = done.tenant.as_ref().unwrap_or(tenant);
         metadata["resourceVersion"] = json!(newest.metadata.resource_version);
         let patch = json!({ "metadata": metadata });
-        let api = self.tenants(&job.key);
+        let api = self.tenants(&newest.namespace().unwrap_or_default());
         let params = PatchParams::default();
         let patch = Patch::Merge(&patch);
-        api.patch(&job.key.name, &params, &patch).await
+        api.patch(&newest.name_any(), &params, &patch).await
     }
 
     async fn add_finalizer(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
+        let Subject::Tenant(tenant) = &job.subject else {
+            return Ok(());
+        };
         if job.workspace_exists {
             let message = format!("namespace {} exists", job.release.namespace);
             let told = Told {
@@ -224,11 +239,11 @@ impl Performer {
                 reason: "WorkspaceExists",
                 message,
             };
-            self.events.tell(&job.tenant, told);
+            self.tell(&job.subject, told);
         }
-        let mut finalizers = job.tenant.finalizers().to_vec();
+        let mut finalizers = tenant.finalizers().to_vec();
         finalizers.push(names::TENANT_FINALIZER.to_owned());
-        let call = self.patch_tenant(job, done, json!({ "finalizers": finalizers }));
+        let call = self.patch_tenant(tenant, done, json!({ "finalizers": finalizers }));
         let call = in_time("adding the finalizer", effect!("finalizer.add", call));
         done.tenant = Some(call.await?);
         Ok(())
@@ -250,12 +265,20 @@ impl Performer {
         if !orphaned {
             self.delete_cert_manager_crds(job).await?;
         }
-        let mut finalizers = job.tenant.finalizers().to_vec();
+        let tenant = match &job.subject {
+            Subject::Tenant(tenant) => tenant,
+            // The next report says that it is gone, and home's finalizer goes by that.
+            Subject::Deployment(order) => {
+                done.let_go = Some(order.uid.clone());
+                return Ok(());
+            }
+        };
+        let mut finalizers = tenant.finalizers().to_vec();
         finalizers.retain(|finalizer| finalizer != names::TENANT_FINALIZER);
         if orphaned {
             let message = job.plan.state.ready.message.clone();
-            self.events.tell(
-                &job.tenant,
+            self.tell(
+                &job.subject,
                 Told {
                     warning: true,
                     reason: "Orphaned",
@@ -269,7 +292,7 @@ impl Performer {
             let annotation = names::fingerprint_annotation(&self.member.name);
             metadata["annotations"] = json!({ annotation: null });
         }
-        let call = self.patch_tenant(job, done, metadata);
+        let call = self.patch_tenant(tenant, done, metadata);
         let call = in_time("removing the finalizer", effect!("finalizer.remove", call));
         done.tenant = Some(call.await?);
         Ok(())
@@ -277,19 +300,22 @@ impl Performer {
 
     async fn annotate(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
         self.say(job, done).await?;
+        let Subject::Tenant(tenant) = &job.subject else {
+            return Ok(());
+        };
         let chart = &job.desired.chart;
         let fingerprint =
             krypton_common::fingerprint::original(&chart.repo, &chart.name, &chart.version);
         let annotation = names::fingerprint_annotation(&self.member.name);
         let metadata = json!({ "annotations": { annotation: fingerprint } });
-        let call = self.patch_tenant(job, done, metadata);
+        let call = self.patch_tenant(tenant, done, metadata);
         let call = in_time("annotating the Tenant", effect!("tenant.annotate", call));
         done.tenant = Some(call.await?);
         Ok(())
     }
 
     async fn create_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        let uid = job.tenant.uid().unwrap_or_default();
+        let uid = job.subject.uid().to_owned();
         let namespace = Namespace {
             metadata: ObjectMeta {
                 name: Some(job.release.namespace.clone()),
@@ -321,7 +347,7 @@ impl Performer {
                     reason: "WorkspaceCreated",
                     message,
                 };
-                self.events.tell(&job.tenant, told);
+                self.tell(&job.subject, told);
                 Ok(())
             }
             // It is there after all, and not ours. The watch may have shown it long ago, to who did not see it.
@@ -342,7 +368,7 @@ impl Performer {
                     reason: "WorkspaceCreateFailed",
                     message: message.clone(),
                 };
-                self.events.tell(&job.tenant, told);
+                self.tell(&job.subject, told);
                 Err(Fault::Shown {
                     reason: reason::INSTALL_FAILED,
                     message,
@@ -419,8 +445,8 @@ impl Performer {
         )
         .await?;
         let message = format!("revision {revision} was left {was} by a helm that is gone");
-        self.events.tell(
-            &job.tenant,
+        self.tell(
+            &job.subject,
             Told {
                 warning: true,
                 reason: "ReleaseUnlocked",
@@ -496,11 +522,11 @@ impl Performer {
             secret_paths: chart.secret_paths().to_vec(),
             labels: [
                 (FINGERPRINT_LABEL.to_owned(), chart.fingerprint()),
+                (OWNER_UID_LABEL.to_owned(), job.subject.uid().to_owned()),
                 (
-                    OWNER_UID_LABEL.to_owned(),
-                    job.tenant.uid().unwrap_or_default(),
+                    OWNER_NAMESPACE_LABEL.to_owned(),
+                    job.subject.namespace().to_owned(),
                 ),
-                (OWNER_NAMESPACE_LABEL.to_owned(), job.key.namespace.clone()),
                 (RUN_LABEL.to_owned(), id.clone()),
             ]
             .into(),
@@ -516,7 +542,7 @@ impl Performer {
             again,
             cache_key: self.member.name.clone(),
         };
-        tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
+        tracing::info!(subject = %job.key, member = %self.member.name, release = %job.release.name,
             chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));
@@ -546,7 +572,7 @@ impl Performer {
             done.facts = facts;
             done.applied = Some(run);
             done.progressed = true;
-            tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
+            tracing::info!(subject = %job.key, member = %self.member.name, release = %job.release.name,
                 revision = expected, "deployed");
             return Ok(());
         }
@@ -597,10 +623,10 @@ impl Performer {
         let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         self.confirm_deletion(job).await?;
-        if job.tenant.metadata.deletion_timestamp.is_some() {
-            done.deletion_confirmed = job.tenant.uid();
+        if job.subject.is_going() {
+            done.deletion_confirmed = job.subject.tenant().and_then(|tenant| tenant.uid());
         }
-        if job.tenant.metadata.deletion_timestamp.is_some() || job.desired.retire {
+        if job.subject.is_going() || job.desired.retire {
             self.say(job, done).await?;
         }
         // Helm passes over what it cannot decode, and would go by the revision before without a word.
@@ -619,7 +645,7 @@ impl Performer {
             timeout: self.member.policy.helm_timeout,
             cache_key: self.member.name.clone(),
         };
-        tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name,
+        tracing::info!(subject = %job.key, member = %self.member.name, release = %job.release.name,
             "running helm uninstall");
         let running = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));
         let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
@@ -637,7 +663,7 @@ impl Performer {
                     reason: "HelmUninstalled",
                     message,
                 };
-                self.events.tell(&job.tenant, told);
+                self.tell(&job.subject, told);
                 Ok(())
             }
             Err(HelmError::Stopped) => Err(Fault::Stale),
@@ -658,7 +684,7 @@ impl Performer {
                     reason: "HelmUninstallFailed",
                     message: message.clone(),
                 };
-                self.events.tell(&job.tenant, told);
+                self.tell(&job.subject, told);
                 let permanent = error.is_permanent();
                 Err(Fault::Shown {
                     reason: reason::UNINSTALL_FAILED,
@@ -671,20 +697,31 @@ impl Performer {
 
     /// Design §3, rule 2: a deletion is read twice, and one that comes with the CRD's is none.
     async fn confirm_deletion(&self, job: &Job) -> Result<(), Fault> {
+        match &job.subject {
+            Subject::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
+            Subject::Deployment(order) => {
+                let confirmed = still_ordered(order, job.desired.retire, &self.desired.borrow());
+                confirmed.then_some(()).ok_or(Fault::Stale)
+            }
+        }
+    }
+
+    async fn confirm_tenants_deletion(&self, tenant: &Tenant) -> Result<(), Fault> {
         let crds: Api<CustomResourceDefinition> = Api::all(self.client());
         let crd = in_time("reading the CRD", crds.get_metadata(Tenant::crd_name())).await?;
         if crd.metadata.deletion_timestamp.is_some() {
             return Err(Fault::Stale);
         }
-        let api = self.tenants(&job.key);
-        let fresh = in_time("reading the Tenant again", api.get_metadata(&job.key.name)).await?;
-        let same = fresh.metadata.uid == job.tenant.metadata.uid
+        let api = self.tenants(&tenant.namespace().unwrap_or_default());
+        let reading = api.get_metadata(tenant.metadata.name.as_deref().unwrap_or_default());
+        let fresh = in_time("reading the Tenant again", reading).await?;
+        let same = fresh.metadata.uid == tenant.metadata.uid
             && fresh.metadata.deletion_timestamp.is_some()
-                == job.tenant.metadata.deletion_timestamp.is_some();
+                == tenant.metadata.deletion_timestamp.is_some();
         // Of one that is not deleted nothing says that it is to go but the order: it may have been taken
         // back while this waited for its turn.
         let annotated =
-            |name: &str| fresh.annotations().get(name) == job.tenant.annotations().get(name);
+            |name: &str| fresh.annotations().get(name) == tenant.annotations().get(name);
         let ordered = fresh.metadata.deletion_timestamp.is_some() || {
             let now = self.desired.borrow();
             now.retire
@@ -708,13 +745,13 @@ impl Performer {
         // Nor a Tenant that lives there, which no watch may have shown yet.
         let api: Api<Tenant> = Api::namespaced(self.client(), &job.release.namespace);
         let params = ListParams::default().limit(2);
-        let inhabitants = in_time("listing Tenants", api.list_metadata(&params)).await?;
-        if inhabitants
-            .items
-            .iter()
-            .any(|other| other.metadata.uid != job.tenant.metadata.uid)
-        {
-            return Err(Fault::Stale);
+        let own = job.subject.tenant().and_then(|tenant| tenant.uid());
+        match in_time("listing Tenants", api.list_metadata(&params)).await {
+            Ok(list) if list.items.iter().all(|other| other.metadata.uid == own) => {}
+            // Where there is no such kind, none lives there.
+            Err(Fault::Stale) if job.tenants == CrdState::Missing => {}
+            Ok(_) => return Err(Fault::Stale),
+            Err(fault) => return Err(fault),
         }
         let api: Api<Namespace> = Api::all(self.client());
         let name = &job.release.namespace;
@@ -746,7 +783,7 @@ impl Performer {
                     reason: "WorkspaceDeleted",
                     message,
                 };
-                self.events.tell(&job.tenant, told);
+                self.tell(&job.subject, told);
                 // The watch shows it terminating, and then gone; until then there is nothing to do.
                 Err(Fault::Stale)
             }
@@ -758,6 +795,22 @@ impl Performer {
         let permitted = self.stop.is_open() && self.hold.borrow().may_start(Boot::now());
         if permitted { Ok(()) } else { Err(Fault::Stale) }
     }
+}
+
+/// Whether the newest that home wants is that the deployment goes, in the way that was planned: it may have
+/// been taken back while this waited for its turn.
+fn still_ordered(order: &DesiredDeployment, retire: bool, now: &DesiredState) -> bool {
+    let newest = now
+        .deployments
+        .iter()
+        .find(|newest| newest.uid == order.uid && newest.key() == order.key());
+    let ordered = |newest: &DesiredDeployment| {
+        (newest.remove || (retire && now.retire))
+            && newest.remove == order.remove
+            && newest.orphan == order.orphan
+            && !newest.paused
+    };
+    newest.is_some_and(ordered) && !now.paused
 }
 
 impl Fault {
@@ -806,5 +859,71 @@ fn in_time<T>(
                 DEADLINE.as_secs()
             ))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_common::desired::Version;
+
+    use super::*;
+
+    fn desired(deployments: Vec<DesiredDeployment>) -> DesiredState {
+        DesiredState {
+            version: Version::default(),
+            chart: ChartState {
+                repo: String::new(),
+                name: "small".to_owned(),
+                version: String::new(),
+                install_crds: false,
+                values: serde_json::Map::new(),
+                confidential: None,
+            },
+            paused: false,
+            retire: false,
+            drift: krypton_common::drift::DriftPolicy::default(),
+            chart_crds: CrdPolicy::default(),
+            tenant_values: false,
+            handling: krypton_common::handling::Handling::default(),
+            deployments,
+        }
+    }
+
+    #[test]
+    fn a_deployment_goes_only_while_the_newest_that_home_wants_is_that_very_order() {
+        let order = DesiredDeployment {
+            namespace: "accounts".to_owned(),
+            name: "acme".to_owned(),
+            uid: "uid-1".to_owned(),
+            remove: true,
+            ..DesiredDeployment::default()
+        };
+        let with = |change: fn(&mut DesiredDeployment)| {
+            let mut newest = order.clone();
+            change(&mut newest);
+            still_ordered(&order, false, &desired(vec![newest]))
+        };
+        assert!(with(|_| {}));
+        assert!(with(|newest| newest.generation += 1));
+        assert!(!with(|newest| newest.remove = false));
+        assert!(!with(|newest| newest.orphan = true));
+        assert!(!with(|newest| newest.paused = true));
+        assert!(!with(|newest| newest.uid = "uid-2".to_owned()));
+        assert!(!with(|newest| newest.namespace = "other".to_owned()));
+        let mut now = desired(Vec::new());
+        assert!(!still_ordered(&order, false, &now), "no list says nothing");
+        now.deployments.push(order.clone());
+        now.paused = true;
+        assert!(!still_ordered(&order, false, &now));
+
+        // With the whole member, until that is taken back.
+        let stays = DesiredDeployment {
+            remove: false,
+            ..order
+        };
+        let mut now = desired(vec![stays.clone()]);
+        assert!(!still_ordered(&stays, true, &now));
+        now.retire = true;
+        assert!(still_ordered(&stays, true, &now));
     }
 }

@@ -1,17 +1,18 @@
-//! How many Tenants something is done for at once, and who comes next: first come, first served.
+//! How many Tenants and deployments something is done for at once, and who comes next: first come, first served.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use krypton_common::tenant::TenantKey;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::subject::SubjectKey;
 
 /// A bounded number of turns, and those who wait for one. A turn comes back when its permit is dropped,
 /// however the task that has it ends.
 pub(super) struct Turns {
     free: Arc<Semaphore>,
-    queue: BTreeMap<Place, TenantKey>,
-    places: BTreeMap<TenantKey, Place>,
+    queue: BTreeMap<Place, SubjectKey>,
+    places: BTreeMap<SubjectKey, Place>,
     last: Place,
 }
 
@@ -30,7 +31,7 @@ impl Turns {
     }
 
     /// Takes `key` out of the queue: it is looked at, and may need no turn by now.
-    pub(super) fn leave(&mut self, key: &TenantKey) -> Option<Place> {
+    pub(super) fn leave(&mut self, key: &SubjectKey) -> Option<Place> {
         let place = self.places.remove(key)?;
         self.queue.remove(&place);
         Some(place)
@@ -39,7 +40,7 @@ impl Turns {
     /// A turn for `key`; without one, it waits, at the `place` that it had.
     pub(super) fn take(
         &mut self,
-        key: &TenantKey,
+        key: &SubjectKey,
         place: Option<Place>,
     ) -> Option<OwnedSemaphorePermit> {
         let turn = Arc::clone(&self.free).try_acquire_owned().ok();
@@ -56,7 +57,7 @@ impl Turns {
 
     /// Who is to be looked at now: somebody waits and a turn is free. It may need none by now, so this is
     /// asked again until it is nobody.
-    pub(super) fn next(&self) -> Option<TenantKey> {
+    pub(super) fn next(&self) -> Option<SubjectKey> {
         let (_, first) = self.queue.first_key_value()?;
         (self.free.available_permits() > 0).then(|| first.clone())
     }
@@ -64,15 +65,16 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
+    use krypton_common::tenant::TenantKey;
     use proptest::prelude::*;
 
     use super::*;
 
-    fn key(number: u8) -> TenantKey {
-        TenantKey {
+    fn key(number: u8) -> SubjectKey {
+        SubjectKey::Tenant(TenantKey {
             namespace: "default".to_owned(),
             name: format!("t{number}"),
-        }
+        })
     }
 
     #[test]

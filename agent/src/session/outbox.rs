@@ -1,12 +1,13 @@
 //! What is to be said to the hub next, and the digest of what was said. No I/O.
 
-use krypton_common::account::AccountDigest;
+use krypton_common::account::{AccountDigest, together};
+use krypton_common::deployment::DeploymentKey;
 use krypton_common::desired::Version;
-use krypton_common::tenant::TenantKey;
 use krypton_proto::REPORTS_PER_MESSAGE;
-use krypton_proto::v1::{Applied, Heartbeat, Report, Tenant, Trusts, agent_message};
+use krypton_proto::v1::{Applied, Deployment, Heartbeat, Report, Tenant, Trusts, agent_message};
 
 use crate::report::ReportBoard;
+use crate::subject::SubjectKey;
 
 /// A slot for each kind of message: what is not sent yet is replaced by what is newer.
 #[derive(Debug)]
@@ -17,6 +18,7 @@ pub(super) struct Outbox {
     heartbeat: bool,
     changed: bool,
     digest: AccountDigest,
+    deployments: AccountDigest<DeploymentKey>,
 }
 
 /// A whole account that is under way.
@@ -24,8 +26,8 @@ pub(super) struct Outbox {
 struct Account {
     /// Of the request for it; 0 for the one that begins a session.
     number: u64,
-    /// The last Tenant that was sent.
-    after: Option<TenantKey>,
+    /// The last that was sent.
+    after: Option<SubjectKey>,
 }
 
 impl Outbox {
@@ -38,6 +40,7 @@ impl Outbox {
             heartbeat: false,
             changed: false,
             digest: AccountDigest::default(),
+            deployments: AccountDigest::default(),
         }
     }
 
@@ -53,6 +56,7 @@ impl Outbox {
     pub(super) fn resync(&mut self, number: u64) {
         self.account = Some(Account::new(number));
         self.digest = AccountDigest::default();
+        self.deployments = AccountDigest::default();
     }
 
     pub(super) fn heartbeat(&mut self) {
@@ -92,7 +96,7 @@ impl Outbox {
             ));
         }
         if std::mem::take(&mut self.heartbeat) {
-            let (tenants, digest) = self.digest.value();
+            let (tenants, digest) = together(self.digest.value(), self.deployments.value());
             return Some(agent_message::Kind::Heartbeat(Heartbeat {
                 tenants,
                 digest_high: (digest >> 64) as u64,
@@ -105,13 +109,14 @@ impl Outbox {
         let part = board.take(None, REPORTS_PER_MESSAGE);
         self.changed = !part.last;
         let report = self.report(part.changes, None);
-        let empty = report.tenants.is_empty() && report.member.is_none();
+        let empty =
+            report.tenants.is_empty() && report.deployments.is_empty() && report.member.is_none();
         (!empty).then_some(agent_message::Kind::Report(report))
     }
 
     fn part_of_account(&mut self, account: Account, board: &ReportBoard) -> Report {
         let part = board.take(account.after.as_ref(), REPORTS_PER_MESSAGE);
-        let after = part.changes.tenants.keys().next_back().cloned();
+        let after = part.changes.last();
         let complete = part.last.then_some(account.number);
         if part.last {
             // What has changed again behind our back is in the board, marked.
@@ -131,8 +136,17 @@ impl Outbox {
                 Tenant::new(key, report.as_ref())
             })
             .collect();
+        let deployments = changes
+            .deployments
+            .iter()
+            .map(|(key, report)| {
+                self.deployments.set(key, report.as_ref());
+                Deployment::new(key, report.as_ref())
+            })
+            .collect();
         Report {
             tenants,
+            deployments,
             member: changes.member.as_ref().map(Into::into),
             complete,
         }
@@ -153,7 +167,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use krypton_common::conditions::{ClusterState, State, Truth};
-    use krypton_common::tenant::TenantReport;
+    use krypton_common::deployment::DeploymentReport;
+    use krypton_common::tenant::{TenantKey, TenantReport};
     use proptest::prelude::*;
 
     use super::*;
@@ -253,6 +268,56 @@ mod tests {
         hub.listen(&mut outbox, &board);
         assert_eq!((hub.known.len(), hub.messages, hub.beats), (450, 3, 1));
         assert_eq!(hub.completed, [0]);
+    }
+
+    #[test]
+    fn a_heartbeat_covers_tenants_and_deployments_and_an_account_names_both() {
+        let board = board(150);
+        let deployment = |name: u16| DeploymentKey {
+            namespace: "default".to_owned(),
+            name: format!("t{name:04}"),
+        };
+        for name in 0..150 {
+            let said = report(1);
+            let said = DeploymentReport {
+                uid: format!("uid-{name}"),
+                observed_generation: 1,
+                gone: false,
+                applied_chart: String::new(),
+                state: said.state,
+            };
+            board.deployment(&deployment(name), Some(said));
+        }
+        board.resend();
+        let mut outbox = Outbox::new();
+        outbox.heartbeat();
+        let mut tenants: AccountDigest = AccountDigest::default();
+        let mut deployments = AccountDigest::default();
+        let mut beats = 0;
+        while outbox.has_something() {
+            match outbox.next(&board) {
+                Some(agent_message::Kind::Report(report)) => {
+                    assert!(report.tenants.len() + report.deployments.len() <= REPORTS_PER_MESSAGE);
+                    for tenant in report.tenants {
+                        let (key, said) = tenant.read().unwrap();
+                        tenants.set(&key, said.as_ref());
+                    }
+                    for said in report.deployments {
+                        let (key, said) = said.read().unwrap();
+                        deployments.set(&key, said.as_ref());
+                    }
+                }
+                Some(agent_message::Kind::Heartbeat(beat)) => {
+                    let (count, digest) = together(tenants.value(), deployments.value());
+                    let said = u128::from(beat.digest_high) << 64 | u128::from(beat.digest_low);
+                    assert_eq!((beat.tenants, said), (count, digest));
+                    assert_eq!(count, 300);
+                    beats += 1;
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(beats, 1);
     }
 
     #[test]

@@ -113,7 +113,7 @@ pub(super) fn step(object: &EdgeCluster, standing: &Standing) -> Step {
                 Step::TakeOff(LetGo::Uninstalled)
             } else {
                 Step::Uninstall(format!(
-                    "{} of {} Tenants have no release any more",
+                    "{} of {} Tenants and deployments have no release any more",
                     retired.gone, retired.tenants
                 ))
             }

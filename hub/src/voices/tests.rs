@@ -1,4 +1,5 @@
 use krypton_common::conditions::ClusterState;
+use krypton_common::deployment::{DeploymentKey, DeploymentReport};
 use krypton_common::tenant::{TenantKey, TenantReport};
 
 use super::*;
@@ -71,7 +72,11 @@ fn changes(member: Option<MemberReport>, tenants: &[(&str, &str)]) -> Changes {
         .iter()
         .map(|(name, why)| (key(name), Some(report(why))))
         .collect();
-    Changes { member, tenants }
+    Changes {
+        member,
+        tenants,
+        ..Changes::default()
+    }
 }
 
 impl Fleet {
@@ -190,6 +195,58 @@ fn a_digest_that_differs_asks_once_for_the_whole_account() {
         2,
         "what is not in it is gone"
     );
+}
+
+#[test]
+fn what_is_said_of_deployments_is_kept_apart_counted_with_the_rest_and_heard_of_the_speaker_only() {
+    let fleet = fleet();
+    let (proxy, agent) = (VoiceId::Proxy, VoiceId::Session(1));
+    let deployments = Arc::clone(fleet.voices.deployments());
+    // Of a Tenant of the same name nothing is said.
+    let key = DeploymentKey {
+        namespace: key("t").namespace,
+        name: "t".to_owned(),
+    };
+    let said = |why: &str| DeploymentReport {
+        uid: "uid-1".to_owned(),
+        observed_generation: 1,
+        gone: false,
+        applied_chart: String::new(),
+        state: report(why).state,
+    };
+    let of = |member: MemberReport, why: &str| Changes {
+        member: Some(member),
+        deployments: [(key.clone(), Some(said(why)))].into(),
+        ..Changes::default()
+    };
+    let held = || {
+        let held = deployments.said(MEMBER, &key).unwrap();
+        (held.report.state.ready.reason, held.fresh)
+    };
+    let _asks = fleet.voices.open(MEMBER, proxy, at(0));
+    let first = of(writing("hub/a"), "OfTheProxy");
+    fleet.voices.say(MEMBER, proxy, first, Some(0), at(1));
+    assert_eq!(held(), ("OfTheProxy".to_owned(), true));
+    assert_eq!(fleet.reports.counts(MEMBER).total, 0);
+    let asks = fleet.voices.open(MEMBER, agent, at(2));
+    let seen = of(observing("hub/a"), "OfTheAgent");
+    fleet.voices.say(MEMBER, agent, seen, Some(0), at(3));
+    assert_eq!(held(), ("OfTheProxy".to_owned(), true));
+    // Its word stands until the agent, which is asked for it, has said all again.
+    fleet.voices.close(MEMBER, proxy, at(4));
+    assert_eq!(
+        (held(), *asks.borrow()),
+        (("OfTheProxy".to_owned(), false), 1)
+    );
+    let again = of(writing("agent/a"), "OfTheAgent");
+    fleet.voices.say(MEMBER, agent, again, Some(1), at(5));
+    assert_eq!(held(), ("OfTheAgent".to_owned(), true));
+    // What is held is what was said: nobody is asked again.
+    let part = krypton_common::account::part(&key, &said("OfTheAgent"));
+    fleet.voices.compare(MEMBER, agent, (1, part), at(60));
+    assert_eq!(*asks.borrow(), 1);
+    fleet.voices.compare(MEMBER, agent, (0, 0), at(60));
+    assert_eq!(*asks.borrow(), 2);
 }
 
 #[test]

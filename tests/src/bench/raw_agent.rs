@@ -98,6 +98,7 @@ impl Session {
             ..MemberReport::default()
         };
         self.say(Said::Report(Report {
+            deployments: Vec::new(),
             tenants: Vec::new(),
             member: Some((&member).into()),
             complete: Some(number),
@@ -120,6 +121,7 @@ fn report(number: u64, generation: i64) -> Said {
         ..installed()
     };
     Said::Report(Report {
+        deployments: Vec::new(),
         tenants: vec![Tenant::new(&key, Some(&report))],
         member: None,
         complete: None,

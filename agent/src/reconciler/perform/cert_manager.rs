@@ -61,7 +61,7 @@ impl Performer {
             },
             Err(Stop::Fault(fault)) => return Err(fault),
         };
-        self.events.tell(&job.tenant, told);
+        self.tell(&job.subject, told);
         Ok(())
     }
 

@@ -122,7 +122,7 @@ impl Performer {
                 Ok(false) => {}
                 Err(Refused::Forbidden) => stays.push(shown),
                 Err(Refused::Fault(Fault::Passing(problem))) if anyhow => {
-                    tracing::warn!(tenant = %job.key, object = %shown, %problem, "not removed");
+                    tracing::warn!(subject = %job.key, object = %shown, %problem, "not removed");
                     stays.push(shown);
                 }
                 Err(Refused::Fault(fault)) => return Err(fault),
@@ -149,7 +149,7 @@ impl Performer {
                     reason,
                     message,
                 };
-                self.events.tell(&job.tenant, told);
+                self.tell(&job.subject, told);
             }
         }
         Ok(())

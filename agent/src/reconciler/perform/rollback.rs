@@ -58,7 +58,7 @@ impl Performer {
             secret_paths: job.desired.chart.secret_paths().to_vec(),
             cache_key: self.member.name.clone(),
         };
-        tracing::info!(tenant = %job.key, member = %self.member.name, release = %job.release.name, to,
+        tracing::info!(subject = %job.key, member = %self.member.name, release = %job.release.name, to,
             "running helm rollback");
         let ending = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop));
         let ended = effect!("helm.rollback", ending).await;
@@ -75,7 +75,7 @@ impl Performer {
                     reason: "HelmRolledBack",
                     message,
                 };
-                self.events.tell(&job.tenant, told);
+                self.tell(&job.subject, told);
                 return Ok(());
             }
             Err(HelmError::Stopped) => return Err(Fault::Stale),

@@ -1,10 +1,9 @@
-//! What is said of a Tenant: reported, and written to it; and while helm runs, which hook it waits for, as
+//! What is said of a Tenant or deployment: reported, and written to a Tenant; and while helm runs, which hook it waits for, as
 //! helm itself has it on record.
 
 use std::pin::pin;
 
 use krypton_common::conditions::ClusterState;
-use krypton_common::tenant::TenantReport;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -16,6 +15,7 @@ use crate::progress::{PAUSE, QUIET, with_detail};
 use crate::reconciler::StatusMode;
 use crate::release;
 use crate::status::{self, Told};
+use crate::subject::Subject;
 
 impl Performer {
     /// Reports the state, writes it to the Tenant where that is ours to do, and tells what changed.
@@ -29,35 +29,21 @@ impl Performer {
         state: &ClusterState,
         done: &mut Done,
     ) -> Result<(), Fault> {
-        let newest = done.tenant.as_ref().unwrap_or(&job.tenant);
-        let generation = job.tenant.metadata.generation.unwrap_or_default();
-        let earlier = job
-            .tenant
-            .status
-            .as_ref()
-            .and_then(|status| status.last_applied_chart.clone());
         if job.plan.ours {
-            let applied_chart = job
-                .plan
-                .applied_chart
-                .clone()
-                .or(earlier)
-                .unwrap_or_default();
-            let report = TenantReport {
-                observed_generation: generation,
-                applied_chart,
-                state: state.clone(),
-            };
-            self.board.tenant(&job.key, Some(report));
+            let applied_chart = job.plan.applied_chart.as_deref().unwrap_or_default();
+            let subject = &job.subject;
+            self.board
+                .put(subject, state.clone(), applied_chart, job.plan.gone);
         } else {
-            self.board.tenant(&job.key, None);
+            self.board.forget(&job.key);
         }
         done.said = Some(state.clone());
         // Without the Lease this is observation: only its holder writes and tells.
         if !self.hold.borrow().may_start(Boot::now()) {
             return Ok(());
         }
-        if self.member.status == StatusMode::Write {
+        if let (StatusMode::Write, Subject::Tenant(tenant)) = (self.member.status, &job.subject) {
+            let newest = done.tenant.as_ref().unwrap_or(tenant);
             let next = status::status(
                 newest,
                 &self.member.name,
@@ -71,12 +57,12 @@ impl Performer {
                     "metadata": { "resourceVersion": newest.metadata.resource_version },
                     "status": next,
                 });
-                let api = self.tenants(&job.key);
+                let api = self.tenants(job.key.namespace());
                 let params = PatchParams::default();
                 let patch = Patch::Merge(&patch);
                 let call = effect!(
                     "tenant.status",
-                    api.patch_status(&job.key.name, &params, &patch)
+                    api.patch_status(job.key.name(), &params, &patch)
                 );
                 match in_time("writing the status", call).await {
                     Ok(tenant) => done.tenant = Some(tenant),
@@ -89,7 +75,7 @@ impl Performer {
                                 reason: "StatusUpdateFailed",
                                 message,
                             };
-                            self.events.tell(&job.tenant, told);
+                            self.tell(&job.subject, told);
                         }
                         return Err(fault);
                     }
@@ -98,7 +84,7 @@ impl Performer {
         }
         let before = done.told.as_ref().or(job.told.as_ref());
         for told in status::told(before, state) {
-            self.events.tell(&job.tenant, told);
+            self.tell(&job.subject, told);
         }
         done.told = Some(state.clone());
         Ok(())
@@ -125,7 +111,7 @@ impl Performer {
                 told = Box::pin(self.tell_hook(job, done, revision)) => {
                     // It is said the next time, or by the next look when helm has ended.
                     if let Err(fault) = told {
-                        tracing::debug!(tenant = %job.key, problem = fault.text(), "progress not told");
+                        tracing::debug!(subject = %job.key, problem = fault.text(), "progress not told");
                     }
                 }
             }
@@ -146,12 +132,12 @@ impl Performer {
         let Err(fault) = self.say_state(job, &state, done).await else {
             return Ok(());
         };
-        if matches!(fault, Fault::Stale) {
+        if let (Fault::Stale, Subject::Tenant(tenant)) = (&fault, &job.subject) {
             // Somebody has written to the Tenant. Of another generation nothing was looked at yet.
-            let api = self.tenants(&job.key);
-            let fresh = in_time("reading the Tenant", api.get(&job.key.name)).await?;
-            if fresh.uid() == job.tenant.uid()
-                && fresh.metadata.generation == job.tenant.metadata.generation
+            let api = self.tenants(job.key.namespace());
+            let fresh = in_time("reading the Tenant", api.get(job.key.name())).await?;
+            if fresh.uid() == tenant.uid()
+                && fresh.metadata.generation == tenant.metadata.generation
             {
                 done.tenant = Some(fresh);
             }

@@ -30,7 +30,7 @@ impl Performer {
         done: &mut Done,
     ) -> Result<(), Fault> {
         let (why, name) = (chain(error), secret.name_any());
-        let going = job.tenant.metadata.deletion_timestamp.is_some() || job.desired.retire;
+        let going = job.subject.is_going() || job.desired.retire;
         let failed = |message: String| Fault::Shown {
             reason: if going {
                 reason::UNINSTALL_FAILED
@@ -69,9 +69,10 @@ impl Performer {
                 return Err(failed(format!(
                     "{why}; no other revision says what is to be removed. Remove by hand what is annotated \
                      with meta.helm.sh/release-name={}, then delete that Secret; or let it all be with \
-                     annotation {}=true on the Tenant",
+                     annotation {}=true on the {}",
                     job.release.name,
                     krypton_common::names::ORPHAN_ANNOTATION,
+                    job.subject.kind(),
                 )));
             }
         }
@@ -91,9 +92,9 @@ impl Performer {
             reason: "ReleaseUnreadable",
             message,
         };
-        tracing::warn!(tenant = %job.key, member = %self.member.name, secret = %name, error = %why,
+        tracing::warn!(subject = %job.key, member = %self.member.name, secret = %name, error = %why,
             "a release that nobody can decode was set aside");
-        self.events.tell(&job.tenant, told);
+        self.tell(&job.subject, told);
         self.relist(job, done).await
     }
 

@@ -1,67 +1,105 @@
-//! One Tenant at a time: a look, a plan, a job; and what came of it.
+//! One Tenant or deployment at a time: a look, a plan, a job; and what came of it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_common::conditions::reason as why;
-use krypton_common::tenant::{TenantKey, TenantReport};
-use krypton_crds::tenant::Tenant;
+use krypton_common::desired::DesiredState;
 use kube::runtime::watcher::Event;
 use tokio::task::{Id, JoinError};
 
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
-use super::turns::Turns;
+use super::turns::{Place, Turns};
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::clock::Boot;
 use crate::fence::Hold;
 use crate::index::{CrdState, Revision};
 use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
 use crate::precedence::Urgency;
+use crate::subject::{Subject, SubjectKey};
 use crate::{progress, workload};
 
 /// The longest pause after what is not the release's fault.
 const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
 impl Reconciler {
-    pub(super) fn see_to_tenants(&mut self, now: Boot) {
+    /// What is acted on: with the permit what is on record, else what is wanted, to observe by.
+    fn desired_now(&self) -> Arc<DesiredState> {
+        match &self.recorded {
+            Some(recorded) if self.permitted => Arc::clone(recorded),
+            _ => Arc::clone(&self.desired.borrow()),
+        }
+    }
+
+    /// The orders of the desired state that is acted on, and of no other.
+    pub(super) fn see_to_orders(&mut self) {
+        let desired = self.desired_now();
+        let known = self.ordered.as_ref();
+        if known.is_none_or(|known| !Arc::ptr_eq(known, &desired)) {
+            let dirty = self.index.ordered(&desired.deployments);
+            self.dirty.extend(dirty);
+            self.ordered = Some(desired);
+        }
+    }
+
+    pub(super) fn see_to_subjects(&mut self, now: Boot) {
         while let Some((at, key)) = self.wakes.first().cloned()
             && at <= now
         {
             self.wakes.remove(&(at, key.clone()));
             self.dirty.insert(key);
         }
-        // Before the lists are complete, and while the CRD goes, absence means nothing.
-        if !self.index.synced() || self.index.crd() != Some(CrdState::Present) {
+        // Before the lists are complete, absence means nothing.
+        if !self.index.ready() {
             return;
         }
-        if self.permitted && self.crd_lost {
-            return;
-        }
+        // Nor while the CRD goes; of deployments it says nothing.
+        let tenants = self.index.synced()
+            && self.index.crd() == Some(CrdState::Present)
+            && !(self.permitted && self.crd_lost);
         // Who waits goes before who comes.
         let waiting = |this: &Self| {
             let turns = [&this.calls, &this.urgent, &this.runs];
             turns.into_iter().find_map(Turns::next)
         };
         while let Some(key) = waiting(self) {
-            self.look_at(&key, now);
+            match &key {
+                SubjectKey::Tenant(_) if !tenants => {
+                    self.leave_turns(&key);
+                    self.dirty.insert(key);
+                }
+                _ => self.look_at(&key, now),
+            }
         }
         for key in std::mem::take(&mut self.dirty) {
-            self.look_at(&key, now);
+            match &key {
+                SubjectKey::Tenant(_) if !tenants => {
+                    self.dirty.insert(key);
+                }
+                _ => self.look_at(&key, now),
+            }
         }
     }
 
-    fn look_at(&mut self, key: &TenantKey, now: Boot) {
-        let [call, urgent, run] =
-            [&mut self.calls, &mut self.urgent, &mut self.runs].map(|turns| turns.leave(key));
-        let Some(tenant) = self.index.tenants.get(key).cloned() else {
+    fn leave_turns(&mut self, key: &SubjectKey) -> [Option<Place>; 3] {
+        [&mut self.calls, &mut self.urgent, &mut self.runs].map(|turns| turns.leave(key))
+    }
+
+    fn look_at(&mut self, key: &SubjectKey, now: Boot) {
+        let [call, urgent, run] = self.leave_turns(key);
+        let Some(subject) = self.index.subject(key) else {
             self.rounds.forget(key);
             if self.slots.get(key).is_none_or(|slot| !slot.busy) {
                 self.slots.remove(key);
-                self.board.tenant(key, None);
+                self.board.forget(key);
             }
             return;
         };
+        let release_key = subject.release(&self.member.name);
+        let desired = self.desired_now();
+        let mut users = self.index.users(&release_key.namespace).into_iter();
+        let others = users.any(|user| user != *key && !self.is_let_go(&user));
         let slot = self.slots.entry(key.clone()).or_default();
         // A busy one is looked at when it is done.
         if slot.busy {
@@ -75,9 +113,8 @@ impl Reconciler {
         }
         if slot.memory.known_since.is_none() {
             slot.memory.known_since = Some(now);
-            slot.memory.told = plan::on_status(&tenant, &self.member.name);
+            slot.memory.told = subject.on_status(&self.member.name);
         }
-        let release_key = self.index.release_key(&tenant);
         let revisions = self.index.release(&release_key);
         slot.memory.locked = revisions
             .last()
@@ -88,7 +125,6 @@ impl Reconciler {
             });
         slot.memory.saw(revisions.last().copied());
         let claimants = self.index.claimants(&release_key);
-        let claimants: Vec<&Tenant> = claimants.into_iter().map(Arc::as_ref).collect();
         let facts = self.facts.get(&release_key);
         let facts = facts.filter(|facts| {
             revisions
@@ -97,31 +133,23 @@ impl Reconciler {
         });
         let seen = self.index.release_workloads(&release_key);
         let unready = workload::unready(facts.map(|facts| facts.workloads.as_slice()), &seen);
-        let wanted = Arc::clone(&self.desired.borrow());
-        let desired = match &self.recorded {
-            Some(recorded) if self.permitted => Arc::clone(recorded),
-            _ => wanted,
-        };
-        let others = self
-            .index
-            .users(&release_key.namespace)
-            .into_iter()
-            .any(|user| user != *key);
         // With a namespace go the Tenants that live in it, too.
-        let going = tenant.metadata.deletion_timestamp.is_some() || desired.retire;
+        let going = subject.is_going() || desired.retire;
         let inhabited = going
             && self.index.tenants.iter().any(|(other, _)| {
-                other.namespace == release_key.namespace && (desired.retire || other != key)
+                other.namespace == release_key.namespace
+                    && (desired.retire || SubjectKey::Tenant(other.clone()) != *key)
             });
         let last = going
-            && !self.index.tenants.iter().any(|(other, tenant)| {
-                other != key
-                    && !desired.retire
-                    && tenant.metadata.deletion_timestamp.is_none()
-                    && tenant.is_for(&self.member.name, self.member.source_namespace.as_deref())
-            });
+            && (desired.retire
+                || !self.index.subjects().any(|(other, subject)| {
+                    let source = self.member.source_namespace.as_deref();
+                    other != *key
+                        && !subject.is_going()
+                        && subject.is_for(&self.member.name, source)
+                }));
         let allowed = self.member.allowed.borrow().clone();
-        let chart = desired.chart_with(tenant.spec.values.as_ref());
+        let chart = desired.chart_with(subject.values());
         let view = View {
             cluster: &self.member.name,
             source_namespace: self.member.source_namespace.as_deref(),
@@ -130,7 +158,7 @@ impl Reconciler {
             permit: permit(&self.hold.borrow(), self.permitted, self.recorded.is_some()),
             desired: &desired,
             chart: &chart,
-            tenant: &tenant,
+            subject: &subject,
             release_key: &release_key,
             revisions: &revisions,
             claimants: &claimants,
@@ -143,9 +171,13 @@ impl Reconciler {
             allowed: &allowed,
             memory: &slot.memory,
         };
-        let plan = plan::plan(&view);
+        let mut plan = plan::plan(&view);
+        // Tenants that are yet to be put back may use it.
+        if self.crd_lost && plan.action == Action::DeleteWorkspace {
+            plan.action = Action::Nothing;
+        }
         let workspace_exists = view.workspace.is_some();
-        let before = slot.memory.last_word(&tenant, &self.member.name);
+        let before = slot.memory.last_word(&subject, &self.member.name);
         let told = slot.memory.told.clone();
         if let Some(at) = slot.wake.take() {
             self.wakes.remove(&(at, key.clone()));
@@ -154,29 +186,22 @@ impl Reconciler {
             slot.wake = Some(at);
             self.wakes.insert((at, key.clone()));
         }
-        // The first look is a report in itself: until then the Tenant would seem not to be here.
-        if plan.ours && self.board.generation(key).is_none() {
-            let status = tenant.status.as_ref();
-            let report = TenantReport {
-                observed_generation: tenant.metadata.generation.unwrap_or_default(),
-                applied_chart: status
-                    .and_then(|status| status.last_applied_chart.clone())
-                    .unwrap_or_default(),
-                state: before.unwrap_or_else(|| plan.state.clone()),
-            };
-            self.board.tenant(key, Some(report));
+        // The first look is a report in itself: until then it would seem not to be here.
+        if plan.ours && !self.board.has(key) {
+            let state = before.unwrap_or_else(|| plan.state.clone());
+            self.board.put(&subject, state, "", plan.gone);
         }
         let newest = revisions.last().map(|newest| (*newest).clone());
         let revision = newest.as_ref().map(|newest| newest.revision);
         if self.drift_first(key, &plan, revision, now) {
             return;
         }
-        if let Some(at) = self.words_wait(key, &tenant, &plan, now) {
+        if let Some(at) = self.words_wait(key, &subject, &plan, now) {
             self.wakes.insert((at, key.clone()));
             return;
         }
-        if plan.action == Action::Nothing && !self.news(key, &tenant, &plan) {
-            self.begin_drift(key, &tenant, plan, (&release_key, revision), now);
+        if plan.action == Action::Nothing && !self.news(key, &subject, &plan) {
+            self.begin_drift(key, &subject, plan, (&release_key, revision), now);
             return;
         }
         let failed = self
@@ -194,7 +219,7 @@ impl Reconciler {
         };
         if let Some(slot) = self.slots.get_mut(key) {
             slot.busy = true;
-            slot.removing = tenant.metadata.deletion_timestamp.is_some();
+            slot.removing = subject.is_going();
         }
         let job = Job {
             key: key.clone(),
@@ -205,11 +230,12 @@ impl Reconciler {
                 .into_iter()
                 .cloned()
                 .collect(),
-            tenant,
+            subject,
             plan,
             told,
             release: release_key,
             workspace_exists,
+            tenants: self.index.crd().unwrap_or(CrdState::Missing),
             last,
             desired: Arc::clone(&desired),
             urgency,
@@ -220,25 +246,35 @@ impl Reconciler {
         self.running.insert(task, key.clone());
     }
 
+    /// Nothing of the deployment is left to be done, so it uses nothing.
+    fn is_let_go(&self, key: &SubjectKey) -> bool {
+        let let_go = self
+            .slots
+            .get(key)
+            .and_then(|slot| slot.memory.let_go.as_deref());
+        let subject = self.index.subject(key);
+        subject.is_some_and(|subject| subject.is_going() && let_go == Some(subject.uid()))
+    }
+
     /// Until when other words for what was said a moment ago wait.
     fn words_wait(
         &self,
-        key: &TenantKey,
-        tenant: &Tenant,
+        key: &SubjectKey,
+        subject: &Subject,
         plan: &plan::Plan,
         now: Boot,
     ) -> Option<Boot> {
         let memory = &self.slots.get(key)?.memory;
         // Of another generation it is to be said that it was looked at.
-        let known = self.board.generation(key) == tenant.metadata.generation;
+        let known = self.board.is_of(key, subject);
         let said = memory.said.as_ref().zip(memory.said_at);
         let waits = plan.action == Action::Nothing && plan.ours && known;
         said.filter(|_| waits)
             .and_then(|said| progress::not_before(Some(said), &plan.state, now))
     }
 
-    /// Whether there is anything to say. When not, the pass over this Tenant costs nothing.
-    fn news(&self, key: &TenantKey, tenant: &Tenant, plan: &plan::Plan) -> bool {
+    /// Whether there is anything to say. When not, the pass over it costs nothing.
+    fn news(&self, key: &SubjectKey, subject: &Subject, plan: &plan::Plan) -> bool {
         let memory = self.slots.get(key).map(|slot| &slot.memory);
         if memory.and_then(|memory| memory.said.as_ref()) != Some(&plan.state) {
             return true;
@@ -247,11 +283,13 @@ impl Reconciler {
         if self.permitted && memory.and_then(|memory| memory.told.as_ref()) != Some(&plan.state) {
             return true;
         }
-        if self.member.status == StatusMode::Report || !self.permitted {
-            return self.board.generation(key)
-                != Some(tenant.metadata.generation.unwrap_or_default())
-                && plan.ours;
-        }
+        let written = subject.tenant().filter(|_| {
+            // Home writes its own, and that of deployments.
+            self.permitted && self.member.status == StatusMode::Write
+        });
+        let Some(tenant) = written else {
+            return !self.board.is_of(key, subject) && plan.ours;
+        };
         let next = crate::status::status(
             tenant,
             &self.member.name,
@@ -275,7 +313,7 @@ impl Reconciler {
             }
             Err(error) => {
                 let key = self.running.remove(&error.id());
-                tracing::error!(%error, member = %self.member.name, tenant = ?key, "an action ended badly");
+                tracing::error!(%error, member = %self.member.name, subject = ?key, "an action ended badly");
                 if let Some(key) = key
                     && let Some(slot) = self.slots.get_mut(&key)
                 {
@@ -321,6 +359,9 @@ impl Reconciler {
         if read || unread.is_some() {
             slot.memory.doubted = unread.map(|(_, revision)| revision.revision);
         }
+        if done.let_go.is_some() {
+            slot.memory.let_go = done.let_go;
+        }
         if done.deletion_confirmed.is_some() {
             slot.deletion_confirmed = done.deletion_confirmed;
         }
@@ -353,7 +394,7 @@ impl Reconciler {
                 slot.stumbles += 1;
                 let pause = plan::backoff(slot.stumbles, self.member.retry_max, rand::random());
                 slot.not_before = Some(Boot(now.0 + pause));
-                tracing::warn!(member = %self.member.name, tenant = %done.key, %problem,
+                tracing::warn!(member = %self.member.name, subject = %done.key, %problem,
                     retry_in_seconds = pause.as_secs(), "not done");
             }
             Some(Fault::Shown {
@@ -389,7 +430,7 @@ impl Reconciler {
                 } else {
                     plan::backoff(attempts, cap, rand::random())
                 };
-                tracing::warn!(member = %self.member.name, tenant = %done.key, reason, %message,
+                tracing::warn!(member = %self.member.name, subject = %done.key, reason, %message,
                     attempts, retry_in_seconds = pause.as_secs(), "failed");
                 // To say so may be a write, too; and what was given up is not begun anew for this.
                 if reason == why::SUSPENDED || stands {

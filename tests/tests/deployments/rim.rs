@@ -1,0 +1,429 @@
+//! A member, and as much of a hub as gives it orders and hears what it says. Who acts on the member is the
+//! library of the agent: behind the hub's port and the agent's session over mutual TLS, or beside the hub,
+//! as the proxy does it. Of the hub nobody decides what is ordered: that is the test.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use arc_swap::ArcSwap;
+use krypton_agent::{
+    chart::ChartCache,
+    clock::{self, Boot},
+    dial::Dialer,
+    drift::DriftMetrics,
+    fence::LeaseWish,
+    helm::{Helm, HelmConfig},
+    plan::Policy,
+    reconciler::{self, Member, StatusMode, Tools},
+    report::ReportBoard,
+    session::{self, Link, Session},
+};
+use krypton_common::{
+    allowed::Allowed,
+    conditions::Truth,
+    crd_policy::CrdPolicy,
+    deployment::{DeploymentKey, DeploymentReport, DesiredDeployment},
+    desired::{ChartState, DesiredState},
+    drift::DriftPolicy,
+    handling::Handling,
+    tls::{self, Credential},
+};
+use krypton_hub::{
+    aggregate::Reports,
+    authority::{Authority, Live},
+    facts::FactsBoard,
+    fleet_service::FleetService,
+    found::Found,
+    listener,
+    members::{Dealer, Dealt, Members, Order, Slot},
+    metrics::SessionMetrics,
+    notices::Notices,
+    session::Sessions,
+    voices::{VoiceId, Voices},
+};
+use krypton_tests::{
+    ChartRepository, Cluster, Mode, daemon::Program, eventually, fleet::PATIENCE,
+    install_tls_provider,
+};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use serde_json::{Map, Value};
+use tempfile::TempDir;
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+const NAME: &str = "edge-1";
+const UID: &str = "uid-of-edge-1";
+const TRUST_DOMAIN: &str = "test.krypton";
+
+/// Dropping it ends all of it but helm, which ends by its supervisor.
+pub(crate) struct Rim {
+    mode: Mode,
+    members: Arc<Members>,
+    voices: Arc<Voices>,
+    dealer: Dealer,
+    pub(crate) chart: ChartState,
+    authority: Arc<Live>,
+    port: SocketAddr,
+    kubeconfig: PathBuf,
+    client: kube::Client,
+    scratch: TempDir,
+    acting: Option<(CancellationToken, JoinHandle<()>)>,
+    _tasks: JoinSet<()>,
+    _stop: DropGuard,
+}
+
+impl Rim {
+    pub(crate) async fn start(
+        mode: Mode,
+        cluster: &Cluster,
+        repository: &ChartRepository,
+        chart: &str,
+        drift: DriftPolicy,
+    ) -> Result<Self> {
+        install_tls_provider();
+        let stop = CancellationToken::new();
+        let members = Arc::new(Members::default());
+        members.enter(NAME, UID);
+        members.keep(|name| name == NAME, |_| false);
+        let (reports, facts) = (Arc::<Reports>::default(), Arc::<FactsBoard>::default());
+        let voices = Arc::new(Voices::new(reports, facts, watch::Sender::new(0)));
+        let scratch = TempDir::with_prefix("krypton-rim-").context("making a folder")?;
+        let charts = Arc::new(ChartCache::new(scratch.path().join("of-hub"))?);
+        let authority = Authority::generate(TRUST_DOMAIN, clock::wall())?;
+        let authority = Arc::new(Live::new(authority));
+        let sessions = Sessions {
+            members: Arc::clone(&members),
+            voices: Arc::clone(&voices),
+            found: Arc::new(Found::default()),
+            metrics: Arc::<SessionMetrics>::default(),
+            notices: Notices::nowhere(),
+            hub_version: env!("CARGO_PKG_VERSION").to_owned(),
+            numbers: AtomicU64::new(0),
+            stop: stop.clone(),
+        };
+        let metrics = Arc::clone(&sessions.metrics);
+        let service = FleetService::new(Arc::new(sessions), charts, Arc::clone(&authority));
+        let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        let port = socket.local_addr()?;
+        let tls = listener::server_config(&authority.now(), clock::wall())?;
+        let serving = listener::serve(
+            socket,
+            Arc::new(ArcSwap::from_pointee(tls)),
+            TRUST_DOMAIN.to_owned(),
+            tonic::service::Routes::new(service.into_server()),
+            metrics.door.clone(),
+            stop.clone(),
+        );
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { drop(serving.await) });
+        let mut rim = Self {
+            mode,
+            members,
+            voices,
+            dealer: Dealer::new(drift, CrdPolicy::default(), false, Handling::default()),
+            chart: ChartState {
+                repo: repository.url(),
+                name: chart.to_owned(),
+                version: "1.0.0".to_owned(),
+                install_crds: false,
+                values: Map::new(),
+                confidential: None,
+            },
+            authority,
+            port,
+            kubeconfig: cluster.kubeconfig().to_owned(),
+            client: cluster.client(),
+            scratch,
+            acting: None,
+            _tasks: tasks,
+            _stop: stop.drop_guard(),
+        };
+        rim.act().await?;
+        Ok(rim)
+    }
+
+    /// What helm works on is named in its arguments.
+    pub(crate) fn folder(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    pub(crate) fn value(&mut self, name: &str, value: impl Into<Value>) {
+        self.chart.values.insert(name.to_owned(), value.into());
+    }
+
+    /// Orders this and nothing else, as the fleet does it.
+    pub(crate) fn order(&mut self, orders: &[&DesiredDeployment]) {
+        let deployments = self.voices.deployments();
+        let orders = orders.iter().copied().cloned().collect();
+        assert!(deployments.order(NAME, orders));
+        let ordered = deployments.orders().borrow().clone();
+        let dealt = Dealt {
+            chart: &self.chart,
+            own: false,
+            deployments: ordered.get(NAME).map_or(&[], |orders| orders),
+        };
+        let slot = self.members.enter(NAME, UID);
+        let before = slot.slot.borrow().clone();
+        let order = Order::default();
+        let next = self
+            .dealer
+            .next(before.as_ref(), 1, &dealt, order, Boot::now());
+        if let Some(next) = next {
+            slot.slot.send_replace(Some(next));
+        }
+    }
+
+    pub(crate) fn said(&self, key: &DeploymentKey) -> Option<DeploymentReport> {
+        let said = self.voices.deployments().said(NAME, key);
+        said.map(|said| said.report)
+    }
+
+    /// Waits until the hub holds a report of this very order that is so.
+    pub(crate) async fn says(
+        &self,
+        order: &DesiredDeployment,
+        what: &str,
+        so: impl Fn(&DeploymentReport) -> bool,
+    ) -> DeploymentReport {
+        let words = format!("{NAME} to say of {} that it is {what}", order.key());
+        eventually(&words, PATIENCE, async || match self.said(&order.key()) {
+            Some(said)
+                if said.uid == order.uid
+                    && said.observed_generation == order.generation
+                    && so(&said) =>
+            {
+                Ok(Some(said))
+            }
+            said => bail!("{said:?}"),
+        })
+        .await
+        .unwrap()
+    }
+
+    pub(crate) async fn ready(&self, order: &DesiredDeployment, why: &str) -> DeploymentReport {
+        self.says(order, why, |said| {
+            let ready = &said.state.ready;
+            (ready.truth, ready.reason.as_str()) == (Truth::True, why)
+        })
+        .await
+    }
+
+    pub(crate) async fn is_not(&self, order: &DesiredDeployment, why: &str) -> DeploymentReport {
+        self.says(order, why, |said| {
+            let ready = &said.state.ready;
+            (ready.truth, ready.reason.as_str()) == (Truth::False, why)
+        })
+        .await
+    }
+
+    pub(crate) async fn gone(&self, order: &DesiredDeployment) -> DeploymentReport {
+        self.says(order, "gone", |said| said.gone).await
+    }
+
+    /// Waits until nothing is said of it any more.
+    pub(crate) async fn silent(&self, order: &DesiredDeployment) {
+        let key = order.key();
+        let words = format!("nothing to be said of {key}");
+        eventually(&words, PATIENCE, async || match self.said(&key) {
+            None => Ok(Some(())),
+            said => bail!("{said:?}"),
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Ends who acts, as a person does, and starts another.
+    pub(crate) async fn act_again(&mut self) -> Result<()> {
+        if let Some((stop, task)) = self.acting.take() {
+            stop.cancel();
+            task.await.context("it ended badly")?;
+        }
+        self.act().await
+    }
+
+    async fn act(&mut self) -> Result<()> {
+        let stop = CancellationToken::new();
+        let acting = Acting {
+            name: match self.mode {
+                Mode::Agent => "agent/one",
+                Mode::Proxy | Mode::SelfCluster => "hub/one/edge-1",
+            },
+            member: self.member(),
+            tools: self.tools().await?,
+            board: Arc::default(),
+            slot: self.members.enter(NAME, UID).slot.subscribe(),
+            voices: Arc::clone(&self.voices),
+            stop: stop.clone(),
+        };
+        let task = match self.mode {
+            Mode::Agent => tokio::spawn(acting.by_agent(self.dialer()?)),
+            Mode::Proxy | Mode::SelfCluster => tokio::spawn(acting.by_proxy()),
+        };
+        self.acting = Some((stop, task));
+        Ok(())
+    }
+
+    fn member(&self) -> Member {
+        Member {
+            name: NAME.to_owned(),
+            source_namespace: None,
+            client: self.client.clone(),
+            helm_client: self.client.clone(),
+            kubeconfig: self.kubeconfig.clone(),
+            holder: String::new(),
+            lease: watch::channel(LeaseWish::Hold).1,
+            instance: "one".to_owned(),
+            status: StatusMode::Write,
+            namespaces: None,
+            allowed: watch::channel(Allowed::default()).1,
+            allow_chart_skip: false,
+            retry_max: Duration::from_secs(5),
+            policy: Policy::new(Duration::from_secs(180), []),
+        }
+    }
+
+    async fn tools(&self) -> Result<Tools> {
+        let program = match self.mode {
+            Mode::Agent => Program {
+                name: "krypton-agent",
+                variable: "KRYPTON_AGENT_BIN",
+            },
+            Mode::Proxy | Mode::SelfCluster => Program {
+                name: "krypton-hub",
+                variable: "KRYPTON_HUB_BIN",
+            },
+        };
+        let folder = self.scratch.path();
+        let helm = Helm::new(HelmConfig {
+            binary: krypton_tests::Tools::find()?.binary("helm"),
+            supervisor: vec![program.find()?.into(), "helm-run".into()],
+            scratch: folder.join("helm"),
+            max_concurrent: 2,
+            max_per_member: 2,
+        });
+        Ok(Tools {
+            helm: Arc::new(helm.await?),
+            charts: Arc::new(ChartCache::new(folder.join("charts"))?),
+            drift: DriftMetrics::default(),
+        })
+    }
+
+    fn dialer(&self) -> Result<Arc<Dialer>> {
+        let key = KeyPair::generate()?;
+        let request = CertificateParams::default().serialize_request(&key)?;
+        let now = self.authority.now();
+        let life = Duration::from_secs(24 * 60 * 60);
+        let certificates = now.sign_agent(request.der(), NAME, UID, clock::wall(), life)?;
+        let key = PrivateKeyDer::try_from(key.serialize_der())
+            .map_err(|problem| anyhow::anyhow!("reading a key: {problem}"))?;
+        let credential = Credential { certificates, key };
+        let tls = tls::client_config(&now.roots(), Some(credential))?;
+        let tls = Arc::new(ArcSwap::from_pointee(tls));
+        Ok(Arc::new(Dialer::new(vec![self.port.to_string()], tls)))
+    }
+}
+
+/// What one who acts is made of.
+struct Acting {
+    name: &'static str,
+    member: Member,
+    tools: Tools,
+    board: Arc<ReportBoard>,
+    slot: watch::Receiver<Option<Slot>>,
+    voices: Arc<Voices>,
+    stop: CancellationToken,
+}
+
+impl Acting {
+    /// As the agent's process.
+    async fn by_agent(self, dialer: Arc<Dialer>) {
+        let (desired_tx, desired) = watch::channel(None);
+        let session = Session {
+            dialer,
+            replica: "one".to_owned(),
+            cluster_uid: "cluster".to_owned(),
+            kubernetes_version: "v1.36.3".to_owned(),
+            board: Arc::clone(&self.board),
+            desired: desired_tx,
+            recorded: None,
+            link: watch::channel(Link::default()).0,
+        };
+        let session_stop = CancellationToken::new();
+        let session = tokio::spawn(session::run(session, session_stop.clone()));
+        self.reconcile(desired).await;
+        session_stop.cancel();
+        drop(session.await);
+    }
+
+    /// As the hub's proxy.
+    async fn by_proxy(self) {
+        let (desired_tx, desired) = watch::channel(None);
+        let (mut slot, board, voices) = (
+            self.slot.clone(),
+            Arc::clone(&self.board),
+            Arc::clone(&self.voices),
+        );
+        let mut asks = voices.open(NAME, VoiceId::Proxy, Boot::now());
+        let following = tokio::spawn(async move {
+            let mut complete = Some(0);
+            slot.mark_changed();
+            loop {
+                tokio::select! {
+                    changes = board.changes() => {
+                        voices.say(NAME, VoiceId::Proxy, changes, complete.take(), Boot::now());
+                    }
+                    Ok(()) = asks.changed() => {
+                        board.resend();
+                        complete = Some(*asks.borrow_and_update());
+                    }
+                    Ok(()) = slot.changed() => {
+                        let slot = slot.borrow_and_update();
+                        desired_tx.send_replace(slot.as_ref().map(|slot| Arc::clone(&slot.desired)));
+                    }
+                }
+            }
+        });
+        let voices = Arc::clone(&self.voices);
+        self.reconcile(desired).await;
+        following.abort();
+        voices.close(NAME, VoiceId::Proxy, Boot::now());
+    }
+
+    /// From the first desired state on.
+    async fn reconcile(self, mut slot: watch::Receiver<Option<Arc<DesiredState>>>) {
+        let first = tokio::select! {
+            () = self.stop.cancelled() => return,
+            first = slot.wait_for(Option::is_some) => first.ok().and_then(|first| first.clone()),
+        };
+        let Some(first) = first else { return };
+        let (desired_tx, desired) = watch::channel(first);
+        let following = tokio::spawn(async move {
+            while slot.changed().await.is_ok() {
+                if let Some(next) = slot.borrow_and_update().clone() {
+                    desired_tx.send_replace(next);
+                }
+            }
+            std::future::pending::<()>().await;
+        });
+        let member = Member {
+            holder: format!("{}/{:08x}", self.name, rand::random::<u32>()),
+            ..self.member
+        };
+        reconciler::run(member, self.tools, desired, self.board, self.stop).await;
+        following.abort();
+    }
+}
+
+/// Labels of the release's newest revision.
+pub(crate) type Labels = BTreeMap<String, String>;
