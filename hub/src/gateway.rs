@@ -29,6 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How often expired join tokens are cleared away.
 const SWEEP_EVERY: Duration = Duration::from_secs(15 * 60);
+const SWEEP_AGAIN: Duration = Duration::from_secs(30);
 
 /// What it is built from.
 pub struct Gateway {
@@ -178,13 +179,17 @@ async fn prepare(
 /// What nobody needs any more goes.
 async fn sweep(client: &Client, namespace: &str) {
     loop {
-        match join_token::sweep(client.clone(), namespace, clock::wall()).await {
-            Ok(0) => {}
-            Ok(swept) => tracing::info!(swept, "cleared expired join tokens"),
+        let pause = match join_token::sweep(client.clone(), namespace, clock::wall()).await {
+            Ok(0) => SWEEP_EVERY,
+            Ok(swept) => {
+                tracing::info!(swept, "cleared expired join tokens");
+                SWEEP_EVERY
+            }
             Err(error) => {
                 tracing::warn!(error = %chain(&error), "clearing expired join tokens failed; it is tried again");
+                SWEEP_AGAIN
             }
-        }
-        tokio::time::sleep(SWEEP_EVERY).await;
+        };
+        tokio::time::sleep(pause).await;
     }
 }
