@@ -89,6 +89,12 @@ impl Ledger {
         Some(wanted)
     }
 
+    /// Whether any object of its release is there.
+    pub(crate) fn is_installed(&self, tenant: Tenant) -> bool {
+        let release = tenant.release();
+        self.lock().seen.values().any(|(_, of)| *of == release)
+    }
+
     /// A person deletes this object.
     pub(crate) fn may_go(&self, uid: &str) {
         self.lock().may_go.insert(uid.to_owned());

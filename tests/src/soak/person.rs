@@ -361,16 +361,20 @@ impl Person<'_> {
     }
 
     /// What a person does who looks again, and finds that something has undone what was asked for: a CRD
-    /// that was deleted at that moment brings its Tenants back as they were. How often that was so.
+    /// that was deleted at that moment brings its Tenants back as they were, and takes with it for good those
+    /// that Krypton had not seen yet. How often that was so.
     pub(crate) async fn insist(&self) -> Result<usize> {
         let (edge, api) = (self.site.edge, self.tenants());
-        eventually("all Tenants to be read", PATIENCE, async || {
+        let mut missing = self.ledger.expected().tenants;
+        missing.retain(|tenant, _| tenant.edge() == edge && !self.ledger.is_installed(*tenant));
+        let undone = eventually("all Tenants to be read", PATIENCE, async || {
             self.crd_is_whole().await?;
             let mut undone = 0;
             for found in api.list(&ListParams::default()).await?.items {
                 let name = found.name_any();
                 let tenant = name.strip_prefix("t-").and_then(|slot| slot.parse().ok());
                 let tenant = Tenant(tenant.context("a Tenant of another name")?);
+                missing.remove(&tenant);
                 ensure!(tenant.edge() == edge, "{name} is on the wrong edge");
                 let live = self.ledger.is_wanted(tenant);
                 if !live && found.metadata.deletion_timestamp.is_none() {
@@ -384,7 +388,11 @@ impl Person<'_> {
             }
             Ok(Some(undone))
         })
-        .await
+        .await?;
+        for (tenant, wanted) in &missing {
+            self.create(*tenant, wanted.workspace).await?;
+        }
+        Ok(undone + missing.len())
     }
 }
 
