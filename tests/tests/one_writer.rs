@@ -15,7 +15,8 @@ use std::{
 
 use anyhow::bail;
 use jiff::{SignedDuration, Timestamp};
-use krypton_agent::fence;
+use k8s_openapi::api::core::v1::Secret;
+use krypton_agent::{fence, index::RUN_LABEL};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, FaultProxy, Gate, HelmWatch, Hub, HubOptions,
     Mode, Parts, Traffic, bundle, eventually,
@@ -23,6 +24,7 @@ use krypton_tests::{
     gate,
     membership::write_secret,
 };
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -144,6 +146,16 @@ async fn an_agent_that_is_stopped_in_an_install_has_no_helm_when_another_takes_o
         .await
         .unwrap();
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
+    // The last that the second one writes: it has looked after what the killed install left behind.
+    let secrets: Api<Secret> = Api::namespaced(at_edge.client.clone(), "acme");
+    eventually("the killed install to be looked after", PATIENCE, async || {
+        let killed = secrets
+            .get_metadata("sh.helm.release.v1.tenant-acme-edge-1.v1")
+            .await?;
+        Ok((!killed.labels().contains_key(RUN_LABEL)).then_some(()))
+    })
+    .await
+    .unwrap();
     let everything = async || {
         let tenant = at_edge.tenants("default").get("acme").await.unwrap();
         let releases = at_edge.releases().await.unwrap();
