@@ -24,8 +24,6 @@ use crate::precedence::Urgency;
 use crate::release::{Release, Status};
 use crate::subject::Subject;
 
-/// Annotation by which a person hands a release to a Tenant that did not make it.
-pub const ADOPT_ANNOTATION: &str = "mesh.openkcm.io/adopt";
 /// Annotation on a Tenant that was put back after its CRD was deleted: its UID before.
 pub const PREVIOUS_UID_ANNOTATION: &str = "mesh.openkcm.io/previous-uid";
 
@@ -420,15 +418,9 @@ impl View<'_> {
                 owner.name(),
             ));
         }
-        let adopted = self.subject.annotation(ADOPT_ANNOTATION) == Some("true");
-        let remedy = match self.subject {
-            Subject::Tenant(_) => {
-                format!("annotate this Tenant with {ADOPT_ANNOTATION}=true to take it over")
-            }
-            Subject::Deployment(_) => {
-                "uninstall it there, or give this KryptonDeployment another name".to_owned()
-            }
-        };
+        let adopt = names::ADOPT_ANNOTATION;
+        let adopted = self.subject.annotation(adopt) == Some("true");
+        let remedy = format!("annotate this {kind} with {adopt}=true to take it over");
         match (self.newest(), owner_uid) {
             (None, _) => Ownership::Free,
             (Some(_), Some((uid, _))) if uid == self.subject.uid() => Ownership::Mine,

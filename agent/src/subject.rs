@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use krypton_common::conditions::{self, ClusterState};
 use krypton_common::deployment::{DeploymentKey, DesiredDeployment};
+use krypton_common::drift::DriftPolicy;
 use krypton_common::names;
 use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::Tenant;
@@ -114,9 +115,14 @@ impl Subject {
                 names::PAUSED_ANNOTATION => order.paused.then_some("true"),
                 names::ORPHAN_ANNOTATION => order.orphan.then_some("true"),
                 names::RECONCILE_REQUESTED_ANNOTATION => order.requested.as_deref(),
-                _ => None,
+                _ => order.annotations.get(name).map(String::as_str),
             },
         }
+    }
+
+    /// What is done about drift, in the place of what the fleet does.
+    pub fn drift(&self) -> Option<&DriftPolicy> {
+        self.deployment()?.drift.as_ref()
     }
 
     /// Its release is to go: the Tenant is deleted, or home orders it.

@@ -1,10 +1,12 @@
 //! What home orders of a member: a KryptonDeployment's release, to be there or to go.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::conditions::ClusterState;
+use crate::drift::DriftPolicy;
 use crate::names;
 use crate::tenant::trim_all;
 
@@ -45,7 +47,20 @@ pub struct DesiredDeployment {
     /// The value of the annotation by which a person asks for a try.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<String>,
+    /// In the place of the fleet's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drift: Option<DriftPolicy>,
+    /// Those of the KryptonDeployment that are of [`PASSED_ON`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
 }
+
+/// Annotations of a KryptonDeployment that its member acts on as they are.
+pub const PASSED_ON: [&str; 3] = [
+    names::ADOPT_ANNOTATION,
+    names::DRIFT_ANNOTATION,
+    names::DRIFT_IGNORE_ANNOTATION,
+];
 
 impl DesiredDeployment {
     pub fn key(&self) -> DeploymentKey {

@@ -14,6 +14,8 @@ pub const UNINSTALL_FINALIZER: &str = "mesh.openkcm.io/uninstall";
 pub const DELETING_ANNOTATION: &str = "mesh.openkcm.io/deleting";
 /// Annotation, `"true"` stops all writes for a Tenant or an EdgeCluster.
 pub const PAUSED_ANNOTATION: &str = "mesh.openkcm.io/paused";
+/// Annotation by which a person hands a release to a Tenant or KryptonDeployment that did not make it.
+pub const ADOPT_ANNOTATION: &str = "mesh.openkcm.io/adopt";
 /// Annotation on a Tenant, a `DriftMode` for its release in the place of the fleet's; on an object of a
 /// release, `off` leaves it alone.
 pub const DRIFT_ANNOTATION: &str = "mesh.openkcm.io/drift";
@@ -34,6 +36,11 @@ pub const KUBECONFIG_KEY: &str = "kubeconfig";
 pub const KUBECONFIG_KEY_ANNOTATION: &str = "mesh.openkcm.io/kubeconfig-key";
 /// Annotation on the object that a member is found by: the member's name, when it is not the object's.
 pub const MEMBER_NAME_ANNOTATION: &str = "mesh.openkcm.io/member-name";
+/// Label on a Secret with a kubeconfig, `"true"`: KryptonDeployments of all namespaces may name it.
+pub const OPEN_TO_DEPLOYMENTS_LABEL: &str = "mesh.openkcm.io/open-to-deployments";
+/// Annotation on a KryptonDeployment: the members that its release is ordered of, each with the key of its
+/// kubeconfig where that was named (`edge-1,edge-2:admin.conf`). Kept by the hub.
+pub const DEPLOYED_ON_ANNOTATION: &str = "mesh.openkcm.io/deployed-on";
 /// The home cluster as a member.
 pub const SELF_CLUSTER: &str = "self-cluster";
 

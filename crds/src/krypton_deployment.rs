@@ -4,12 +4,16 @@
     clippy::duplicated_attributes,
     reason = "every printcolumn has a type_ of its own"
 )]
+#![expect(
+    unreachable_pub,
+    reason = "KubeSchema copies a struct into a function, `pub` and all"
+)]
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     apimachinery::pkg::apis::meta::v1::Condition,
 };
-use kube::{CustomResource, CustomResourceExt};
+use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -61,9 +65,13 @@ pub struct Account {
     pub owner: Option<String>,
 }
 
-/// Where it runs. Without a word on its kubeconfig: Secret `<name>-kubeconfig` in the namespace where
-/// the hub looks for kubeconfigs.
-#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Where it runs. Without a word on its kubeconfig: the member of this name that an agent has joined, else
+/// Secret `<name>-kubeconfig` in the namespace where the hub looks for kubeconfigs.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[x_kube(
+    validation = Rule::new("!has(self.clusterProfileRef) || (!has(self.kubeconfig) && !has(self.kubeconfigSecretName))")
+        .message("name a ClusterProfile or a kubeconfig, not both")
+)]
 #[serde(rename_all = "camelCase")]
 pub struct Region {
     pub name: String,
@@ -72,6 +80,19 @@ pub struct Region {
     /// Deprecated: use `kubeconfig.secret.name`, which wins over it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubeconfig_secret_name: Option<String>,
+    /// The cluster of a ClusterProfile that the hub finds members by, in the place of a kubeconfig.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_profile_ref: Option<ClusterProfileRef>,
+}
+
+/// A ClusterProfile (`multicluster.x-k8s.io`) on home.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterProfileRef {
+    #[schemars(length(min = 1))]
+    pub name: String,
+    #[schemars(length(min = 1))]
+    pub namespace: String,
 }
 
 /// How the region's cluster is reached.

@@ -35,37 +35,37 @@ struct OfMember {
 /// Orders and reports of all members.
 #[derive(Debug, Default)]
 pub struct Deployments {
-    orders: watch::Sender<Orders>,
+    /// `None` until it is known what there is to be ordered.
+    orders: watch::Sender<Option<Orders>>,
     members: Mutex<BTreeMap<String, OfMember>>,
     /// How often a report has changed, to be waited for.
     changed: watch::Sender<u64>,
 }
 
 impl Deployments {
-    /// Sets all that one member is to do. What is missing is left as it is on the member: only an order to
-    /// remove uninstalls (design §3, rule 1). False when there are more than [`DEPLOYMENTS_MAX`]: then what
-    /// was ordered before stands.
-    pub fn order(&self, member: &str, mut orders: Vec<DesiredDeployment>) -> bool {
-        orders.sort_by_key(DesiredDeployment::key);
-        orders.dedup_by_key(|order| order.key());
-        if orders.len() > DEPLOYMENTS_MAX {
-            return false;
+    /// Sets all that members are to do. What is missing is left as it is on the member: only an order to
+    /// remove uninstalls (design §3, rule 1). A list must not have more than [`DEPLOYMENTS_MAX`].
+    pub fn order(&self, mut next: BTreeMap<String, Vec<DesiredDeployment>>) {
+        next.retain(|_, orders| !orders.is_empty());
+        for orders in next.values_mut() {
+            orders.sort_by_key(DesiredDeployment::key);
+            orders.dedup_by_key(|order| order.key());
         }
         self.orders.send_if_modified(|all| {
-            let before = all.get(member).map_or(&[][..], |before| before);
-            let changed = before != orders.as_slice();
-            if changed && orders.is_empty() {
-                all.remove(member);
-            } else if changed {
-                all.insert(member.to_owned(), orders.into());
+            let same = all.as_ref().is_some_and(|all| {
+                let held = all.iter().map(|(name, orders)| (name, &**orders));
+                held.eq(next.iter().map(|(name, orders)| (name, &**orders)))
+            });
+            if !same {
+                let shared = next.into_iter().map(|(name, orders)| (name, orders.into()));
+                *all = Some(shared.collect());
             }
-            changed
+            !same
         });
-        true
     }
 
     /// The orders, to follow.
-    pub fn orders(&self) -> watch::Receiver<Orders> {
+    pub fn orders(&self) -> watch::Receiver<Option<Orders>> {
         self.orders.subscribe()
     }
 
@@ -211,17 +211,17 @@ mod tests {
     fn orders_are_sorted_and_news_only_where_they_differ() {
         let deployments = Deployments::default();
         let mut orders = deployments.orders();
-        deployments.order("edge-1", vec![order("b", "a"), order("a", "b")]);
-        assert!(orders.has_changed().unwrap());
-        let given: Vec<_> = orders.borrow_and_update()["edge-1"].to_vec();
+        let of = |member: &str, orders: Vec<DesiredDeployment>| [(member.to_owned(), orders)].into();
+        assert!(orders.borrow().is_none());
+        deployments.order(of("edge-1", vec![order("b", "a"), order("a", "b")]));
+        let given = orders.borrow_and_update().as_ref().unwrap()["edge-1"].to_vec();
         assert_eq!(given, [order("a", "b"), order("b", "a")]);
-        deployments.order("edge-1", vec![order("a", "b"), order("b", "a")]);
+        deployments.order(of("edge-1", vec![order("a", "b"), order("b", "a")]));
         assert!(!orders.has_changed().unwrap());
-        let many = (0..=DEPLOYMENTS_MAX).map(|number| order("a", &number.to_string()));
-        assert!(!deployments.order("edge-1", many.collect()));
+        deployments.order(of("edge-1", Vec::new()));
+        assert!(orders.borrow_and_update().as_ref().unwrap().is_empty());
+        deployments.order(BTreeMap::new());
         assert!(!orders.has_changed().unwrap());
-        deployments.order("edge-1", Vec::new());
-        assert!(orders.borrow_and_update().is_empty());
     }
 
     #[test]

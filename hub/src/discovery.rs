@@ -8,6 +8,7 @@ pub mod kamaji;
 pub mod labelled_secrets;
 pub mod listed;
 pub mod membership;
+pub mod named_secrets;
 pub mod paired;
 pub mod register;
 mod secrets;
@@ -296,8 +297,8 @@ impl Sources {
 
     /// The credential of this source was refused: it is looked at again at once.
     pub fn doubt(&self, origin: &Origin) {
-        let of = |found: &&Found| found.provider.covers(origin);
-        if let Some(found) = self.0.iter().find(of) {
+        // A Secret may be found by its label and by who names it.
+        for found in self.0.iter().filter(|found| found.provider.covers(origin)) {
             found.doubts.add(origin);
         }
     }

@@ -246,6 +246,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 });
             }
             let given = fleet.given.borrow_and_update().clone();
+            // Until home's objects are known nobody is given anything (design §3, rule 1).
             let ordered = orders.borrow_and_update().clone();
             fleet.overlaying.ask(known.objects.values());
             let held = fleet.overlaying.readings.borrow_and_update().clone();
@@ -296,10 +297,11 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 tell_of_values(&fleet.shared, object, &chart.values, leading);
                 let next = order.and_then(|order| {
                     let before = entry.slot.borrow();
+                    let deployments = ordered.as_ref()?.get(name);
                     let dealt = Dealt {
                         chart: chart.chart.as_deref()?,
                         own: chart.own,
-                        deployments: ordered.get(name).map_or(&[], |orders| orders),
+                        deployments: deployments.map_or(&[], |orders| orders),
                     };
                     dealer.next(before.as_ref(), given.epoch, &dealt, order, now)
                 });

@@ -31,6 +31,7 @@ use crate::chart_pin::{self, ChartPin};
 use crate::chart_values::fleet_wide::Teller;
 use crate::chart_values::follow::Follow;
 use crate::chart_values::{self, Problem, Readings};
+use crate::deployment;
 use crate::desired;
 use crate::discovery::cluster_api::ClusterApi;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
@@ -38,6 +39,7 @@ use crate::discovery::cluster_profile::{Access, ClusterProfiles};
 use crate::discovery::files::Files;
 use crate::discovery::kamaji::Kamaji;
 use crate::discovery::labelled_secrets::LabelledSecrets;
+use crate::discovery::named_secrets::NamedSecrets;
 use crate::discovery::paired::Paired;
 use crate::discovery::{self, Provider};
 use crate::facts::FactsBoard;
@@ -282,7 +284,19 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         given.borrow().problem.as_ref(),
         given.borrow().chart.is_some(),
     );
-    let sources = discovery::start(providers(&client, &settings, &profile_access), &stop);
+    let (named, named_rx) = watch::channel(None);
+    let (findings, findings_rx) = watch::channel(Arc::default());
+    let mut providers = providers(&client, &settings, &profile_access);
+    // After those that find a Secret by its label, whose word counts.
+    providers.push(Arc::new(NamedSecrets {
+        client: client.clone(),
+        named: named_rx,
+        findings,
+        label: settings.discovery.label.clone(),
+        key: settings.discovery.key.clone(),
+        policy: settings.kubeconfig_policy,
+    }));
+    let sources = discovery::start(providers, &stop);
     let shared = Arc::new(Shared {
         tools: Tools {
             helm,
@@ -338,6 +352,22 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         client.clone(),
         Arc::clone(&reports),
         rules,
+        lead.clone(),
+        home_stop.clone(),
+    ));
+    let deployment = tokio::spawn(deployment::run(
+        deployment::Keep {
+            client: client.clone(),
+            deployments: Arc::clone(voices.deployments()),
+            found: Arc::clone(&found),
+            notices: shared.notices.clone(),
+            named,
+            findings: findings_rx,
+            namespaces: settings.watch_namespaces.clone(),
+            discovery_namespace: settings.discovery.namespace_of_secrets(&settings.namespace),
+            open_namespaces: settings.discovery.open_namespaces(&settings.namespace),
+            check_interval: settings.check_interval,
+        },
         lead.clone(),
         home_stop.clone(),
     ));
@@ -448,6 +478,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let ended = fleet.await;
     home_stop.cancel();
     aggregator.await.context("the aggregator ended badly")?;
+    deployment
+        .await
+        .context("keeping KryptonDeployments ended badly")?;
     lease.await.context("the hub's Lease ended badly")?;
     ended.context("the fleet ended badly")?;
     tasks.abort_all();

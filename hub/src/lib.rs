@@ -12,6 +12,7 @@ pub mod bucket;
 pub mod chart_credentials;
 pub mod chart_pin;
 pub mod chart_values;
+pub mod deployment;
 pub mod deployments;
 pub mod desired;
 pub mod discovery;

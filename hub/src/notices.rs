@@ -1,4 +1,4 @@
-//! Kubernetes events on EdgeClusters, told in passing: a full queue drops the newest, nothing waits.
+//! Kubernetes events on EdgeClusters and other objects of home, told in passing: a full queue drops the newest, nothing waits.
 
 use std::time::Duration;
 
@@ -29,13 +29,33 @@ pub struct Notice {
 #[derive(Clone, Debug)]
 pub struct Notices(mpsc::Sender<Told>);
 
-/// A notice, how bad it is, and what was done: events of one member that have all of this in common
-/// are counted as one.
+/// An event: those of one object that have all of this in common are counted as one.
 #[derive(Clone, Debug)]
 struct Told {
     kind: EventType,
     action: &'static str,
-    notice: Notice,
+    about: ObjectReference,
+    reason: &'static str,
+    message: String,
+}
+
+impl Told {
+    fn of_member(kind: EventType, action: &'static str, notice: Notice) -> Self {
+        let about = ObjectReference {
+            api_version: Some(EdgeCluster::api_version(&()).into_owned()),
+            kind: Some(EdgeCluster::kind(&()).into_owned()),
+            name: Some(notice.member),
+            uid: Some(notice.uid).filter(|uid| !uid.is_empty()),
+            ..ObjectReference::default()
+        };
+        Self {
+            kind,
+            action,
+            about,
+            reason: notice.reason,
+            message: notice.message,
+        }
+    }
 }
 
 impl Notices {
@@ -50,22 +70,14 @@ impl Notices {
         let recorder = Recorder::new(client, reporter);
         tokio::spawn(async move {
             while let Some(told) = notices.recv().await {
-                let notice = told.notice;
-                let about = ObjectReference {
-                    api_version: Some(EdgeCluster::api_version(&()).into_owned()),
-                    kind: Some(EdgeCluster::kind(&()).into_owned()),
-                    name: Some(notice.member),
-                    uid: Some(notice.uid).filter(|uid| !uid.is_empty()),
-                    ..ObjectReference::default()
-                };
                 let event = Event {
                     type_: told.kind,
-                    reason: notice.reason.to_owned(),
-                    note: Some(notice.message),
+                    reason: told.reason.to_owned(),
+                    note: Some(told.message),
                     action: told.action.to_owned(),
                     secondary: None,
                 };
-                let written = effect!("notice.write", recorder.publish(&event, &about));
+                let written = effect!("notice.write", recorder.publish(&event, &told.about));
                 match tokio::time::timeout(DEADLINE, written).await {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!(error = %chain(&error), "event lost"),
@@ -111,22 +123,40 @@ impl Notices {
         };
         log(&notice);
         if let Some(place) = place {
-            place.send(Told {
-                kind,
-                action: notice.reason,
-                notice,
-            });
+            place.send(Told::of_member(kind, notice.reason, notice));
         }
         true
     }
 
     /// Something that is in the log already.
     pub fn tell_of(&self, kind: EventType, action: &'static str, notice: Notice) {
-        let told = Told {
-            kind,
-            action,
-            notice,
+        self.send(Told::of_member(kind, action, notice));
+    }
+
+    /// Something of another object of home.
+    pub fn tell_about(
+        &self,
+        about: ObjectReference,
+        warning: bool,
+        reason: &'static str,
+        message: String,
+    ) {
+        let kind = if warning {
+            EventType::Warning
+        } else {
+            EventType::Normal
         };
+        tracing::info!(namespace = about.namespace, name = about.name, reason, "{message}");
+        self.send(Told {
+            kind,
+            action: reason,
+            about,
+            reason,
+            message,
+        });
+    }
+
+    fn send(&self, told: Told) {
         if self.0.try_send(told).is_err() {
             tracing::debug!("event dropped: queue full or closed");
         }

@@ -57,7 +57,7 @@ pub struct Settings {
     pub helm: HelmSettings,
     /// Cap of the pause between two tries of one Tenant.
     pub retry_max: Duration,
-    /// For KryptonDeployments only, which this version does not carry out.
+    /// Between two looks at what a KryptonDeployment has deployed.
     pub check_interval: Duration,
     /// `None`: off.
     pub metrics_bind_address: Option<BindAddress>,
@@ -132,6 +132,22 @@ pub struct Discovery {
     pub label: String,
     /// Data key in labelled Secrets.
     pub key: String,
+}
+
+impl Discovery {
+    /// Where a Secret is that is named without a namespace: where members are looked for, if that is one
+    /// namespace, else the hub's, as in the original.
+    pub fn namespace_of_secrets(&self, hub: &str) -> String {
+        match self.namespaces.as_ref().map(|all| (all.len(), all.first())) {
+            Some((1, Some(only))) => only.clone(),
+            _ => hub.to_owned(),
+        }
+    }
+
+    /// Where every KryptonDeployment may name a Secret (design §5).
+    pub fn open_namespaces(&self, hub: &str) -> BTreeSet<String> {
+        [hub.to_owned(), self.namespace_of_secrets(hub)].into()
+    }
 }
 
 /// The chart of the fleet, without values.

@@ -112,10 +112,7 @@ impl From<&DesiredState> for v1::Desired {
             paused: *paused,
             retire: *retire,
             digest: desired.digest(),
-            drift: (!drift.is_default()).then(|| v1::Drift {
-                mode: drift.mode.to_string(),
-                interval_seconds: drift.interval_seconds,
-            }),
+            drift: (!drift.is_default()).then(|| (*drift).into()),
             chart_crds: match chart_crds.is_default() {
                 true => String::new(),
                 false => chart_crds.to_string(),
@@ -143,6 +140,8 @@ impl From<&DesiredDeployment> for v1::DeploymentOrder {
             orphan,
             paused,
             requested,
+            drift,
+            annotations,
         } = order.clone();
         Self {
             namespace,
@@ -154,6 +153,11 @@ impl From<&DesiredDeployment> for v1::DeploymentOrder {
             orphan,
             paused,
             requested,
+            drift: drift.map(Into::into),
+            annotations: annotations
+                .into_iter()
+                .map(|(name, value)| v1::Annotation { name, value })
+                .collect(),
         }
     }
 }
@@ -172,6 +176,8 @@ impl TryFrom<v1::DeploymentOrder> for DesiredDeployment {
             orphan,
             paused,
             requested,
+            drift,
+            annotations,
         } = order;
         if namespace.is_empty() || namespace.len() > LABEL_MAX {
             return Err(WireError::Name("a deployment's namespace"));
@@ -193,6 +199,11 @@ impl TryFrom<v1::DeploymentOrder> for DesiredDeployment {
             orphan,
             paused,
             requested,
+            drift: drift.map(DriftPolicy::try_from).transpose()?,
+            annotations: annotations
+                .into_iter()
+                .map(|annotation| (annotation.name, annotation.value))
+                .collect(),
         })
     }
 }
@@ -264,6 +275,15 @@ impl TryFrom<v1::Desired> for DesiredState {
             Ok(read)
         } else {
             Err(WireError::Digest)
+        }
+    }
+}
+
+impl From<DriftPolicy> for v1::Drift {
+    fn from(drift: DriftPolicy) -> Self {
+        Self {
+            mode: drift.mode.to_string(),
+            interval_seconds: drift.interval_seconds,
         }
     }
 }
@@ -537,6 +557,11 @@ mod tests {
                 orphan: true,
                 paused: true,
                 requested: Some("now".to_owned()),
+                drift: Some(DriftPolicy {
+                    mode: DriftMode::Warn,
+                    interval_seconds: 5,
+                }),
+                annotations: [("a".to_owned(), "b".to_owned())].into(),
             }],
         }
     }

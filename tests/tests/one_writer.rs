@@ -148,12 +148,16 @@ async fn an_agent_that_is_stopped_in_an_install_has_no_helm_when_another_takes_o
     one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
     // The last that the second one writes: it has looked after what the killed install left behind.
     let secrets: Api<Secret> = Api::namespaced(at_edge.client.clone(), "acme");
-    eventually("the killed install to be looked after", PATIENCE, async || {
-        let killed = secrets
-            .get_metadata("sh.helm.release.v1.tenant-acme-edge-1.v1")
-            .await?;
-        Ok((!killed.labels().contains_key(RUN_LABEL)).then_some(()))
-    })
+    eventually(
+        "the killed install to be looked after",
+        PATIENCE,
+        async || {
+            let killed = secrets
+                .get_metadata("sh.helm.release.v1.tenant-acme-edge-1.v1")
+                .await?;
+            Ok((!killed.labels().contains_key(RUN_LABEL)).then_some(()))
+        },
+    )
     .await
     .unwrap();
     let everything = async || {

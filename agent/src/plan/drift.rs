@@ -11,7 +11,8 @@ pub(super) fn over(view: &View<'_>, mut plan: Plan) -> Plan {
     if !plan.settled {
         return plan;
     }
-    let wanted = Wanted::of(&view.desired.drift, |name| view.subject.annotation(name));
+    let policy = view.subject.drift().unwrap_or(&view.desired.drift);
+    let wanted = Wanted::of(policy, |name| view.subject.annotation(name));
     let off = wanted.mode == DriftMode::Off;
     let last = view.memory.drift.as_ref();
     let last = last.filter(|last| {

@@ -516,8 +516,9 @@ fn a_release_of_unknown_origin_is_refused_until_a_person_hands_it_over() {
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
-    assert!(plan.state.ready.message.contains(ADOPT_ANNOTATION));
-    w.tenant.metadata.annotations = Some([(ADOPT_ANNOTATION.to_owned(), "true".to_owned())].into());
+    assert!(plan.state.ready.message.contains(names::ADOPT_ANNOTATION));
+    w.tenant.metadata.annotations =
+        Some([(names::ADOPT_ANNOTATION.to_owned(), "true".to_owned())].into());
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
 }
 
@@ -759,6 +760,15 @@ fn an_upgrade_that_is_given_up_is_rolled_back_once_and_to_what_was_deployed() {
     assert_eq!(w.plan().wake, Some(Boot(w.now.0 + Duration::from_secs(5))));
     w.now = Boot(w.now.0 + Duration::from_secs(5));
     assert_eq!(w.plan().action, Action::Rollback(1));
+    // Helm died of it when it had taken the good one's status, and another upgrade has failed since.
+    let intact = w.revisions.clone();
+    w.revisions[0].status = Status::Superseded;
+    w.revisions[1].rolled_back_by = Some(3);
+    for number in [3, 4] {
+        w.revisions.push(w.ours(number, Status::Failed));
+    }
+    assert_eq!(w.plan().action, Action::Rollback(1));
+    w.revisions = intact;
     // It is back: helm has copied the labels of the revision it went to.
     let mut back = w.revisions[0].clone();
     (back.revision, back.status) = (3, Status::Deployed);

@@ -94,10 +94,13 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
         found.listing.sources.is_some() || found.listing.trouble.is_some() || found.listing.closed
     });
     let mut by_name: BTreeMap<&str, Vec<&Arc<Source>>> = BTreeMap::new();
+    // A Secret may be found by its label and by who names it: the first provider's word counts.
+    let mut seen: BTreeSet<&Origin> = BTreeSet::new();
     for source in found
         .iter()
         .filter_map(|found| found.listing.sources.as_deref())
         .flat_map(BTreeMap::values)
+        .filter(|source| seen.insert(&source.origin))
     {
         let name = source.member.as_str();
         if !names::is_dns_subdomain(name) {
@@ -235,7 +238,7 @@ fn gone(source: &SourceRef, origin: Option<&Origin>, looked: bool) -> Unresolved
         return Unresolved {
             reason: reason::PROVIDER_NOT_CONFIGURED,
             message: format!(
-                "{name} is not looked for: see --providers, --kubeconfig-namespaces, --cluster-namespaces and --kubeconfig-paths of the hub; its releases are left alone"
+                "{name} is not looked for, and no KryptonDeployment names it: see --providers, --kubeconfig-namespaces, --cluster-namespaces and --kubeconfig-paths of the hub; its releases are left alone"
             ),
         };
     }
@@ -247,7 +250,7 @@ fn gone(source: &SourceRef, origin: Option<&Origin>, looked: bool) -> Unresolved
         Some(Kind::Secret) => Unresolved {
             reason: reason::SOURCE_GONE,
             message: format!(
-                "{name} is gone or no longer labelled; the member's releases are left alone"
+                "{name} is gone, or no longer labelled nor named by a KryptonDeployment; the member's releases are left alone"
             ),
         },
         _ => Unresolved {

@@ -1,0 +1,233 @@
+//! Which member a KryptonDeployment is for. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use krypton_common::allowed::Allowed;
+use krypton_common::conditions::{self, State, TARGET_RESOLVED, Truth};
+use krypton_common::names;
+use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
+use krypton_crds::krypton_deployment::KryptonDeploymentSpec;
+
+use crate::discovery::named_secrets::{Finding, SecretName};
+use crate::discovery::{Kind, Origin};
+use crate::facts::reason;
+
+/// What the spec names, by the original's precedence (operator reference 1.6), and after that a member of
+/// the region's name that came by its agent: the original had none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    Secret {
+        secret: SecretName,
+        key: Option<String>,
+        /// Nothing was said of it but the region's name.
+        by_default: bool,
+    },
+    Profile {
+        namespace: String,
+        name: String,
+    },
+}
+
+pub(super) fn named(spec: &KryptonDeploymentSpec, discovery_namespace: &str) -> Named {
+    let region = &spec.region;
+    if let Some(profile) = &region.cluster_profile_ref {
+        return Named::Profile {
+            namespace: profile.namespace.clone(),
+            name: profile.name.clone(),
+        };
+    }
+    let secret = |name: &str, namespace: Option<&str>| SecretName {
+        namespace: namespace.unwrap_or(discovery_namespace).to_owned(),
+        name: name.to_owned(),
+    };
+    let given = region.kubeconfig.as_ref().and_then(|it| it.secret.as_ref());
+    let key = given.and_then(|given| given.key.clone()).filter(some);
+    let by_secret = given.and_then(|given| {
+        let name = given.name.as_deref().filter(|name| !name.is_empty())?;
+        Some(secret(name, given.namespace.as_deref().filter(|it| !it.is_empty())))
+    });
+    let deprecated = region.kubeconfig_secret_name.as_deref();
+    let deprecated = deprecated.filter(|name| !name.is_empty());
+    let named = by_secret.or_else(|| deprecated.map(|name| secret(name, None)));
+    Named::Secret {
+        by_default: named.is_none(),
+        secret: named.unwrap_or_else(|| secret(&format!("{}-kubeconfig", region.name), None)),
+        key,
+    }
+}
+
+fn some(text: &String) -> bool {
+    !text.is_empty()
+}
+
+/// A member, as far as it concerns a KryptonDeployment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cluster {
+    pub(super) source: Option<SourceRef>,
+    pub(super) allowed: Allowed,
+    pub(super) cluster_uid: Option<String>,
+    /// Another member is the same cluster, and acts on it.
+    pub(super) duplicate: bool,
+    pub(super) resolved: Option<State>,
+    pub(super) connected: Option<State>,
+}
+
+impl Cluster {
+    pub(super) fn of(object: &EdgeCluster) -> Self {
+        let status = object.status.as_ref();
+        let conditions = status.map_or(&[][..], |status| &status.conditions);
+        Self {
+            source: object.spec.source_ref.clone(),
+            allowed: Allowed::new(object.spec.allowed_namespaces.as_deref()),
+            cluster_uid: status.and_then(|status| status.cluster_uid.clone()),
+            duplicate: conditions
+                .iter()
+                .any(|condition| condition.reason == reason::DUPLICATE),
+            resolved: conditions::find(conditions, TARGET_RESOLVED),
+            connected: conditions::find(conditions, "Connected"),
+        }
+    }
+}
+
+/// What the aim is taken by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sight<'a> {
+    /// All members, by name.
+    pub(super) clusters: &'a BTreeMap<String, Cluster>,
+    pub(super) findings: &'a BTreeMap<SecretName, Finding>,
+    /// Where Secrets are whoever names them: the hub's, and where it looks for kubeconfigs.
+    pub(super) open_namespaces: &'a BTreeSet<String>,
+}
+
+/// Which member it is; else what `TargetClusterResolved` says.
+pub(super) fn aim(named: &Named, region: &str, from: &str, sight: Sight<'_>) -> Result<String, State> {
+    let member = match named {
+        Named::Profile { namespace, name } => of_profile(namespace, name, sight.clusters)?,
+        Named::Secret {
+            by_default: true, ..
+        } if sight
+            .clusters
+            .get(region)
+            .is_some_and(|cluster| cluster.source.is_none()) =>
+        {
+            region.to_owned()
+        }
+        Named::Secret { secret, .. } => of_secret(secret, from, sight)?,
+    };
+    let member = acting(member, sight.clusters);
+    let allowed = sight.clusters.get(&member).map(|cluster| &cluster.allowed);
+    match allowed.and_then(|allowed| allowed.refusal(&member, from)) {
+        Some(refusal) => Err(refusal),
+        None => Ok(member),
+    }
+}
+
+/// Whether somebody in the namespace may name the Secret, whatever is written on it (design §5).
+pub(super) fn trusted(secret: &SecretName, from: &str, open_namespaces: &BTreeSet<String>) -> bool {
+    secret.namespace == from || open_namespaces.contains(&secret.namespace)
+}
+
+fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String, State> {
+    if secret.name == names::SELF_CLUSTER {
+        return Ok(names::SELF_CLUSTER.to_owned());
+    }
+    let finding = sight.findings.get(secret);
+    let open = matches!(finding, Some(Finding::There { open: true, .. }));
+    // Nor is it told whether it is there.
+    if finding.is_some() && !open && !trusted(secret, from, sight.open_namespaces) {
+        let label = names::OPEN_TO_DEPLOYMENTS_LABEL;
+        return Err(State::new(
+            Truth::False,
+            "SecretNotAllowed",
+            format!(
+                "Secret {secret} may not be named from namespace {from}: use one of that namespace or of the hub's, or label it {label}=true"
+            ),
+        ));
+    }
+    let member = member_of(&secret.origin().source_ref(), sight.clusters);
+    match (finding, member) {
+        // What is known of it stands; its EdgeCluster tells how it is.
+        (Some(Finding::There { .. } | Finding::Unread(_)), Some(member)) => Ok(member),
+        (None, _) => Err(State::new(
+            Truth::Unknown,
+            reason::STARTING,
+            format!("Secret {secret} is being looked for"),
+        )),
+        (Some(Finding::NotThere), _) => Err(State::new(
+            Truth::False,
+            "SecretNotFound",
+            format!("there is no Secret {secret}: make it, with the cluster's kubeconfig, or name another in spec.region"),
+        )),
+        (Some(Finding::Unread(why)), None) => Err(State::new(
+            Truth::Unknown,
+            reason::SOURCE_UNAVAILABLE,
+            format!("Secret {secret} cannot be read: {why}"),
+        )),
+        (Some(Finding::There { member, .. }), None) => Err(unbound(secret, member, sight.clusters)),
+    }
+}
+
+/// The Secret is there, and is no member.
+fn unbound(secret: &SecretName, wanted: &str, clusters: &BTreeMap<String, Cluster>) -> State {
+    let annotation = names::MEMBER_NAME_ANNOTATION;
+    if !names::is_dns_subdomain(wanted) {
+        let message = format!(
+            "{wanted:?} cannot be the name of a member: write another into annotation {annotation} of Secret {secret}"
+        );
+        return State::new(Truth::False, "NotAName", message);
+    }
+    match clusters.get(wanted) {
+        Some(_) => State::new(
+            Truth::False,
+            "NameTaken",
+            format!(
+                "EdgeCluster {wanted} is of another source: give the cluster of Secret {secret} another name with its annotation {annotation}"
+            ),
+        ),
+        None => State::new(
+            Truth::Unknown,
+            reason::STARTING,
+            format!(
+                "EdgeCluster {wanted} is being made of Secret {secret}; if it was deleted by a person, delete and make the Secret anew"
+            ),
+        ),
+    }
+}
+
+fn of_profile(
+    namespace: &str,
+    name: &str,
+    clusters: &BTreeMap<String, Cluster>,
+) -> Result<String, State> {
+    let origin = Origin {
+        kind: Kind::ClusterProfile,
+        namespace: Some(namespace.to_owned()),
+        name: name.to_owned(),
+    };
+    member_of(&origin.source_ref(), clusters).ok_or_else(|| {
+        State::new(
+            Truth::False,
+            reason::PROFILE_NOT_FOUND,
+            format!("no member was found by {origin}: see that it is there and ready, and that the hub looks for such (--providers, --cluster-namespaces)"),
+        )
+    })
+}
+
+fn member_of(source: &SourceRef, clusters: &BTreeMap<String, Cluster>) -> Option<String> {
+    let of = |(_, cluster): &(&String, &Cluster)| cluster.source.as_ref() == Some(source);
+    clusters.iter().find(of).map(|(name, _)| name.clone())
+}
+
+/// Of members that are one cluster, the one that acts (design §3, rule 6).
+fn acting(member: String, clusters: &BTreeMap<String, Cluster>) -> String {
+    let Some(found) = clusters.get(&member).filter(|found| found.duplicate) else {
+        return member;
+    };
+    let same = |other: &Cluster| !other.duplicate && other.cluster_uid == found.cluster_uid;
+    let known = found.cluster_uid.is_some();
+    let other = clusters.iter().find(|(_, other)| known && same(other));
+    other.map_or(member, |(name, _)| name.clone())
+}
+
+#[cfg(test)]
+mod tests;

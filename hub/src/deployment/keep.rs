@@ -1,0 +1,518 @@
+//! Keeps KryptonDeployments: whenever something has changed, all of them are decided on anew, and what
+//! differs is ordered and written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::ObjectReference;
+use krypton_agent::clock::{self, Boot};
+use krypton_agent::fence::Hold;
+use krypton_agent::watch_backoff::listed_anew;
+use krypton_common::deployment::{DeploymentKey, DesiredDeployment};
+use krypton_common::error_chain::chain;
+use krypton_common::names;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::krypton_deployment::KryptonDeployment;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{self, Config, Event, watcher};
+use kube::{Client, Resource as _, ResourceExt as _};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::aim::{self, Cluster, Named as Aimed, Sight, named, trusted};
+use super::decision::{At, Decision, Deletion, News, Place, View, decide, places};
+use super::writes::{Reading, Write, Written, read, write};
+use crate::deployments::{DEPLOYMENTS_MAX, Deployments};
+use crate::discovery::Kind;
+use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
+use crate::found::Found as Clusters;
+use crate::notices::Notices;
+
+/// Two writes of one object are at least so far apart.
+const PACE: Duration = Duration::from_secs(1);
+/// The pause after a write or a read that did not go through, give or take half of it.
+const AFTER_FAILURE: Duration = Duration::from_secs(3);
+/// Two looks at all of them.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Writes and reads in flight: beyond it they wait.
+const REQUESTS: usize = 8;
+/// So often in a row home has to say that it knows no KryptonDeployments.
+const NOT_KNOWN: u32 = 2;
+
+/// What they are kept by.
+pub struct Keep {
+    pub client: Client,
+    pub deployments: Arc<Deployments>,
+    pub found: Arc<Clusters>,
+    pub notices: Notices,
+    /// Secrets that are named, for whoever looks for members by them.
+    pub named: watch::Sender<Named>,
+    pub findings: watch::Receiver<Findings>,
+    /// Of which namespaces KryptonDeployments are carried out; `None`: all.
+    pub namespaces: Option<BTreeSet<String>>,
+    /// Of Secrets that are named without one.
+    pub discovery_namespace: String,
+    /// Where Secrets are open to whoever names them.
+    pub open_namespaces: BTreeSet<String>,
+    /// Between two looks at what was deployed.
+    pub check_interval: Duration,
+}
+
+impl std::fmt::Debug for Keep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keep").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    object: Arc<KryptonDeployment>,
+    deletion: Deletion,
+    /// Nothing is written or read before.
+    next: Boot,
+    busy: bool,
+}
+
+/// A list of one kind, as far as it is known.
+#[derive(Debug, Default)]
+struct Known {
+    listed: BTreeSet<String>,
+    synced: bool,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    slots: BTreeMap<DeploymentKey, Slot>,
+    listing: BTreeSet<DeploymentKey>,
+    synced: bool,
+    /// How often home has said in a row that there is no such thing, or that we may not know.
+    refused: u32,
+    clusters: BTreeMap<String, Cluster>,
+    of_clusters: Known,
+}
+
+/// Keeps them until `stop`. Orders are given by every hub, and only the one that leads writes.
+pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: CancellationToken) {
+    let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
+    let mut objects = listed_anew(move || watcher(objects.clone(), Config::default()));
+    let members: Api<EdgeCluster> = Api::all(keep.client.clone());
+    let mut members = listed_anew(move || watcher(members.clone(), Config::default()));
+    let mut said = keep.deployments.changes();
+    let mut findings = keep.findings.clone();
+    let mut desk = Desk::default();
+    let mut writes: JoinSet<Written> = JoinSet::new();
+    let mut readings: JoinSet<Reading> = JoinSet::new();
+    let (mut look, mut look_next) = (false, Boot::default());
+    loop {
+        let now = Boot::now();
+        let leading = lead.borrow_and_update().may_start(now);
+        let mut wake = None;
+        if look && now >= look_next {
+            (look, look_next) = (false, Boot(now.0 + LOOK_EVERY));
+            let found = findings.borrow_and_update().clone();
+            let decisions = desk.decide(&keep, &found);
+            for (key, decision) in decisions {
+                let free = writes.len() + readings.len() < REQUESTS;
+                let Some(slot) = desk.slots.get_mut(&key).filter(|slot| leading && !slot.busy)
+                else {
+                    continue;
+                };
+                let Some(step) = Step::of(decision, &slot.object) else {
+                    continue;
+                };
+                if slot.next > now || !free {
+                    let due = if free { slot.next } else { look_next };
+                    wake = Some(wake.map_or(due, |wake: Boot| wake.min(due)));
+                    look = true;
+                    continue;
+                }
+                (slot.busy, slot.next) = (true, Boot(now.0 + PACE));
+                match step {
+                    Step::Read => {
+                        let uid = slot.object.metadata.uid.clone().unwrap_or_default();
+                        readings.spawn(read(keep.client.clone(), key, uid));
+                    }
+                    Step::Write(what, news) => {
+                        let before = slot.object.metadata.resource_version.clone();
+                        writes.spawn(write(keep.client.clone(), key, before, what, news));
+                    }
+                }
+            }
+            look_next = wake.map_or(look_next, |wake| wake.max(look_next));
+        }
+        let due = look.then_some(look_next);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = lead.changed() => { if changed.is_err() { return } look = true; }
+            Ok(()) = said.changed() => (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY))),
+            Ok(()) = findings.changed() => (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY))),
+            Some(event) = objects.next() => {
+                if desk.see(event, &keep) {
+                    (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY)));
+                }
+            }
+            Some(event) = members.next() => {
+                if desk.see_member(event) {
+                    (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY)));
+                }
+            }
+            Some(written) = writes.join_next(), if !writes.is_empty() => {
+                match written {
+                    Ok(written) => desk.take_written(written, &keep.notices),
+                    Err(error) => {
+                        tracing::error!(%error, "a write of a KryptonDeployment ended badly");
+                        desk.none_busy();
+                    }
+                }
+                (look, look_next) = (true, Boot(now.0 + LOOK_EVERY));
+            }
+            Some(reading) = readings.join_next(), if !readings.is_empty() => {
+                match reading {
+                    Ok(reading) => desk.take_reading(&reading),
+                    Err(error) => {
+                        tracing::error!(%error, "a read of a KryptonDeployment ended badly");
+                        desk.none_busy();
+                    }
+                }
+                (look, look_next) = (true, Boot(now.0 + LOOK_EVERY));
+            }
+            () = clock::sleep_until(due, now) => {}
+        }
+    }
+}
+
+/// The one thing to do about an object.
+enum Step {
+    Read,
+    Write(Write, Vec<News>),
+}
+
+impl Step {
+    fn of(decision: Decision, object: &KryptonDeployment) -> Option<Self> {
+        // Gone, as far as it goes by us.
+        if object.metadata.deletion_timestamp.is_some() && object.finalizers().is_empty() {
+            return None;
+        }
+        if decision.read {
+            return Some(Self::Read);
+        }
+        if let Some(marks) = decision.marks {
+            return Some(Self::Write(Write::Marks(marks), decision.with_marks));
+        }
+        (object.status.as_ref() != Some(&decision.status))
+            .then(|| Self::Write(Write::Status(decision.status), decision.with_status))
+    }
+}
+
+impl Desk {
+    /// Decides on all, and gives the orders. Nothing follows before home's lists are complete (design §3,
+    /// rule 1).
+    fn decide(&mut self, keep: &Keep, findings: &Findings) -> Vec<(DeploymentKey, Decision)> {
+        if !self.of_clusters.synced || !(self.synced || self.refused >= NOT_KNOWN) {
+            return Vec::new();
+        }
+        for (name, cluster) in &mut self.clusters {
+            if let Some(uid) = keep.found.get(name).flatten() {
+                cluster.cluster_uid = Some(uid);
+            }
+        }
+        keep.named.send_if_modified(|before| {
+            let next = self.named(keep);
+            let news = before.as_deref() != Some(&next);
+            if news {
+                *before = Some(Arc::new(next));
+            }
+            news
+        });
+        // The older first: of more than a member takes, those wait that came last.
+        let mut slots: Vec<(&DeploymentKey, &Slot)> = self.slots.iter().collect();
+        slots.sort_by_key(|(key, slot)| (created(&slot.object), (*key).clone()));
+        let mut ordered: BTreeMap<String, Vec<DesiredDeployment>> = BTreeMap::new();
+        let mut decisions = Vec::new();
+        for (key, slot) in slots {
+            let full = |cluster: &str| {
+                let taken = ordered.get(cluster).map_or(0, Vec::len);
+                taken >= DEPLOYMENTS_MAX
+            };
+            let decision = decide(&self.view(key, slot, keep, findings, full));
+            for (cluster, order) in &decision.orders {
+                let orders = ordered.entry(cluster.clone()).or_default();
+                orders.push(order.clone());
+            }
+            decisions.push((key.clone(), decision));
+        }
+        keep.deployments.order(ordered);
+        decisions
+    }
+
+    fn view<'a>(
+        &self,
+        key: &DeploymentKey,
+        slot: &'a Slot,
+        keep: &Keep,
+        findings: &Findings,
+        full: impl Fn(&str) -> bool,
+    ) -> View<'a> {
+        let object = &*slot.object;
+        let aimed = named(&object.spec, &keep.discovery_namespace);
+        let sight = Sight {
+            clusters: &self.clusters,
+            findings,
+            open_namespaces: &keep.open_namespaces,
+        };
+        let key_named = match &aimed {
+            Aimed::Secret { key, .. } => key.clone(),
+            Aimed::Profile { .. } => None,
+        };
+        let aim = aim::aim(&aimed, &object.spec.region.name, &key.namespace, sight);
+        let aim = aim.map(|cluster| Place {
+            cluster,
+            key: key_named,
+        });
+        let here = places(object).into_iter().map(|place| place.cluster);
+        let each = here.chain(aim.as_ref().ok().map(|place| place.cluster.clone()));
+        let at = |cluster: String| {
+            let at = At {
+                cluster: self.clusters.get(&cluster).cloned(),
+                said: keep.deployments.said(&cluster, key),
+                full: full(&cluster),
+            };
+            (cluster, at)
+        };
+        View {
+            object,
+            at: each.map(at).collect(),
+            aim,
+            deletion: slot.deletion,
+            check_every: u32::try_from(keep.check_interval.as_secs()).unwrap_or(u32::MAX),
+            now: clock::wall(),
+        }
+    }
+
+    /// All Secrets that are named, and those of members that releases are still on.
+    fn named(&self, keep: &Keep) -> BTreeMap<SecretName, Naming> {
+        let mut all: BTreeMap<SecretName, Naming> = BTreeMap::new();
+        let mut slots: Vec<(&DeploymentKey, &Slot)> = self.slots.iter().collect();
+        slots.sort_by_key(|(key, slot)| (created(&slot.object), (*key).clone()));
+        let mut name = |secret: SecretName, key: Option<String>, trusted: bool| {
+            if secret.name == names::SELF_CLUSTER {
+                return;
+            }
+            let naming = all.entry(secret).or_default();
+            // The elder's word counts.
+            naming.key = naming.key.take().or(key);
+            naming.trusted |= trusted;
+        };
+        for (key, slot) in slots {
+            for place in places(&slot.object) {
+                let source = self.clusters.get(&place.cluster);
+                let source = source.and_then(|cluster| cluster.source.as_ref());
+                let source = source.filter(|source| source.kind == Kind::Secret.as_str());
+                if let Some((namespace, secret)) =
+                    source.and_then(|source| source.namespace.clone().zip(source.name.clone()))
+                {
+                    let secret = SecretName {
+                        namespace,
+                        name: secret,
+                    };
+                    name(secret, place.key, true);
+                }
+            }
+            if let Aimed::Secret { secret, key: of, .. } =
+                named(&slot.object.spec, &keep.discovery_namespace)
+            {
+                let trusted = trusted(&secret, &key.namespace, &keep.open_namespaces);
+                name(secret, of, trusted);
+            }
+        }
+        all
+    }
+
+    /// Says whether anything may follow from it.
+    fn see(
+        &mut self,
+        event: watcher::Result<Event<DeserializeGuard<KryptonDeployment>>>,
+        keep: &Keep,
+    ) -> bool {
+        let read = |guard: DeserializeGuard<KryptonDeployment>| {
+            let mut object = match guard.0 {
+                Ok(object) => object,
+                Err(error) => {
+                    let (namespace, name) = (&error.metadata.namespace, &error.metadata.name);
+                    tracing::warn!(?namespace, ?name, %error, "this KryptonDeployment cannot be read, and is left as it is");
+                    return None;
+                }
+            };
+            object.metadata.managed_fields = None;
+            let key = DeploymentKey {
+                namespace: object.namespace()?,
+                name: object.metadata.name.clone()?,
+            };
+            let ours = keep.namespaces.as_ref();
+            ours.is_none_or(|ours| ours.contains(&key.namespace))
+                .then_some((key, object))
+        };
+        match event {
+            Ok(Event::Init) => {
+                self.listing.clear();
+                false
+            }
+            Ok(Event::InitApply(guard)) => {
+                if let Some((key, object)) = read(guard) {
+                    self.listing.insert(key.clone());
+                    self.put(key, object);
+                }
+                false
+            }
+            Ok(Event::InitDone) => {
+                let listed = std::mem::take(&mut self.listing);
+                self.slots.retain(|key, _| listed.contains(key));
+                self.synced = true;
+                true
+            }
+            Ok(Event::Apply(guard)) => {
+                if let Some((key, object)) = read(guard) {
+                    self.put(key, object);
+                }
+                true
+            }
+            Ok(Event::Delete(guard)) => {
+                if let Some((key, _)) = read(guard) {
+                    self.slots.remove(&key);
+                }
+                true
+            }
+            Err(error) => {
+                let status = match &error {
+                    watcher::Error::InitialListFailed(kube::Error::Api(status)) => status.code,
+                    _ => 0,
+                };
+                // Where there are none of the kind, or none for us, nobody waits for them. What was known
+                // stands.
+                let refused = matches!(status, 403 | 404) && self.of_clusters.synced;
+                self.refused = if refused { self.refused + 1 } else { self.refused };
+                let unknown = refused && self.refused == NOT_KNOWN && !self.synced;
+                if unknown || !refused {
+                    tracing::info!(error = %chain(&error), "KryptonDeployments cannot be listed, and none are carried out until they can; it is tried again");
+                }
+                unknown
+            }
+        }
+    }
+
+    fn put(&mut self, key: DeploymentKey, object: KryptonDeployment) {
+        let same = |slot: &&mut Slot| slot.object.metadata.uid == object.metadata.uid;
+        if let Some(slot) = self.slots.get_mut(&key).filter(same) {
+            slot.object = Arc::new(object);
+            return;
+        }
+        let slot = Slot {
+            object: Arc::new(object),
+            deletion: Deletion::default(),
+            next: Boot::default(),
+            busy: false,
+        };
+        self.slots.insert(key, slot);
+    }
+
+    fn see_member(&mut self, event: watcher::Result<Event<EdgeCluster>>) -> bool {
+        match event {
+            Ok(Event::Init) => {
+                self.of_clusters.listed.clear();
+                false
+            }
+            Ok(Event::InitApply(object)) => {
+                self.of_clusters.listed.insert(object.name_any());
+                self.put_member(&object);
+                false
+            }
+            Ok(Event::InitDone) => {
+                let listed = std::mem::take(&mut self.of_clusters.listed);
+                self.clusters.retain(|name, _| listed.contains(name));
+                self.of_clusters.synced = true;
+                true
+            }
+            Ok(Event::Apply(object)) => self.put_member(&object),
+            Ok(Event::Delete(object)) => self.clusters.remove(&object.name_any()).is_some(),
+            Err(error) => {
+                tracing::debug!(error = %chain(&error), "watching EdgeClusters failed; it is tried again");
+                false
+            }
+        }
+    }
+
+    fn put_member(&mut self, object: &EdgeCluster) -> bool {
+        let cluster = Cluster::of(object);
+        let before = self.clusters.insert(object.name_any(), cluster.clone());
+        before.as_ref() != Some(&cluster)
+    }
+
+    /// What was written counts, unless the watch has brought something else since.
+    fn take_written(&mut self, written: Written, notices: &Notices) {
+        if let Some(object) = &written.object {
+            let about = reference(object);
+            for told in written.news {
+                notices.tell_about(about.clone(), told.warning, told.reason, told.message);
+            }
+        }
+        // The watch may have told of its end before.
+        let Some(slot) = self.slots.get_mut(&written.key) else {
+            return;
+        };
+        slot.busy = false;
+        let Some(mut object) = written.object else {
+            slot.next = later();
+            return;
+        };
+        if slot.object.metadata.resource_version == written.before {
+            object.metadata.managed_fields = None;
+            slot.object = Arc::new(object);
+        }
+    }
+
+    fn take_reading(&mut self, reading: &Reading) {
+        let Some(slot) = self.slots.get_mut(&reading.key) else {
+            return;
+        };
+        slot.busy = false;
+        let same = slot.object.metadata.uid.as_ref() == Some(&reading.uid);
+        match reading.found.filter(|_| same) {
+            Some(found) => slot.deletion = found,
+            None => slot.next = later(),
+        }
+    }
+
+    fn none_busy(&mut self) {
+        for slot in self.slots.values_mut() {
+            slot.busy = false;
+        }
+    }
+}
+
+fn later() -> Boot {
+    Boot(Boot::now().0 + AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>()))
+}
+
+/// Nanoseconds since 1970.
+fn created(object: &KryptonDeployment) -> Option<i128> {
+    let created = object.metadata.creation_timestamp.as_ref();
+    created.map(|time| time.0.as_nanosecond())
+}
+
+fn reference(object: &KryptonDeployment) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(KryptonDeployment::api_version(&()).into_owned()),
+        kind: Some(KryptonDeployment::kind(&()).into_owned()),
+        namespace: object.namespace(),
+        name: object.metadata.name.clone(),
+        uid: object.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! Secrets with a kubeconfig that somebody names, one by one: those of KryptonDeployments. Each is watched
+//! by its name, so that nothing else is read.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _};
+use k8s_openapi::api::core::v1::Secret;
+use krypton_common::error_chain::chain;
+use krypton_common::kubeconfig::Policy;
+use krypton_common::names;
+use kube::runtime::watcher::{Config, Event};
+use kube::{Client, ResourceExt as _};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::listed::{self, Listed};
+use super::{Finds, Kind, Origin, Provider, Source, Unresolved, secrets};
+use crate::facts::reason;
+
+/// A Secret of home.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SecretName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl SecretName {
+    pub fn origin(&self) -> Origin {
+        Origin {
+            kind: Kind::Secret,
+            namespace: Some(self.namespace.clone()),
+            name: self.name.clone(),
+        }
+    }
+}
+
+impl fmt::Display for SecretName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// How a Secret is named.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Naming {
+    /// The key of the kubeconfig, in the place of the usual one.
+    pub key: Option<String>,
+    /// Somebody names it who may. If not, it is a member only where it is open to all.
+    pub trusted: bool,
+}
+
+/// All Secrets that are named; `None` until that is known.
+pub type Named = Option<Arc<BTreeMap<SecretName, Naming>>>;
+
+/// What is known of a Secret that is named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    There {
+        /// The member's name that it asks for.
+        member: String,
+        /// Whoever may name a Secret at all may name this one.
+        open: bool,
+    },
+    NotThere,
+    /// It could not be looked at yet: why.
+    Unread(String),
+}
+
+/// Of all that are named, as far as they were looked at.
+pub type Findings = Arc<BTreeMap<SecretName, Finding>>;
+
+/// The Secrets that are named.
+pub struct NamedSecrets {
+    pub client: Client,
+    pub named: watch::Receiver<Named>,
+    pub findings: watch::Sender<Findings>,
+    /// Label of discovery: a member by it is open to all whom its EdgeCluster lets in.
+    pub label: String,
+    /// Key of the kubeconfig, unless an annotation or whoever names it says another.
+    pub key: String,
+    pub policy: Policy,
+}
+
+/// A Secret as it was read last, and why it may be another by now.
+#[derive(Debug, Default)]
+struct Slot {
+    /// `None` until it was looked for.
+    secret: Option<Option<Secret>>,
+    trouble: Option<String>,
+}
+
+type Slots = Arc<(Mutex<BTreeMap<SecretName, Slot>>, Notify)>;
+
+impl fmt::Debug for NamedSecrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+impl Provider for NamedSecrets {
+    fn describe(&self) -> String {
+        "Secrets that KryptonDeployments name".to_owned()
+    }
+
+    fn covers(&self, origin: &Origin) -> bool {
+        let named = self.named.borrow();
+        origin.kind == Kind::Secret
+            && named
+                .as_ref()
+                .is_none_or(|named| named.keys().any(|name| name.origin() == *origin))
+    }
+
+    fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
+        async move { self.run(&finds).await }.boxed()
+    }
+}
+
+impl NamedSecrets {
+    async fn run(&self, finds: &Finds) {
+        let slots = Slots::default();
+        let mut following: BTreeMap<SecretName, DropGuard> = BTreeMap::new();
+        let mut changed = self.named.clone();
+        loop {
+            let named = changed.borrow_and_update().clone();
+            if let Some(named) = &named {
+                following.retain(|name, _| named.contains_key(name));
+                slots
+                    .0
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .retain(|name, _| named.contains_key(name));
+                for name in named.keys() {
+                    if !following.contains_key(name) {
+                        let stop = CancellationToken::new();
+                        let follow = follow(self.client.clone(), name.clone(), Arc::clone(&slots));
+                        tokio::spawn({
+                            let stop = stop.clone();
+                            async move { stop.run_until_cancelled(follow).await }
+                        });
+                        following.insert(name.clone(), stop.drop_guard());
+                    }
+                }
+                self.tell(finds, named, &slots);
+            }
+            tokio::select! {
+                next = changed.changed() => if next.is_err() { return },
+                () = slots.1.notified() => {}
+                origin = finds.doubted() => {
+                    let Some(namespace) = origin.namespace.clone() else { continue };
+                    let name = SecretName { namespace, name: origin.name.clone() };
+                    if following.contains_key(&name)
+                        && let Some(secret) = secrets::again(&self.client, &origin, &name.name).await
+                    {
+                        put(&slots, &name, |slot| slot.secret = Some(Some(secret)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn tell(&self, finds: &Finds, named: &BTreeMap<SecretName, Naming>, slots: &Slots) {
+        let slots = slots.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut findings = BTreeMap::new();
+        let mut sources = BTreeMap::new();
+        for (name, naming) in named {
+            let slot = slots.get(name);
+            let (finding, source) = self.read(name, naming, slot);
+            findings.extend(finding.map(|finding| (name.clone(), finding)));
+            sources.extend(source.map(|source| (name.origin(), Arc::new(source))));
+        }
+        drop(slots);
+        // Whoever is told that a Secret is there looks for the member next.
+        finds.found(sources);
+        self.findings.send_if_modified(|before| {
+            let news = **before != findings;
+            if news {
+                *before = Arc::new(findings);
+            }
+            news
+        });
+    }
+
+    /// What is told of a Secret, and the member that it is.
+    fn read(
+        &self,
+        name: &SecretName,
+        naming: &Naming,
+        slot: Option<&Slot>,
+    ) -> (Option<Finding>, Option<Source>) {
+        let slot = slot.filter(|slot| slot.secret.is_some() || slot.trouble.is_some());
+        let Some(slot) = slot else {
+            let source = pending(name, format!("Secret {name} is being looked for"));
+            return (None, naming.trusted.then_some(source));
+        };
+        let Some(secret) = &slot.secret else {
+            let why = slot.trouble.clone().unwrap_or_default();
+            let source = pending(name, format!("Secret {name} cannot be read: {why}"));
+            return (Some(Finding::Unread(why)), naming.trusted.then_some(source));
+        };
+        let there = secret
+            .as_ref()
+            .filter(|secret| secret.metadata.deletion_timestamp.is_none());
+        let Some(secret) = there else {
+            return (Some(Finding::NotThere), None);
+        };
+        let source = self.source(name, naming, secret, slot.trouble.as_deref());
+        let labelled = |label: &str| secret.labels().get(label).map(String::as_str) == Some("true");
+        let open = labelled(&self.label) || labelled(names::OPEN_TO_DEPLOYMENTS_LABEL);
+        let finding = Finding::There {
+            member: source.member.clone(),
+            open,
+        };
+        (Some(finding), (naming.trusted || open).then_some(source))
+    }
+
+    fn source(
+        &self,
+        name: &SecretName,
+        naming: &Naming,
+        secret: &Secret,
+        trouble: Option<&str>,
+    ) -> Source {
+        let annotation = |key| secret.annotations().get(key).cloned();
+        let key = naming
+            .key
+            .clone()
+            .or_else(|| annotation(names::KUBECONFIG_KEY_ANNOTATION))
+            .unwrap_or_else(|| self.key.clone());
+        let missing = ": put the cluster's kubeconfig there, or name another key with spec.region.kubeconfig.secret.key of the KryptonDeployment";
+        let origin = name.origin();
+        let object = origin.to_string();
+        Source {
+            access: secrets::kubeconfig(secret, &object, &key, missing, &self.policy),
+            origin,
+            uid: secret.metadata.uid.clone().unwrap_or_default(),
+            member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or_else(|| name.name.clone()),
+            since: secret.metadata.creation_timestamp.as_ref().map(|it| it.0),
+            stale: trouble.map(|why| Unresolved {
+                reason: reason::SOURCE_UNAVAILABLE,
+                message: format!(
+                    "{object} cannot be looked at now; what is known of it stands: {why}"
+                ),
+            }),
+            suspended: None,
+        }
+    }
+}
+
+/// One that it is not known how to reach: whether it is there will be seen.
+fn pending(name: &SecretName, message: String) -> Source {
+    Source {
+        origin: name.origin(),
+        uid: String::new(),
+        member: name.name.clone(),
+        since: None,
+        access: Err(Unresolved {
+            reason: reason::STARTING,
+            message,
+        }),
+        stale: None,
+        suspended: None,
+    }
+}
+
+fn put(slots: &Slots, name: &SecretName, change: impl FnOnce(&mut Slot)) {
+    let mut all = slots.0.lock().unwrap_or_else(PoisonError::into_inner);
+    change(all.entry(name.clone()).or_default());
+    drop(all);
+    slots.1.notify_one();
+}
+
+/// Follows one Secret.
+async fn follow(client: Client, name: SecretName, slots: Slots) {
+    let api = secrets::of(&client, Some(&name.namespace));
+    let config = Config::default().fields(&format!("metadata.name={}", name.name));
+    let mut events = listed::watch(api, config);
+    let mut listed: Listed<Secret> = Listed::default();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(event) => {
+                let relevant = matches!(event, Event::InitDone | Event::Apply(_) | Event::Delete(_));
+                listed.take(event, Some);
+                if let Some(known) = listed.known().filter(|_| relevant) {
+                    let secret = known.values().next().cloned();
+                    put(&slots, &name, |slot| {
+                        slot.secret = Some(secret);
+                        slot.trouble = None;
+                    });
+                }
+            }
+            Err(error) => {
+                tracing::warn!(secret = %name, error = %chain(&error), "watching failed; it is tried again");
+                put(&slots, &name, |slot| slot.trouble = Some(chain(&error)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
