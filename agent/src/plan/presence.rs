@@ -318,11 +318,7 @@ fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
     let failed = view
         .newest()
         .filter(|newest| newest.status == Status::Failed);
-    let good = view
-        .revisions
-        .iter()
-        .rev()
-        .find(|revision| revision.status == Status::Deployed);
+    let good = repair::last_good(view.revisions);
     if let (Remediation::Rollback, Some(_), Some(good)) = (view.policy.remediation, failed, good) {
         return if failure.reason == reason::ROLLBACK_FAILED && view.now < failure.retry_at {
             Plan {

@@ -240,8 +240,8 @@ pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
 const UNSWEPT_MOST: usize = 16;
 
 /// How many revisions helm is to keep while it runs what has the fingerprint `current`: beyond the limit
-/// those failed attempts that declare something else, until what they left is seen to. Helm drops the
-/// oldest first.
+/// those failed attempts that declare something else, until what they left is seen to, and the last good
+/// one. Helm drops the oldest first, and spares none but one that is deployed.
 pub fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
     let failed = failed_attempts(revisions);
     let other = |revision: &&Revision| revision.fingerprint.as_deref() != Some(current);
@@ -249,7 +249,27 @@ pub fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
         Some(oldest) => (failed.len() - oldest).min(UNSWEPT_MOST),
         None => 0,
     };
-    limit.saturating_add(u8::try_from(more).unwrap_or(u8::MAX))
+    let since_good = match last_good(&revisions.iter().collect::<Vec<_>>()) {
+        Some(good) if good.status == Status::Superseded => {
+            let since = revisions.iter().filter(|it| it.revision >= good.revision);
+            since.count() + 1
+        }
+        _ => 0,
+    };
+    let kept = usize::from(limit) + more;
+    u8::try_from(kept.max(since_good)).unwrap_or(u8::MAX)
+}
+
+/// The revision to go back to. Of a rollback that died at its end helm has left none deployed; one that it
+/// was to lead away from is signed.
+pub(super) fn last_good<'a>(revisions: &[&'a Revision]) -> Option<&'a Revision> {
+    let left = |it: &Revision| it.rolled_back_by.is_some_and(|by| by > it.revision);
+    let newest = |is: &dyn Fn(&Revision) -> bool| {
+        let mut newest_first = revisions.iter().rev();
+        newest_first.find(|it| is(it)).copied()
+    };
+    newest(&|it| it.status == Status::Deployed)
+        .or_else(|| newest(&|it| it.status == Status::Superseded && !left(it)))
 }
 
 /// Failed attempts that a newer one repeats: what they declare is not forgotten with them.
@@ -376,6 +396,24 @@ mod tests {
             assert_eq!(history(3, &revisions, current), kept, "{revisions:?}");
             assert_eq!(repeated(&revisions), repeats, "{revisions:?}");
         }
+        // Without one that is deployed nothing is spared: a rollback died when it had taken that from it.
+        let left = Revision {
+            rolled_back_by: Some(3),
+            ..revision(2, Status::Superseded, Some("u2"))
+        };
+        let died = |number| revision(number, Status::Failed, None);
+        let mut died = vec![
+            revision(1, Status::Superseded, Some("u1")),
+            left,
+            died(3),
+            died(4),
+        ];
+        let good = |all: &[Revision]| last_good(&all.iter().collect::<Vec<_>>()).unwrap().revision;
+        assert_eq!(good(&died), 1);
+        assert_eq!(history(3, &died, "b"), 5);
+        died.push(revision(5, Status::Deployed, None));
+        assert_eq!(good(&died), 5);
+        assert_eq!(history(3, &died, "b"), 3);
         let many: Vec<Revision> = (0..200).map(|n| failed(n, &n.to_string())).collect();
         assert_eq!(history(3, &many, "x"), 19);
     }

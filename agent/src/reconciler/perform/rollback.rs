@@ -11,6 +11,7 @@ use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, suspended, unavai
 use crate::effect;
 use crate::helm::{HelmError, Rollback};
 use crate::index::{ROLLBACK_LABEL, Revision};
+use crate::plan::repair;
 use crate::release::{self, Status};
 use crate::status::Told;
 
@@ -53,7 +54,11 @@ impl Performer {
             to,
             timeout: self.member.policy.helm_timeout,
             server_side: release::decode(&current).is_ok_and(|facts| facts.server_side),
-            history_max: self.member.policy.history_max,
+            history_max: repair::history(
+                self.member.policy.history_max,
+                &job.revisions,
+                &job.chart().fingerprint(),
+            ),
             values: job.chart().helm_values(),
             secret_paths: job.desired.chart.secret_paths().to_vec(),
             cache_key: self.member.name.clone(),
