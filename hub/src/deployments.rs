@@ -211,7 +211,8 @@ mod tests {
     fn orders_are_sorted_and_news_only_where_they_differ() {
         let deployments = Deployments::default();
         let mut orders = deployments.orders();
-        let of = |member: &str, orders: Vec<DesiredDeployment>| [(member.to_owned(), orders)].into();
+        let of =
+            |member: &str, orders: Vec<DesiredDeployment>| [(member.to_owned(), orders)].into();
         assert!(orders.borrow().is_none());
         deployments.order(of("edge-1", vec![order("b", "a"), order("a", "b")]));
         let given = orders.borrow_and_update().as_ref().unwrap()["edge-1"].to_vec();

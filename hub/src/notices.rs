@@ -146,7 +146,12 @@ impl Notices {
         } else {
             EventType::Normal
         };
-        tracing::info!(namespace = about.namespace, name = about.name, reason, "{message}");
+        tracing::info!(
+            namespace = about.namespace,
+            name = about.name,
+            reason,
+            "{message}"
+        );
         self.send(Told {
             kind,
             action: reason,

@@ -44,7 +44,10 @@ pub(super) fn named(spec: &KryptonDeploymentSpec, discovery_namespace: &str) -> 
     let key = given.and_then(|given| given.key.clone()).filter(some);
     let by_secret = given.and_then(|given| {
         let name = given.name.as_deref().filter(|name| !name.is_empty())?;
-        Some(secret(name, given.namespace.as_deref().filter(|it| !it.is_empty())))
+        Some(secret(
+            name,
+            given.namespace.as_deref().filter(|it| !it.is_empty()),
+        ))
     });
     let deprecated = region.kubeconfig_secret_name.as_deref();
     let deprecated = deprecated.filter(|name| !name.is_empty());
@@ -100,7 +103,12 @@ pub(super) struct Sight<'a> {
 }
 
 /// Which member it is; else what `TargetClusterResolved` says.
-pub(super) fn aim(named: &Named, region: &str, from: &str, sight: Sight<'_>) -> Result<String, State> {
+pub(super) fn aim(
+    named: &Named,
+    region: &str,
+    from: &str,
+    sight: Sight<'_>,
+) -> Result<String, State> {
     let member = match named {
         Named::Profile { namespace, name } => of_profile(namespace, name, sight.clusters)?,
         Named::Secret {
@@ -156,7 +164,9 @@ fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String
         (Some(Finding::NotThere), _) => Err(State::new(
             Truth::False,
             "SecretNotFound",
-            format!("there is no Secret {secret}: make it, with the cluster's kubeconfig, or name another in spec.region"),
+            format!(
+                "there is no Secret {secret}: make it, with the cluster's kubeconfig, or name another in spec.region"
+            ),
         )),
         (Some(Finding::Unread(why)), None) => Err(State::new(
             Truth::Unknown,

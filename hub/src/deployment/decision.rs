@@ -58,7 +58,12 @@ fn recorded(places: &[Place]) -> Option<String> {
     for place in places {
         let separator = if text.is_empty() { "" } else { "," };
         let key = place.key.as_ref().map(|key| format!(":{key}"));
-        let _ = write!(text, "{separator}{}{}", place.cluster, key.unwrap_or_default());
+        let _ = write!(
+            text,
+            "{separator}{}{}",
+            place.cluster,
+            key.unwrap_or_default()
+        );
     }
     (!text.is_empty()).then_some(text)
 }
@@ -215,7 +220,8 @@ impl View<'_> {
                 .map_or(0, |time| time.0.as_second()),
             remove,
             orphan: remove && self.orphaned(),
-            paused: (self.annotated(names::PAUSED_ANNOTATION)).is_some_and(|value| value != "false"),
+            paused: (self.annotated(names::PAUSED_ANNOTATION))
+                .is_some_and(|value| value != "false"),
             requested: self
                 .annotated(names::RECONCILE_REQUESTED_ANNOTATION)
                 .map(str::to_owned),
@@ -260,7 +266,8 @@ impl View<'_> {
                     // Put on record before it is ordered: whatever ends in between, it is found again.
                     places.push(target.clone());
                     let region = self.region();
-                    let message = format!("routed to cluster {} of region {region}", target.cluster);
+                    let message =
+                        format!("routed to cluster {} of region {region}", target.cluster);
                     with_marks.push(news("Routing", message));
                 }
             }
@@ -283,7 +290,10 @@ impl View<'_> {
                 with_marks.push(self.let_go(&cluster));
             }
             if self.finalized() {
-                for place in before.iter().filter(|place| places.contains(place) || place.cluster == target.cluster) {
+                for place in before
+                    .iter()
+                    .filter(|place| places.contains(place) || place.cluster == target.cluster)
+                {
                     let former = place.cluster != target.cluster;
                     orders.insert(place.cluster.clone(), self.order(former && there));
                 }
@@ -293,14 +303,21 @@ impl View<'_> {
             // more gets nothing of it either.
             let from = self.object.namespace().unwrap_or_default();
             let allowed = |place: &&Place| {
-                let cluster = self.at.get(&place.cluster).and_then(|at| at.cluster.as_ref());
+                let cluster = self
+                    .at
+                    .get(&place.cluster)
+                    .and_then(|at| at.cluster.as_ref());
                 cluster.is_some_and(|it| it.allowed.refusal(&place.cluster, &from).is_none())
             };
             let stands = before.iter().filter(allowed);
             orders.extend(stands.map(|it| (it.cluster.clone(), self.order(false))));
         }
         let marks = self.marks(self.finalized() || target.is_some(), &places);
-        let with_marks = if marks.is_some() { with_marks } else { Vec::new() };
+        let with_marks = if marks.is_some() {
+            with_marks
+        } else {
+            Vec::new()
+        };
         let former: Vec<&str> = places
             .iter()
             .map(|place| place.cluster.as_str())
@@ -357,7 +374,11 @@ impl View<'_> {
             with_marks.push(news("FinalizerRemoved", names::DEPLOYMENT_FINALIZER));
         }
         let marks = held.then(|| self.marks(!done, &places)).flatten();
-        let with_marks = if marks.is_some() { with_marks } else { Vec::new() };
+        let with_marks = if marks.is_some() {
+            with_marks
+        } else {
+            Vec::new()
+        };
         let (status, with_status) = self.status(self.leaving(&places));
         Decision {
             read: held && !done && !orphaned && self.deletion == Deletion::NotRead,
@@ -388,7 +409,10 @@ impl View<'_> {
             let how = left.map_or("the release is uninstalled", |ready| &ready.message);
             return news("HelmUninstalled", format!("cluster {cluster}: {how}"));
         }
-        let message = format!("{} is left where it is, on {cluster}: as it is annotated", self.release());
+        let message = format!(
+            "{} is left where it is, on {cluster}: as it is annotated",
+            self.release()
+        );
         warning("Orphaned", message)
     }
 
@@ -421,7 +445,8 @@ impl View<'_> {
             };
         }
         if self.at.get(cluster).is_some_and(|at| at.full) {
-            let message = format!("cluster {cluster} has as many deployments as it takes; take some away");
+            let message =
+                format!("cluster {cluster} has as many deployments as it takes; take some away");
             return error(State::new(Truth::False, ready::NOT_READY, message));
         }
         let generation = self.object.metadata.generation.unwrap_or_default();
@@ -450,7 +475,8 @@ impl View<'_> {
             },
             truth => {
                 let progress = state.progress.as_ref();
-                let progress = progress.filter(|it| it.truth == Truth::True || state.ready.message.is_empty());
+                let progress =
+                    progress.filter(|it| it.truth == Truth::True || state.ready.message.is_empty());
                 let said = progress.unwrap_or(&state.ready);
                 let message = format!("cluster {cluster}: {}: {}", said.reason, said.message);
                 pending(State::new(truth, ready::NOT_READY, message))
@@ -480,7 +506,10 @@ impl View<'_> {
         let more: Vec<String> = former
             .iter()
             .map(|cluster| match self.unheard(cluster) {
-                Some(why) => format!("what is on {cluster} {waits}; {why}; annotation {}=true lets go of it", names::ORPHAN_ANNOTATION),
+                Some(why) => format!(
+                    "what is on {cluster} {waits}; {why}; annotation {}=true lets go of it",
+                    names::ORPHAN_ANNOTATION
+                ),
                 None => format!("what is on {cluster} {waits}"),
             })
             .collect();
@@ -530,19 +559,47 @@ impl View<'_> {
         let target = match &self.aim {
             Err(state) => state.clone(),
             Ok(place) => {
-                let resolved = self.at.get(&place.cluster).and_then(|at| at.cluster.as_ref());
+                let resolved = self
+                    .at
+                    .get(&place.cluster)
+                    .and_then(|at| at.cluster.as_ref());
                 let resolved = resolved.and_then(|cluster| cluster.resolved.clone());
                 resolved.map_or_else(
-                    || State::new(Truth::Unknown, crate::facts::reason::STARTING, format!("EdgeCluster {} is new", place.cluster)),
-                    |state| State { message: format!("EdgeCluster {}: {}", place.cluster, state.message), ..state },
+                    || {
+                        State::new(
+                            Truth::Unknown,
+                            crate::facts::reason::STARTING,
+                            format!("EdgeCluster {} is new", place.cluster),
+                        )
+                    },
+                    |state| State {
+                        message: format!("EdgeCluster {}: {}", place.cluster, state.message),
+                        ..state
+                    },
                 )
             }
         };
         let was = conditions::find(&conditions, READY).map(|state| state.reason);
-        conditions::set(&mut conditions, TARGET_RESOLVED, &target, generation, self.now);
-        conditions::set(&mut conditions, READY, &standing.ready, generation, self.now);
+        conditions::set(
+            &mut conditions,
+            TARGET_RESOLVED,
+            &target,
+            generation,
+            self.now,
+        );
+        conditions::set(
+            &mut conditions,
+            READY,
+            &standing.ready,
+            generation,
+            self.now,
+        );
         let mut told = Vec::new();
-        let applied = self.aim.as_ref().ok().and_then(|place| self.said(&place.cluster));
+        let applied = self
+            .aim
+            .as_ref()
+            .ok()
+            .and_then(|place| self.said(&place.cluster));
         let applied = applied.map(|said| said.report.applied_chart.clone());
         let applied = applied.filter(|chart| !chart.is_empty());
         let chart_before = before.and_then(|status| status.last_applied_chart.clone());

@@ -117,7 +117,10 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
             let decisions = desk.decide(&keep, &found);
             for (key, decision) in decisions {
                 let free = writes.len() + readings.len() < REQUESTS;
-                let Some(slot) = desk.slots.get_mut(&key).filter(|slot| leading && !slot.busy)
+                let Some(slot) = desk
+                    .slots
+                    .get_mut(&key)
+                    .filter(|slot| leading && !slot.busy)
                 else {
                     continue;
                 };
@@ -322,8 +325,9 @@ impl Desk {
                     name(secret, place.key, true);
                 }
             }
-            if let Aimed::Secret { secret, key: of, .. } =
-                named(&slot.object.spec, &keep.discovery_namespace)
+            if let Aimed::Secret {
+                secret, key: of, ..
+            } = named(&slot.object.spec, &keep.discovery_namespace)
             {
                 let trusted = trusted(&secret, &key.namespace, &keep.open_namespaces);
                 name(secret, of, trusted);
@@ -394,7 +398,11 @@ impl Desk {
                 // Where there are none of the kind, or none for us, nobody waits for them. What was known
                 // stands.
                 let refused = matches!(status, 403 | 404) && self.of_clusters.synced;
-                self.refused = if refused { self.refused + 1 } else { self.refused };
+                self.refused = if refused {
+                    self.refused + 1
+                } else {
+                    self.refused
+                };
                 let unknown = refused && self.refused == NOT_KNOWN && !self.synced;
                 if unknown || !refused {
                     tracing::info!(error = %chain(&error), "KryptonDeployments cannot be listed, and none are carried out until they can; it is tried again");

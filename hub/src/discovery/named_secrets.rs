@@ -281,7 +281,8 @@ async fn follow(client: Client, name: SecretName, slots: Slots) {
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
-                let relevant = matches!(event, Event::InitDone | Event::Apply(_) | Event::Delete(_));
+                let relevant =
+                    matches!(event, Event::InitDone | Event::Apply(_) | Event::Delete(_));
                 listed.take(event, Some);
                 if let Some(known) = listed.known().filter(|_| relevant) {
                     let secret = known.values().next().cloned();

@@ -1,0 +1,264 @@
+use krypton_crds::krypton_deployment::{
+    Account, ClusterProfileRef, KubeconfigSecret, Region, RegionKubeconfig,
+};
+
+use super::*;
+
+fn spec(change: impl FnOnce(&mut Region)) -> KryptonDeploymentSpec {
+    let mut region = Region {
+        name: "paris".to_owned(),
+        ..Region::default()
+    };
+    change(&mut region);
+    KryptonDeploymentSpec {
+        account: Account {
+            name: "acme".to_owned(),
+            ..Account::default()
+        },
+        region,
+    }
+}
+
+fn secret(namespace: &str, name: &str) -> SecretName {
+    SecretName {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+fn given(namespace: &str, name: &str, key: &str) -> Option<RegionKubeconfig> {
+    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    Some(RegionKubeconfig {
+        secret: Some(KubeconfigSecret {
+            name: some(name),
+            namespace: some(namespace),
+            key: some(key),
+        }),
+    })
+}
+
+#[test]
+fn a_secret_goes_before_the_deprecated_field_and_that_before_the_regions_name() {
+    let all = |region: &mut Region| {
+        region.kubeconfig = given("team", "admin", "admin.conf");
+        region.kubeconfig_secret_name = Some("old".to_owned());
+    };
+    let of = |named: Named| match named {
+        Named::Secret {
+            secret,
+            key,
+            by_default,
+        } => (secret.to_string(), key, by_default),
+        Named::Profile { .. } => unreachable!("none was named"),
+    };
+    let cases: [(&str, KryptonDeploymentSpec, (&str, Option<&str>, bool)); 6] = [
+        ("all", spec(all), ("team/admin", Some("admin.conf"), false)),
+        (
+            "a name only",
+            spec(|it| it.kubeconfig = given("", "admin", "")),
+            ("fleet/admin", None, false),
+        ),
+        (
+            "the deprecated field",
+            spec(|it| it.kubeconfig_secret_name = Some("old".to_owned())),
+            ("fleet/old", None, false),
+        ),
+        (
+            "a namespace without a name says nothing",
+            spec(|it| {
+                it.kubeconfig = given("team", "", "value");
+                it.kubeconfig_secret_name = Some("old".to_owned());
+            }),
+            ("fleet/old", Some("value"), false),
+        ),
+        (
+            "an empty deprecated field",
+            spec(|it| it.kubeconfig_secret_name = Some(String::new())),
+            ("fleet/paris-kubeconfig", None, true),
+        ),
+        (
+            "nothing",
+            spec(|_| {}),
+            ("fleet/paris-kubeconfig", None, true),
+        ),
+    ];
+    for (what, spec, (secret, key, by_default)) in cases {
+        let expected = (secret.to_owned(), key.map(str::to_owned), by_default);
+        assert_eq!(of(named(&spec, "fleet")), expected, "{what}");
+    }
+    let profile = spec(|it| {
+        all(it);
+        it.cluster_profile_ref = Some(ClusterProfileRef {
+            name: "p".to_owned(),
+            namespace: "inventory".to_owned(),
+        });
+    });
+    let expected = Named::Profile {
+        namespace: "inventory".to_owned(),
+        name: "p".to_owned(),
+    };
+    assert_eq!(named(&profile, "fleet"), expected);
+}
+
+#[derive(Default)]
+struct World {
+    clusters: BTreeMap<String, Cluster>,
+    findings: BTreeMap<SecretName, Finding>,
+}
+
+impl World {
+    fn member(mut self, name: &str, source: Option<SourceRef>) -> Self {
+        let cluster = Cluster {
+            source,
+            ..Cluster::default()
+        };
+        self.clusters.insert(name.to_owned(), cluster);
+        self
+    }
+
+    fn finding(mut self, of: &SecretName, finding: Finding) -> Self {
+        self.findings.insert(of.clone(), finding);
+        self
+    }
+
+    fn aim(&self, named: &Named, from: &str) -> Result<String, String> {
+        let open_namespaces = ["fleet".to_owned()].into();
+        let sight = Sight {
+            clusters: &self.clusters,
+            findings: &self.findings,
+            open_namespaces: &open_namespaces,
+        };
+        aim(named, "paris", from, sight).map_err(|state| state.reason)
+    }
+}
+
+fn there(open: bool) -> Finding {
+    Finding::There {
+        member: "admin".to_owned(),
+        open,
+    }
+}
+
+fn by(secret: &SecretName) -> Named {
+    Named::Secret {
+        secret: secret.clone(),
+        key: None,
+        by_default: false,
+    }
+}
+
+#[test]
+fn a_secret_is_for_its_own_namespace_and_for_all_where_it_is_the_hubs_or_labelled() {
+    let (theirs, hubs) = (secret("team", "admin"), secret("fleet", "admin"));
+    for (of, from, finding, allowed) in [
+        (&theirs, "team", there(false), true),
+        (&theirs, "other", there(false), false),
+        (&theirs, "other", there(true), true),
+        // Who may not name it is not told whether it is there.
+        (&theirs, "other", Finding::NotThere, false),
+        (&theirs, "other", Finding::Unread("why".to_owned()), false),
+        (&hubs, "other", there(false), true),
+    ] {
+        let world = World::default()
+            .member("admin", Some(of.origin().source_ref()))
+            .finding(of, finding.clone());
+        let aimed = world.aim(&by(of), from);
+        let expected = if allowed {
+            Ok("admin".to_owned())
+        } else {
+            Err("SecretNotAllowed".to_owned())
+        };
+        assert_eq!(aimed, expected, "{of} from {from}: {finding:?}");
+    }
+}
+
+#[test]
+fn what_is_not_a_member_yet_or_never_will_be_is_told_apart() {
+    let of = secret("fleet", "admin");
+    let world = World::default;
+    let member = || world().member("admin", Some(of.origin().source_ref()));
+    let other = Some(secret("elsewhere", "admin").origin().source_ref());
+    let unread = || Finding::Unread("no answer".to_owned());
+    let strange = Finding::There {
+        member: "Not A Name".to_owned(),
+        open: false,
+    };
+    for (what, world, expected) in [
+        ("not looked for yet", member(), Err("Starting")),
+        (
+            "gone",
+            member().finding(&of, Finding::NotThere),
+            Err("SecretNotFound"),
+        ),
+        // What is known of it stands.
+        (
+            "unread, and known",
+            member().finding(&of, unread()),
+            Ok("admin"),
+        ),
+        (
+            "unread",
+            world().finding(&of, unread()),
+            Err("SourceUnavailable"),
+        ),
+        (
+            "no member yet",
+            world().finding(&of, there(false)),
+            Err("Starting"),
+        ),
+        (
+            "the name is another's",
+            world().member("admin", other).finding(&of, there(false)),
+            Err("NameTaken"),
+        ),
+        ("no name", world().finding(&of, strange), Err("NotAName")),
+    ] {
+        let expected = expected.map(str::to_owned).map_err(str::to_owned);
+        assert_eq!(world.aim(&by(&of), "team"), expected, "{what}");
+    }
+}
+
+#[test]
+fn of_members_that_are_one_cluster_it_is_the_one_that_acts() {
+    let of = secret("fleet", "admin");
+    let mut world = World::default()
+        .member("admin", Some(of.origin().source_ref()))
+        .member("kamaji", None)
+        .member("another", None)
+        .finding(&of, there(false));
+    for (name, uid) in [("admin", "u"), ("kamaji", "u"), ("another", "v")] {
+        world.clusters.get_mut(name).unwrap().cluster_uid = Some(uid.to_owned());
+    }
+    assert_eq!(world.aim(&by(&of), "team").unwrap(), "admin");
+    world.clusters.get_mut("admin").unwrap().duplicate = true;
+    assert_eq!(world.aim(&by(&of), "team").unwrap(), "kamaji");
+    // It says who may aim at it.
+    let kamaji = world.clusters.get_mut("kamaji").unwrap();
+    kamaji.allowed = Allowed::new(Some(&["other".to_owned()]));
+    assert_eq!(
+        world.aim(&by(&of), "team").unwrap_err(),
+        "NamespaceNotAllowed"
+    );
+}
+
+#[test]
+fn a_region_that_an_agent_has_joined_needs_no_secret_unless_one_is_named() {
+    let default = named(&spec(|_| {}), "fleet");
+    let world = World::default().member("paris", None);
+    assert_eq!(world.aim(&default, "team").unwrap(), "paris");
+    assert_eq!(
+        world
+            .aim(&by(&secret("fleet", "admin")), "team")
+            .unwrap_err(),
+        "Starting"
+    );
+    // A member of that name with a source is somebody's of its own.
+    let other = secret("elsewhere", "paris").origin().source_ref();
+    let world = World::default().member("paris", Some(other));
+    assert_eq!(world.aim(&default, "team").unwrap_err(), "Starting");
+    let home = by(&secret("fleet", names::SELF_CLUSTER));
+    assert_eq!(
+        World::default().aim(&home, "team").unwrap(),
+        names::SELF_CLUSTER
+    );
+}

@@ -1,0 +1,184 @@
+use kube::Config as Reach;
+use kube::core::ObjectMeta;
+
+use super::*;
+
+struct World {
+    keep: Keep,
+    desk: Desk,
+    named: watch::Receiver<Named>,
+}
+
+fn world() -> World {
+    let nowhere = Reach::new("http://127.0.0.1:1".parse().unwrap());
+    let (named, named_rx) = watch::channel(None);
+    let keep = Keep {
+        client: Client::try_from(nowhere).unwrap(),
+        deployments: Arc::default(),
+        found: Arc::default(),
+        notices: Notices::nowhere(),
+        named,
+        findings: watch::channel(Arc::default()).1,
+        namespaces: None,
+        discovery_namespace: "fleet".to_owned(),
+        open_namespaces: ["fleet".to_owned()].into(),
+        check_interval: Duration::from_secs(60),
+    };
+    World {
+        keep,
+        desk: Desk::default(),
+        named: named_rx,
+    }
+}
+
+fn object(name: &str, region: serde_json::Value) -> KryptonDeployment {
+    let spec = serde_json::json!({"account": {"name": "a"}, "region": region});
+    let mut object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
+    object.metadata.namespace = Some("accounts".to_owned());
+    object.metadata.uid = Some(format!("uid-of-{name}"));
+    object.metadata.finalizers = Some(vec![names::DEPLOYMENT_FINALIZER.to_owned()]);
+    object
+}
+
+fn placed(name: &str, region: serde_json::Value, at: &str) -> KryptonDeployment {
+    let mut object = object(name, region);
+    let place = (names::DEPLOYED_ON_ANNOTATION.to_owned(), at.to_owned());
+    object.metadata.annotations = Some([place].into());
+    object
+}
+
+fn member(name: &str) -> EdgeCluster {
+    let source =
+        serde_json::json!({"sourceRef": {"kind": "Secret", "namespace": "fleet", "name": name}});
+    EdgeCluster::new(name, serde_json::from_value(source).unwrap())
+}
+
+impl World {
+    fn sees(&mut self, event: Event<KryptonDeployment>) {
+        let guarded = match event {
+            Event::Init => Event::Init,
+            Event::InitDone => Event::InitDone,
+            Event::InitApply(object) => Event::InitApply(DeserializeGuard(Ok(object))),
+            Event::Apply(object) => Event::Apply(DeserializeGuard(Ok(object))),
+            Event::Delete(object) => Event::Delete(DeserializeGuard(Ok(object))),
+        };
+        self.desk.see(Ok(guarded), &self.keep);
+    }
+
+    fn sees_members(&mut self, names: &[&str]) {
+        self.desk.see_member(Ok(Event::Init));
+        for name in names {
+            self.desk.see_member(Ok(Event::InitApply(member(name))));
+        }
+        self.desk.see_member(Ok(Event::InitDone));
+    }
+
+    fn refused(&mut self, code: u16) -> bool {
+        let status = kube::core::Status::failure("no", "NotFound").with_code(code);
+        let error = watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)));
+        self.desk.see(Err(error), &self.keep)
+    }
+
+    fn decide(&mut self) {
+        self.desk.decide(&self.keep, &Findings::default());
+    }
+
+    fn ordered(&self) -> Option<Vec<String>> {
+        let orders = self.keep.deployments.orders();
+        let orders = orders.borrow();
+        let all = orders.as_ref()?.iter();
+        Some(
+            all.flat_map(|(at, list)| list.iter().map(move |it| format!("{at}: {}", it.name)))
+                .collect(),
+        )
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_ordered_or_named_before_both_lists_are_complete() {
+    let mut world = world();
+    let region = || serde_json::json!({"name": "paris"});
+    world.sees(Event::Init);
+    world.sees(Event::InitApply(placed("acme", region(), "edge-1")));
+    world.sees_members(&["edge-1"]);
+    world.decide();
+    assert_eq!(world.ordered(), None);
+    assert_eq!(*world.named.borrow(), None);
+    world.sees(Event::InitDone);
+    world.decide();
+    assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
+    // A list that is begun again takes nothing away until it is complete.
+    world.sees(Event::Init);
+    world.decide();
+    assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
+    world.sees(Event::InitDone);
+    world.decide();
+    assert!(world.ordered().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn where_home_has_no_such_kind_there_is_nothing_to_order_and_what_was_known_stands() {
+    let mut world = world();
+    // Before EdgeClusters are listed home may just not be up.
+    assert!(!world.refused(404));
+    assert!(!world.refused(404));
+    world.sees_members(&["edge-1"]);
+    assert!(!world.refused(500));
+    assert!(!world.refused(404));
+    world.decide();
+    assert_eq!(world.ordered(), None);
+    assert!(world.refused(403));
+    world.decide();
+    assert!(world.ordered().unwrap().is_empty());
+    assert!(world.named.borrow().as_ref().unwrap().is_empty());
+
+    world.sees(Event::Init);
+    world.sees(Event::InitApply(placed(
+        "acme",
+        serde_json::json!({"name": "paris"}),
+        "edge-1",
+    )));
+    world.sees(Event::InitDone);
+    world.refused(404);
+    world.refused(404);
+    world.decide();
+    assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
+}
+
+#[tokio::test]
+async fn the_secret_of_a_place_stays_named_until_the_release_is_gone_from_there() {
+    let mut world = world();
+    let of = |namespace: &str, key: &str| serde_json::json!({"name": "x", "kubeconfig": {"secret": {"namespace": namespace, "name": "new", "key": key}}});
+    let mut elder = placed("elder", of("theirs", "admin.conf"), "edge-1:value");
+    let created = |second| ObjectMeta {
+        creation_timestamp: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            jiff::Timestamp::from_second(second).unwrap(),
+        )),
+        ..ObjectMeta::default()
+    };
+    elder.metadata.creation_timestamp = created(1).creation_timestamp;
+    let mut younger = object("younger", of("accounts", "other"));
+    younger.metadata.creation_timestamp = created(2).creation_timestamp;
+    let mut also = object("also", of("accounts", "admin.conf"));
+    also.metadata.creation_timestamp = created(1).creation_timestamp;
+    world.sees_members(&["edge-1"]);
+    world.sees(Event::Init);
+    for object in [elder, younger, also] {
+        world.sees(Event::InitApply(object));
+    }
+    world.sees(Event::InitDone);
+    world.decide();
+    let named = world.named.borrow().clone().unwrap();
+    let naming = |namespace: &str, name: &str| {
+        let secret = SecretName {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        let naming = &named[&secret];
+        (naming.key.clone().unwrap_or_default(), naming.trusted)
+    };
+    assert_eq!(naming("fleet", "edge-1"), ("value".to_owned(), true));
+    assert_eq!(naming("theirs", "new"), ("admin.conf".to_owned(), false));
+    assert_eq!(naming("accounts", "new"), ("admin.conf".to_owned(), true));
+    assert_eq!(named.len(), 3);
+}
