@@ -219,6 +219,11 @@ fn orders() -> DesiredState {
         orphan: remove,
         paused: !remove,
         requested: remove.then(|| "2027-01-15".to_owned()),
+        drift: (!remove).then(|| krypton_common::drift::DriftPolicy {
+            mode: krypton_common::drift::DriftMode::Heal,
+            interval_seconds: 60,
+        }),
+        annotations: [("mesh.openkcm.io/adopt".to_owned(), "true".to_owned())].into(),
     };
     DesiredState {
         deployments: vec![order("acme", false), order("beta", true)],

@@ -14,7 +14,9 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::clock::wall;
 use krypton_common::names;
-use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
+use krypton_crds::{
+    edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, tenant::Tenant,
+};
 use krypton_hub::join_token;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
@@ -26,7 +28,7 @@ use krypton_tests::{
 };
 use kube::{
     Api, CustomResourceExt, ResourceExt,
-    api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -266,6 +268,29 @@ async fn stale_token(home: &Cluster) -> String {
     now.difference(&before).next().unwrap().clone()
 }
 
+/// A KryptonDeployment of the agent's member, from home.
+async fn deployed_and_gone(desk: &Desk, at_edge: &Desk) {
+    let all: Api<KryptonDeployment> = Api::namespaced(desk.client.clone(), "default");
+    let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
+    let object = KryptonDeployment::new("ordered", serde_json::from_value(spec).unwrap());
+    all.create(&PostParams::default(), &object).await.unwrap();
+    desk.told("default", "ordered", "Ready").await.unwrap();
+    at_edge
+        .newest_is("ordered", "ced-ordered", 1, "deployed")
+        .await
+        .unwrap();
+    let params = DeleteParams::default();
+    all.delete("ordered", &params).await.unwrap();
+    eventually("the deployment to be gone", PATIENCE, async || {
+        match all.get_opt("ordered").await? {
+            Some(object) => bail!("{object:?}"),
+            None => Ok(Some(())),
+        }
+    })
+    .await
+    .unwrap();
+}
+
 /// What `kubectl krypton join` prints, in a file.
 async fn bundle_file(home: &Cluster, folder: &TempDir) -> Result<String> {
     let bundle = bundle_of(home, OwnChart::Hub.namespace(), EDGE).await?;
@@ -308,6 +333,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
     at_edge.delete("default", "gone").await.unwrap();
     at_edge.gone("default", "gone").await.unwrap();
 
+    deployed_and_gone(&desk, &at_edge).await;
     credential_used_twice(&home, &edge, &desk).await;
 
     // A new version takes a new hub, which clears away what the pod before it had no reason to.

@@ -31,7 +31,11 @@ use k8s_openapi::{
 };
 use krypton_agent::failpoint::{EFFECTS, MOMENTS};
 use krypton_common::names;
-use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
+use krypton_crds::{
+    edge_cluster::EdgeCluster,
+    krypton_deployment::{DeploymentPhase, KryptonDeployment},
+    tenant::Tenant,
+};
 use krypton_hub::{
     chart_values::follow::SALT_NAME, discovery::register::CONFIG_MAP,
     failpoint::EFFECTS as EFFECTS_OF_THE_HUB,
@@ -45,7 +49,7 @@ use krypton_tests::{
 };
 use kube::{
     Api, CustomResourceExt, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::{Value, json};
@@ -202,6 +206,7 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
         "delete-cert-manager-crds=true",
         "drift=heal",
         "drift-interval=1s",
+        "ensure-watch-crds=true",
     ];
     flags.extend(more.map(|flag| format!("--{flag}")));
     let mut walk = Walk::begin("walk", mode, plan, flags).await?;
@@ -212,6 +217,12 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
     // It rests a while in each of its phases.
     place.rotate(&[]).await?;
     walk.through("a Tenant's life", place.life()).await?;
+    let region = match mode {
+        Mode::Agent => json!({"name": EDGE}),
+        _ => json!({"name": "x", "kubeconfigSecretName": EDGE}),
+    };
+    walk.through("a deployment's life", place.ordered(region))
+        .await?;
     if every {
         walk.through("what is found broken", place.repair()).await?;
         walk.through("an upgrade that fails", place.failed())
@@ -396,6 +407,32 @@ impl Place {
         })
         .await?;
         let left = self.edge.revisions("acme", &release("acme")).await?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    }
+
+    /// Home orders a release, and orders it gone.
+    async fn ordered(&self, region: Value) -> Result<()> {
+        let spec = json!({"account": {"name": "somebody"}, "region": region});
+        let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
+        let all: Api<KryptonDeployment> = Api::namespaced(self.home.client.clone(), "default");
+        all.create(&PostParams::default(), &object).await?;
+        eventually("the deployment to be ready", PATIENCE, async || {
+            let status = all.get("ordered").await?.status.unwrap_or_default();
+            let ready = status.phase == Some(DeploymentPhase::Ready);
+            ensure!(ready, "{status:?}");
+            Ok(Some(()))
+        })
+        .await?;
+        all.delete("ordered", &DeleteParams::default()).await?;
+        eventually("the deployment to be gone", PATIENCE, async || {
+            match all.get_opt("ordered").await? {
+                Some(object) => bail!("{object:?}"),
+                None => Ok(Some(())),
+            }
+        })
+        .await?;
+        let left = self.edge.revisions("ordered", "ced-ordered").await?;
         ensure!(left.is_empty(), "{left:?}");
         Ok(())
     }

@@ -26,6 +26,9 @@ Labelled Secrets in the hub's namespace are read by its own Role.
 {{- if and (has "kubeconfig" $discovery.providers) (has .namespace (default list $discovery.kubeconfigNamespaces)) }}
 {{- $secrets = true }}
 {{- end }}
+{{- if has .namespace $discovery.deploymentNamespaces }}
+{{- $secrets = true }}
+{{- end }}
 {{- if has .namespace $discovery.clusterNamespaces }}
 {{- if .root.Values.multicluster.enabled }}
 - {apiGroups: [multicluster.x-k8s.io], resources: [clusterprofiles], verbs: [list, watch]}

@@ -206,6 +206,9 @@ pub struct Flags {
     /// No effect: the hub runs as one replica. Accepted because the original's manifest passes it.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Process")]
     pub leader_elect: Option<String>,
+    /// No effect: members are watched, so nothing is polled. Accepted as the Knative operator's.
+    #[arg(long, value_name = "DURATION", help_heading = "Process")]
+    pub remote_deployments_poll_interval: Option<String>,
 
     /// Log level: debug, info, warn, error, panic (as error), or a verbosity: 1 is debug, 2 and more is trace.
     #[arg(long, value_name = "LEVEL", help_heading = "Zap (of the original)")]

@@ -731,11 +731,34 @@ impl Inputs<'_> {
         }
     }
 
+    /// Whether it was given. What is too short means the default, as in the Knative operator (reference 2.1).
+    fn poll_interval(&mut self, flags: &Flags) -> Result<bool, SettingsError> {
+        let flag = &flags.remote_deployments_poll_interval;
+        let given = self.text("remote-deployments-poll-interval", flag);
+        let interval = parse_duration(&given.text)
+            .ok_or_else(|| given.invalid("a duration", "write numbers with units, as 10s"))?;
+        if interval < Duration::from_secs(1) {
+            let note = format!(
+                "flag --remote-deployments-poll-interval={} is below 1s: 10s is meant",
+                given.text
+            );
+            self.notes.push(note);
+        }
+        Ok(
+            given.origin != Origin::Default("remote-deployments-poll-interval")
+                && given.text != "10s",
+        )
+    }
+
     fn note_flags_without_effect(&mut self, flags: &Flags) -> Result<(), SettingsError> {
         let given = [
             (
                 "leader-elect",
                 self.boolean("leader-elect", &flags.leader_elect)?,
+            ),
+            (
+                "remote-deployments-poll-interval",
+                self.poll_interval(flags)?,
             ),
             ("zap-devel", flags.zap_devel.is_some()),
             ("zap-stacktrace-level", flags.zap_stacktrace_level.is_some()),

@@ -332,6 +332,12 @@ pub const ROWS: &[Row] = &[
         "the value of `--log-format`",
         "all generations",
     ),
+    flag(
+        "remote-deployments-poll-interval",
+        &[],
+        "10s",
+        "as in the Knative operator, below 1s too; members are watched, so nothing is polled",
+    ),
     flag("zap-devel", &[], "", "all generations"),
     flag("zap-stacktrace-level", &[], "", "all generations"),
     flag("zap-time-encoding", &[], "", "all generations"),
@@ -344,7 +350,7 @@ pub const ROWS: &[Row] = &[
     variable(
         &["KRYPTON_CHECK_INTERVAL"],
         "60s",
-        "How often KryptonDeployments are checked: a Go duration or whole seconds, more than 0. This version reads it but does not carry out KryptonDeployments yet.",
+        "How often what a KryptonDeployment has deployed is compared with its chart, and put right: a Go duration or whole seconds, more than 0.",
         "from G8 on; as there, a value that is wrong means 60s",
     ),
     variable(

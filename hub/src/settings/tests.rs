@@ -532,6 +532,13 @@ fn flags_without_effect_are_noted() {
     )
     .unwrap();
     assert_eq!(settings.notes.len(), 3, "{:?}", settings.notes);
+    for (given, notes) in [("30s", 1), ("0s", 2)] {
+        let flag = format!("--remote-deployments-poll-interval={given}");
+        let settings = resolve(&[&flag], &[]).unwrap();
+        assert_eq!(settings.notes.len(), notes, "{:?}", settings.notes);
+    }
+    let soon = resolve(&["--remote-deployments-poll-interval=soon"], &[]);
+    assert!(soon.unwrap_err().to_string().contains("is not a duration"));
     assert!(
         resolve(&["--leader-elect=false"], &[])
             .unwrap()
