@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use krypton_common::conditions::Truth as Word;
 use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState, Version as DomainVersion};
+use krypton_common::drift::{DriftMode, DriftPolicy};
 use krypton_proto::WireError;
 use krypton_proto::v1::{
     AgentMessage, Applied, Chart, Condition, Deployment, DeploymentState, Desired, Drain,
@@ -219,8 +220,8 @@ fn orders() -> DesiredState {
         orphan: remove,
         paused: !remove,
         requested: remove.then(|| "2027-01-15".to_owned()),
-        drift: (!remove).then(|| krypton_common::drift::DriftPolicy {
-            mode: krypton_common::drift::DriftMode::Heal,
+        drift: (!remove).then_some(DriftPolicy {
+            mode: DriftMode::Heal,
             interval_seconds: 60,
         }),
         annotations: [("mesh.openkcm.io/adopt".to_owned(), "true".to_owned())].into(),

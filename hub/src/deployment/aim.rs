@@ -41,7 +41,9 @@ pub(super) fn named(spec: &KryptonDeploymentSpec, discovery_namespace: &str) -> 
         name: name.to_owned(),
     };
     let given = region.kubeconfig.as_ref().and_then(|it| it.secret.as_ref());
-    let key = given.and_then(|given| given.key.clone()).filter(some);
+    let key = given
+        .and_then(|given| given.key.clone())
+        .filter(|key| !key.is_empty());
     let by_secret = given.and_then(|given| {
         let name = given.name.as_deref().filter(|name| !name.is_empty())?;
         Some(secret(
@@ -57,10 +59,6 @@ pub(super) fn named(spec: &KryptonDeploymentSpec, discovery_namespace: &str) -> 
         secret: named.unwrap_or_else(|| secret(&format!("{}-kubeconfig", region.name), None)),
         key,
     }
-}
-
-fn some(text: &String) -> bool {
-    !text.is_empty()
 }
 
 /// A member, as far as it concerns a KryptonDeployment.

@@ -2,7 +2,6 @@
 //! on it. Pure.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -54,18 +53,12 @@ pub(super) fn places(object: &KryptonDeployment) -> Vec<Place> {
 }
 
 fn recorded(places: &[Place]) -> Option<String> {
-    let mut text = String::new();
-    for place in places {
-        let separator = if text.is_empty() { "" } else { "," };
-        let key = place.key.as_ref().map(|key| format!(":{key}"));
-        let _ = write!(
-            text,
-            "{separator}{}{}",
-            place.cluster,
-            key.unwrap_or_default()
-        );
-    }
-    (!text.is_empty()).then_some(text)
+    let entry = |place: &Place| match &place.key {
+        Some(key) => format!("{}:{key}", place.cluster),
+        None => place.cluster.clone(),
+    };
+    let entries: Vec<String> = places.iter().map(entry).collect();
+    (!entries.is_empty()).then(|| entries.join(","))
 }
 
 /// What was read afresh of a deletion, before anything follows from it (design §3, rule 2).
@@ -514,8 +507,10 @@ impl View<'_> {
             })
             .collect();
         let more = more.join("; ");
-        let _ = write!(standing.ready.message, "; {more}");
-        let _ = write!(standing.last_message, "; {more}");
+        for line in [&mut standing.ready.message, &mut standing.last_message] {
+            line.push_str("; ");
+            line.push_str(&more);
+        }
         standing
     }
 

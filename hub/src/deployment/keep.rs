@@ -206,8 +206,11 @@ impl Step {
         if let Some(marks) = decision.marks {
             return Some(Self::Write(Write::Marks(marks), decision.with_marks));
         }
-        (object.status.as_ref() != Some(&decision.status))
-            .then(|| Self::Write(Write::Status(decision.status), decision.with_status))
+        let same = object.status.as_ref() == Some(&decision.status);
+        (!same).then_some(Self::Write(
+            Write::Status(decision.status),
+            decision.with_status,
+        ))
     }
 }
 

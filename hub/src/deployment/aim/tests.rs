@@ -51,7 +51,7 @@ fn a_secret_goes_before_the_deprecated_field_and_that_before_the_regions_name() 
         } => (secret.to_string(), key, by_default),
         Named::Profile { .. } => unreachable!("none was named"),
     };
-    let cases: [(&str, KryptonDeploymentSpec, (&str, Option<&str>, bool)); 6] = [
+    let cases = [
         ("all", spec(all), ("team/admin", Some("admin.conf"), false)),
         (
             "a name only",
