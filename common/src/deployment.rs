@@ -70,6 +70,15 @@ impl DesiredDeployment {
         }
     }
 
+    /// Bytes as JSON, nearly: what is in front of it counts for all.
+    pub fn size(&self) -> usize {
+        let annotations = self.annotations.iter();
+        let words = annotations.map(|(name, value)| name.len() + value.len() + 8);
+        let names = [&self.namespace, &self.name, &self.uid].map(String::len);
+        let requested = self.requested.as_ref().map_or(0, String::len);
+        256 + names.iter().sum::<usize>() + requested + words.sum::<usize>()
+    }
+
     /// The name of its release (reference 1.3).
     pub fn release(&self) -> String {
         names::deployment_release(&self.name)

@@ -9,9 +9,11 @@ use krypton_common::conditions::reason;
 use krypton_common::deployment::{DeploymentKey, DeploymentReport, DesiredDeployment};
 use tokio::sync::watch;
 
-/// Deployments of one member, at most. Their orders are on record on it, in a Secret of 1 MiB: some 300
-/// bytes each.
+/// Deployments of one member, at most.
 pub const DEPLOYMENTS_MAX: usize = 2_000;
+/// Bytes of their orders as JSON, at most: they are on record on the member, in a Secret of 1 MiB, with the
+/// chart's values. One has some 350.
+pub const ORDERS_MAX: usize = 720 * 1024;
 
 /// The orders of all members, by the member's name; each list by namespace and name.
 pub type Orders = BTreeMap<String, Arc<[DesiredDeployment]>>;
@@ -44,7 +46,8 @@ pub struct Deployments {
 
 impl Deployments {
     /// Sets all that members are to do. What is missing is left as it is on the member: only an order to
-    /// remove uninstalls (design §3, rule 1). A list must not have more than [`DEPLOYMENTS_MAX`].
+    /// remove uninstalls (design §3, rule 1). A list is within [`DEPLOYMENTS_MAX`]
+    /// and [`ORDERS_MAX`].
     pub fn order(&self, mut next: BTreeMap<String, Vec<DesiredDeployment>>) {
         next.retain(|_, orders| !orders.is_empty());
         for orders in next.values_mut() {

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::aim::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use super::decision::{At, Decision, Deletion, News, Place, View, decide, places};
 use super::writes::{Reading, Write, Written, read, write};
-use crate::deployments::{DEPLOYMENTS_MAX, Deployments};
+use crate::deployments::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
 use crate::found::Found as Clusters;
@@ -238,15 +238,18 @@ impl Desk {
         let mut slots: Vec<(&DeploymentKey, &Slot)> = self.slots.iter().collect();
         slots.sort_by_key(|(key, slot)| (created(&slot.object), (*key).clone()));
         let mut ordered: BTreeMap<String, Vec<DesiredDeployment>> = BTreeMap::new();
+        let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
         let mut decisions = Vec::new();
         for (key, slot) in slots {
             let full = |cluster: &str| {
                 let taken = ordered.get(cluster).map_or(0, Vec::len);
-                taken >= DEPLOYMENTS_MAX
+                let bytes = sizes.get(cluster).copied().unwrap_or_default();
+                taken >= DEPLOYMENTS_MAX || bytes >= ORDERS_MAX
             };
             let decision = decide(&self.view(key, slot, keep, findings, full));
             for (cluster, order) in &decision.orders {
                 let orders = ordered.entry(cluster.clone()).or_default();
+                *sizes.entry(cluster.clone()).or_insert(0) += order.size();
                 orders.push(order.clone());
             }
             decisions.push((key.clone(), decision));
