@@ -87,6 +87,13 @@ impl Revision {
     }
 }
 
+impl Revision {
+    /// Whether Krypton has never written to it: the original has made it, or a person.
+    pub fn is_foreign(&self) -> bool {
+        self.run.is_none() && self.fingerprint.is_none() && self.owner_uid.is_none()
+    }
+}
+
 /// What matters of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workspace {

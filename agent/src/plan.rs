@@ -253,6 +253,8 @@ pub enum Action {
     InstallAgain,
     /// Remove what a failed revision has made and the deployed one does not have.
     Sweep(u32),
+    /// Remove what the original has put into `default` of a revision that ours has replaced.
+    SweepDefault(u32),
     /// Put a revision back whose upgrade is given up.
     Rollback(u32),
     Uninstall,

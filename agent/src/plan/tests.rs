@@ -436,6 +436,44 @@ fn what_a_failed_attempt_left_is_swept_by_who_may_write_and_the_release_is_ready
 }
 
 #[test]
+fn what_the_original_left_in_default_goes_once_ours_is_ready_in_the_workspace() {
+    let mut w = world().facts("cert-manager", "1.19.1");
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    assert_eq!(w.plan().action, Action::Nothing, "adopted as it is");
+
+    w.revisions = vec![
+        w.foreign(1, Status::Superseded),
+        w.ours(2, Status::Deployed),
+    ];
+    // Which workloads are whose is not known without the manifest.
+    assert_eq!(w.plan().action, Action::ReadRelease(2));
+    if let Some(facts) = &mut w.facts {
+        facts.revision = 2;
+    }
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::SweepDefault(1));
+    assert_eq!(ready(&plan).0, Truth::True);
+
+    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing, "it may still be serving");
+    w.desired.handling.wait = WaitPolicy::None;
+    assert_eq!(w.plan().action, Action::SweepDefault(1));
+    w.unready = None;
+
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    let watched = w.plan();
+    assert_eq!(watched.action, Action::Nothing);
+    assert_eq!(ready(&watched).0, Truth::True);
+    w.permit = Permit::Granted;
+    w.tenant.spec.workspace = Some("default".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing, "that is the workspace");
+    w.tenant.spec.workspace = None;
+
+    w.revisions[0].owner_uid = Some("uid-1".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing, "it was seen to");
+}
+
+#[test]
 fn an_installation_that_failed_is_repeated_and_an_upgrade_that_failed_is_upgraded() {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Failed)];

@@ -18,6 +18,7 @@ use crate::index::{CrdState, Revision};
 use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
 use crate::precedence::Urgency;
 use crate::subject::{Subject, SubjectKey};
+use crate::workload::Strays;
 use crate::{progress, workload};
 
 /// The longest pause after what is not the release's fault.
@@ -132,7 +133,9 @@ impl Reconciler {
                 .is_some_and(|newest| newest.revision == facts.revision)
         });
         let seen = self.index.release_workloads(&release_key);
-        let unready = workload::unready(facts.map(|facts| facts.workloads.as_slice()), &seen);
+        let strays = Strays::of(&release_key.namespace, revisions.last().copied());
+        let expected = facts.map(|facts| facts.workloads.as_slice());
+        let unready = workload::unready(expected, &seen, strays);
         // With a namespace go the Tenants that live in it, too.
         let going = subject.is_going() || desired.retire;
         let inhabited = going

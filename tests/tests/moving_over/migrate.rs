@@ -1,0 +1,1 @@
+//! `kubectl krypton migrate` at a real apiserver.
