@@ -262,7 +262,7 @@ pub struct Index {
     pub revisions: Watched<(ReleaseKey, u32), Revision>,
     pub workspaces: Watched<String, Workspace>,
     workloads: BTreeMap<WorkloadKind, Watched<(ReleaseKey, WorkloadKey), WorkloadState>>,
-    crd: Watched<String, CrdState>,
+    crd: Watched<String, (CrdState, Option<u32>)>,
     claims: BTreeMap<ReleaseKey, BTreeSet<SubjectKey>>,
     claimed: BTreeMap<SubjectKey, ReleaseKey>,
 }
@@ -577,7 +577,7 @@ impl Index {
             .crd
             .iter()
             .next()
-            .map_or(CrdState::Missing, |(_, state)| *state);
+            .map_or(CrdState::Missing, |(_, (state, _))| *state);
         self.crd.synced().then_some(state)
     }
 
@@ -588,8 +588,14 @@ impl Index {
                 Some(_) => CrdState::Terminating,
                 None => CrdState::Present,
             };
-            Some((meta.name.clone()?, version(&meta), state))
+            let schema = krypton_crds::schema_version_of(&meta);
+            Some((meta.name.clone()?, version(&meta), (state, schema)))
         });
+    }
+
+    /// The schema of the Tenant CRD, where there is one: of none, if it is the original's.
+    pub fn schema(&self) -> Option<Option<u32>> {
+        self.crd.iter().next().map(|(_, (_, schema))| *schema)
     }
 }
 

@@ -166,6 +166,7 @@ pub async fn run(
         crd_checked: false,
         crd_lost: false,
         list_anew: false,
+        listed: ListedUnder::default(),
         crd_not_before: Boot::default(),
         crd_failures: 0,
         recording_failures: 0,
@@ -220,6 +221,33 @@ struct Slot {
     stale: u32,
 }
 
+/// Under which schema of their CRD the Tenants were listed that are known. An apiserver leaves out of its answers
+/// what its schema does not have, such as the workspace; once there is another, no watch tells of that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ListedUnder {
+    /// Ours, or a newer one; or there was nothing to list.
+    #[default]
+    Ours,
+    /// An older one of ours: they are listed afresh once it is replaced.
+    Older,
+    /// The original's: until then nothing is done about them, which would store them as they were read.
+    Originals,
+}
+
+impl ListedUnder {
+    /// After another schema was seen.
+    fn then(self, seen: Option<Option<u32>>) -> Self {
+        match (self, seen) {
+            (_, Some(None)) | (Self::Originals, _) => Self::Originals,
+            (Self::Older, _) => Self::Older,
+            (Self::Ours, Some(Some(version))) if version < krypton_crds::SCHEMA_VERSION => {
+                Self::Older
+            }
+            (Self::Ours, _) => Self::Ours,
+        }
+    }
+}
+
 struct Reconciler {
     member: Arc<Member>,
     performer: Arc<Performer>,
@@ -246,6 +274,7 @@ struct Reconciler {
     crd_lost: bool,
     /// Tenants are to be listed afresh.
     list_anew: bool,
+    listed: ListedUnder,
     crd_not_before: Boot,
     crd_failures: u32,
     recording_failures: u32,
@@ -375,9 +404,13 @@ impl Reconciler {
                     .workload_event(WorkloadKind::DaemonSet, event, workload::daemon_set)
             }
             Seen::Crd(event) => {
-                let before = self.index.crd();
+                let (before, schema) = (self.index.crd(), self.index.schema());
                 self.index.crd_event(event);
                 let after = self.index.crd();
+                if self.index.schema() != schema {
+                    self.listed = self.listed.then(self.index.schema());
+                    self.crd_checked = false;
+                }
                 if after != before {
                     tracing::debug!(member = %self.member.name, crd = ?after, "the Tenant CRD");
                     self.crd_checked = false;

@@ -11,7 +11,7 @@ use kube::api::Api;
 use kube::{Client, CustomResourceExt, ResourceExt};
 use std::time::Duration;
 
-use super::{CRD_EVERY, Reconciler};
+use super::{CRD_EVERY, ListedUnder, Reconciler};
 use crate::clock::Boot;
 use crate::events::Events;
 use crate::fence::NO_NEW_RUNS_AFTER;
@@ -133,9 +133,11 @@ impl Reconciler {
         match done {
             Ok(Ok(())) => {
                 self.crd_checked = self.index.crd() == Some(CrdState::Present);
-                if self.crd_checked && self.crd_lost {
-                    // What was put back is not in a list that is older.
+                let outdated = self.listed != ListedUnder::Ours;
+                if self.crd_checked && (self.crd_lost || outdated) {
+                    // What was put back is not in a list that is older, nor all of what an older schema had.
                     (self.crd_lost, self.list_anew) = (false, true);
+                    self.listed = ListedUnder::Ours;
                 }
                 self.look_at_all();
             }
@@ -154,7 +156,8 @@ impl Reconciler {
             // By now every Tenant that was listed has its report.
             synced: self.index.synced()
                 && self.index.crd() == Some(CrdState::Present)
-                && !(self.permitted && (self.crd_lost || self.list_anew)),
+                && !(self.permitted
+                    && (self.crd_lost || self.list_anew || self.listed == ListedUnder::Originals)),
             ready: connected && self.index.ready(),
             writing: self.permitted,
             holder: if self.permitted {

@@ -11,7 +11,7 @@ use tokio::task::{Id, JoinError};
 
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
 use super::turns::{Place, Turns};
-use super::{AFTER_CONFLICT, Reconciler, StatusMode};
+use super::{AFTER_CONFLICT, ListedUnder, Reconciler, StatusMode};
 use crate::clock::Boot;
 use crate::fence::Hold;
 use crate::index::{CrdState, Revision};
@@ -58,7 +58,8 @@ impl Reconciler {
         // Nor while the CRD goes; of deployments it says nothing.
         let tenants = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
-            && !(self.permitted && self.crd_lost);
+            && !(self.permitted && self.crd_lost)
+            && !(self.permitted && self.listed == ListedUnder::Originals);
         // Who waits goes before who comes.
         let waiting = |this: &Self| {
             let turns = [&this.calls, &this.urgent, &this.runs];
