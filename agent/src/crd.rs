@@ -216,4 +216,23 @@ mod tests {
         assert_eq!(step(Some(2), true, 2), Step::Leave);
         assert_eq!(step(Some(3), true, 2), Step::Leave);
     }
+
+    #[test]
+    fn what_an_apiserver_publishes_tells_by_which_schema_it_reads() {
+        let spec = |names: &[&str]| {
+            let names = names
+                .iter()
+                .map(|name| ((*name).to_owned(), serde_json::json!({})));
+            let names: serde_json::Map<_, _> = names.collect();
+            serde_json::json!({"properties": {"spec": {"properties": names}}})
+        };
+        let mut tenant = spec(&["workspace", "clusterRef"]);
+        tenant["x-kubernetes-group-version-kind"] = serde_json::json!([{"kind": "Tenant"}]);
+        let document =
+            serde_json::json!({"components": {"schemas": {"a": spec(&[]), "b": tenant}}});
+        let published = published_fields(&document, "Tenant");
+        assert_eq!(published, fields(&spec(&["clusterRef", "workspace"])));
+        assert_ne!(published, fields(&spec(&["clusterRef"])));
+        assert_eq!(published_fields(&document, "TenantList"), None);
+    }
 }

@@ -359,6 +359,19 @@ impl Index {
             .collect()
     }
 
+    /// Where else there is a release of this name, made by nobody of ours and asked for by nobody.
+    pub fn foreign_elsewhere(&self, key: &ReleaseKey) -> Option<&str> {
+        let is_one = |(found, revision): (&ReleaseKey, &Revision)| {
+            found.name == key.name
+                && found.namespace != key.namespace
+                && revision.is_foreign()
+                && !self.claimed(found)
+        };
+        let mut all = self.revisions.iter();
+        let found = all.find(|((found, _), revision)| is_one((found, revision)));
+        found.map(|((found, _), _)| found.namespace.as_str())
+    }
+
     /// Whether any release at all is in the namespace.
     pub fn has_releases(&self, namespace: &str) -> bool {
         let first = ReleaseKey {

@@ -502,3 +502,34 @@ async fn next_of(watch: &mut Option<Watch>) -> Option<Seen> {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use krypton_crds::SCHEMA_VERSION;
+
+    use super::ListedUnder::{self, Older, Originals, Ours};
+
+    #[test]
+    fn what_was_listed_under_the_originals_schema_counts_for_nothing_until_it_is_listed_afresh() {
+        let ours = Some(SCHEMA_VERSION);
+        let older = Some(SCHEMA_VERSION - 1);
+        for (before, seen, after) in [
+            (Ours, None, Ours),
+            (Ours, Some(ours), Ours),
+            (Ours, Some(Some(SCHEMA_VERSION + 1)), Ours),
+            (Ours, Some(older), Older),
+            (Ours, Some(None), Originals),
+            (Older, Some(ours), Older),
+            (Older, Some(None), Originals),
+            // Ours has taken its place, and nothing was listed since.
+            (Originals, Some(ours), Originals),
+            (Originals, Some(older), Originals),
+        ] {
+            assert_eq!(
+                ListedUnder::then(before, seen),
+                after,
+                "{before:?} {seen:?}"
+            );
+        }
+    }
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use krypton_common::conditions::reason as why;
 use krypton_common::desired::DesiredState;
+use krypton_common::names;
 use kube::runtime::watcher::Event;
 use tokio::task::{Id, JoinError};
 
@@ -137,6 +138,15 @@ impl Reconciler {
         let strays = Strays::of(&release_key.namespace, revisions.last().copied());
         let expected = facts.map(|facts| facts.workloads.as_slice());
         let unready = workload::unready(expected, &seen, strays);
+        let annotation = names::fingerprint_annotation(&self.member.name);
+        let lost = subject.tenant().is_some_and(|tenant| {
+            let unnamed = tenant.spec.workspace.as_deref().unwrap_or_default();
+            revisions.is_empty() && unnamed.is_empty()
+        });
+        let lost = lost && subject.annotation(&annotation).is_some();
+        let elsewhere = lost
+            .then(|| self.index.foreign_elsewhere(&release_key))
+            .flatten();
         // With a namespace go the Tenants that live in it, too.
         let going = subject.is_going() || desired.retire;
         let inhabited = going
@@ -167,6 +177,7 @@ impl Reconciler {
             revisions: &revisions,
             claimants: &claimants,
             workspace: self.index.workspaces.get(&release_key.namespace),
+            elsewhere,
             workspace_shared: others
                 || inhabited
                 || self.index.has_releases(&release_key.namespace),

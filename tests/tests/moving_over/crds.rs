@@ -205,6 +205,26 @@ async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(m
             original.install(&release, &workspace).await.unwrap();
             original.tenant(name, spec, status).await.unwrap();
         }
+        // Written under the last of them, as anybody's label is, it has lost its workspace for good.
+        apply_crd(original.cluster, BY_HAND).await.unwrap();
+        let release = pair.release("lost");
+        original.install(&release, "lost-ws").await.unwrap();
+        let spec = json!({"workspace": "lost-ws"});
+        let status = original.status(None);
+        original.tenant("lost", spec, status).await.unwrap();
+        apply_crd(original.cluster, WITHOUT_WORKSPACE)
+            .await
+            .unwrap();
+        let name = "default/lost to be without a workspace";
+        eventually(name, PATIENCE, async || {
+            let lost = desk.tenants("default").get("lost").await?;
+            Ok(lost.spec.workspace.is_none().then_some(()))
+        })
+        .await
+        .unwrap();
+        desk.annotate("default", "lost", "example.org/touched", "true")
+            .await
+            .unwrap();
         apply_crd(pair.home(), OF_THE_CHART).await.unwrap();
     }
     let kind = ApiResource::erase::<KryptonDeployment>(&());
@@ -225,7 +245,7 @@ async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(m
     .await
     .unwrap();
     let before = desk.releases().await.unwrap();
-    assert_eq!(before.len(), 3);
+    assert_eq!(before.len(), 4);
     let old = crd(pair.cluster(), Tenant::crd_name()).await;
     let mut uids = Vec::new();
     for name in ["first", "second", "third"] {
@@ -258,6 +278,11 @@ async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(m
         assert_eq!(tenant.workspace(), workspace);
         assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Ready"));
     }
+    let told = [(error.as_str(), "True", "ReleaseInUse")];
+    let lost = desk.shows("default", "lost", &told).await.unwrap();
+    let message = lost.status.unwrap().last_message.unwrap();
+    assert!(message.contains("spec.workspace: lost-ws"), "{message}");
+    assert_eq!(desk.namespace("lost").await.unwrap(), None);
     let now = crd(pair.cluster(), Tenant::crd_name()).await;
     assert!(is_ours(&now));
     assert_eq!(now.uid(), old.uid());
