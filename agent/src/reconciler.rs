@@ -230,8 +230,12 @@ enum ListedUnder {
     Ours,
     /// An older one of ours: they are listed afresh once it is replaced.
     Older,
-    /// The original's: until then nothing is done about them, which would store them as they were read.
+    /// The original's: until then nothing is done about them, which would store them as they were read, and
+    /// nothing is said.
     Originals,
+    /// Listed afresh by who may not write, as soon as somebody else had replaced the original's. Whether that was
+    /// in force by then nobody knows: it is good enough to tell by, not to act on.
+    Observed,
 }
 
 impl ListedUnder {
@@ -239,11 +243,20 @@ impl ListedUnder {
     fn then(self, seen: Option<Option<u32>>) -> Self {
         match (self, seen) {
             (_, Some(None)) | (Self::Originals, _) => Self::Originals,
-            (Self::Older, _) => Self::Older,
+            (Self::Older | Self::Observed, _) => self,
             (Self::Ours, Some(Some(version))) if version < krypton_crds::SCHEMA_VERSION => {
                 Self::Older
             }
             (Self::Ours, _) => Self::Ours,
+        }
+    }
+
+    /// Whether Tenants can be looked at, by who may write or by who may not.
+    fn will_do(self, permitted: bool) -> bool {
+        match self {
+            Self::Ours | Self::Older => true,
+            Self::Observed => !permitted,
+            Self::Originals => false,
         }
     }
 }
@@ -507,7 +520,7 @@ async fn next_of(watch: &mut Option<Watch>) -> Option<Seen> {
 mod tests {
     use krypton_crds::SCHEMA_VERSION;
 
-    use super::ListedUnder::{self, Older, Originals, Ours};
+    use super::ListedUnder::{self, Observed, Older, Originals, Ours};
 
     #[test]
     fn what_was_listed_under_the_originals_schema_counts_for_nothing_until_it_is_listed_afresh() {
@@ -524,6 +537,8 @@ mod tests {
             // Ours has taken its place, and nothing was listed since.
             (Originals, Some(ours), Originals),
             (Originals, Some(older), Originals),
+            (Observed, Some(ours), Observed),
+            (Observed, Some(None), Originals),
         ] {
             assert_eq!(
                 ListedUnder::then(before, seen),
@@ -531,5 +546,11 @@ mod tests {
                 "{before:?} {seen:?}"
             );
         }
+        let acts = |listed: ListedUnder| [true, false].map(|permitted| listed.will_do(permitted));
+        assert_eq!([Ours, Older].map(acts), [[true, true]; 2]);
+        assert_eq!(
+            [acts(Observed), acts(Originals)],
+            [[false, true], [false, false]]
+        );
     }
 }

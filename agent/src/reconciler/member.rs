@@ -53,6 +53,10 @@ impl Reconciler {
             self.look_at_all();
         }
         if !permitted {
+            let replaced = self.index.schema().flatten().is_some();
+            if self.listed == ListedUnder::Originals && replaced {
+                (self.listed, self.list_anew) = (ListedUnder::Observed, true);
+            }
             return;
         }
         let wanted = Arc::clone(&self.desired.borrow());
@@ -156,8 +160,8 @@ impl Reconciler {
             // By now every Tenant that was listed has its report.
             synced: self.index.synced()
                 && self.index.crd() == Some(CrdState::Present)
-                && !(self.permitted
-                    && (self.crd_lost || self.list_anew || self.listed == ListedUnder::Originals)),
+                && !(self.permitted && (self.crd_lost || self.list_anew))
+                && self.listed.will_do(self.permitted),
             ready: connected && self.index.ready(),
             writing: self.permitted,
             holder: if self.permitted {

@@ -12,7 +12,7 @@ use tokio::task::{Id, JoinError};
 
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
 use super::turns::{Place, Turns};
-use super::{AFTER_CONFLICT, ListedUnder, Reconciler, StatusMode};
+use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::clock::Boot;
 use crate::fence::Hold;
 use crate::index::{CrdState, Revision};
@@ -60,7 +60,7 @@ impl Reconciler {
         let tenants = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
             && !(self.permitted && self.crd_lost)
-            && !(self.permitted && self.listed == ListedUnder::Originals);
+            && self.listed.will_do(self.permitted);
         // Who waits goes before who comes.
         let waiting = |this: &Self| {
             let turns = [&this.calls, &this.urgent, &this.runs];
