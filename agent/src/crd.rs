@@ -1,11 +1,13 @@
 //! The CRDs that Krypton needs on a cluster: made when missing, brought up to date, never downgraded.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::Value;
 use thiserror::Error;
 
 use crate::effect;
@@ -59,6 +61,7 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
         return Err(CrdError::Terminating(name));
     }
     let version = found.as_ref().and_then(krypton_crds::schema_version);
+    let replaced = found.is_some();
     let written = match step(version, found.is_some(), krypton_crds::SCHEMA_VERSION) {
         Step::Leave => found,
         // Not `create`: the charts grant that for our own CRDs' names only, and a request to create has none.
@@ -97,9 +100,56 @@ pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Resul
     {
         return Ok(());
     }
-    tokio::time::timeout(SERVED_WITHIN, served(client, &api, wanted))
+    let served = async {
+        served(client, &api, wanted).await;
+        if replaced {
+            in_force(client, wanted).await;
+        }
+    };
+    tokio::time::timeout(SERVED_WITHIN, served)
         .await
         .map_err(|_| CrdError::NotServed(name))
+}
+
+/// Waits until objects are read by the schema that was written: for a moment more the apiserver goes by the one
+/// before, and leaves out of its answers what that does not have. What it publishes follows what it reads by.
+async fn in_force(client: &Client, wanted: &CustomResourceDefinition) {
+    let spec = &wanted.spec;
+    let Some(version) = spec.versions.first() else {
+        return;
+    };
+    let ours = version.schema.as_ref().and_then(|schema| {
+        let spec = serde_json::to_value(schema.open_api_v3_schema.as_ref()?).ok()?;
+        fields(&spec)
+    });
+    let path = format!("/openapi/v3/apis/{}/{}", spec.group, version.name);
+    loop {
+        let Ok(request) = http::Request::get(&path).body(Vec::new()) else {
+            return;
+        };
+        match client.request::<Value>(request).await {
+            Ok(published) if published_fields(&published, &spec.names.kind) == ours => return,
+            // Whoever may not ask has to do without.
+            Err(kube::Error::Api(status)) if status.code == 403 => return,
+            _ => {}
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// The fields of a spec, by name.
+fn fields(schema: &Value) -> Option<BTreeSet<String>> {
+    let spec = schema.pointer("/properties/spec/properties")?;
+    Some(spec.as_object()?.keys().cloned().collect())
+}
+
+fn published_fields(document: &Value, kind: &str) -> Option<BTreeSet<String>> {
+    let schemas = document.pointer("/components/schemas")?.as_object()?;
+    let is_of = |schema: &&Value| {
+        let names = schema["x-kubernetes-group-version-kind"].as_array();
+        names.is_some_and(|names| names.iter().any(|name| name["kind"] == *kind))
+    };
+    fields(schemas.values().find(is_of)?)
 }
 
 pub(crate) fn established(crd: &CustomResourceDefinition) -> bool {
@@ -165,5 +215,24 @@ mod tests {
         assert_eq!(step(Some(1), true, 2), Step::Replace);
         assert_eq!(step(Some(2), true, 2), Step::Leave);
         assert_eq!(step(Some(3), true, 2), Step::Leave);
+    }
+
+    #[test]
+    fn what_an_apiserver_publishes_tells_by_which_schema_it_reads() {
+        let spec = |names: &[&str]| {
+            let names = names
+                .iter()
+                .map(|name| ((*name).to_owned(), serde_json::json!({})));
+            let names: serde_json::Map<_, _> = names.collect();
+            serde_json::json!({"properties": {"spec": {"properties": names}}})
+        };
+        let mut tenant = spec(&["workspace", "clusterRef"]);
+        tenant["x-kubernetes-group-version-kind"] = serde_json::json!([{"kind": "Tenant"}]);
+        let document =
+            serde_json::json!({"components": {"schemas": {"a": spec(&[]), "b": tenant}}});
+        let published = published_fields(&document, "Tenant");
+        assert_eq!(published, fields(&spec(&["clusterRef", "workspace"])));
+        assert_ne!(published, fields(&spec(&["clusterRef"])));
+        assert_eq!(published_fields(&document, "TenantList"), None);
     }
 }

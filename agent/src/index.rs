@@ -87,6 +87,13 @@ impl Revision {
     }
 }
 
+impl Revision {
+    /// Whether Krypton has never written to it: the original has made it, or a person.
+    pub fn is_foreign(&self) -> bool {
+        self.run.is_none() && self.fingerprint.is_none() && self.owner_uid.is_none()
+    }
+}
+
 /// What matters of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workspace {
@@ -255,7 +262,7 @@ pub struct Index {
     pub revisions: Watched<(ReleaseKey, u32), Revision>,
     pub workspaces: Watched<String, Workspace>,
     workloads: BTreeMap<WorkloadKind, Watched<(ReleaseKey, WorkloadKey), WorkloadState>>,
-    crd: Watched<String, CrdState>,
+    crd: Watched<String, (CrdState, Option<u32>)>,
     claims: BTreeMap<ReleaseKey, BTreeSet<SubjectKey>>,
     claimed: BTreeMap<SubjectKey, ReleaseKey>,
 }
@@ -350,6 +357,19 @@ impl Index {
             .take_while(|((found, _), _)| found == key)
             .map(|(_, revision)| revision)
             .collect()
+    }
+
+    /// Where else there is a release of this name, made by nobody of ours and asked for by nobody.
+    pub fn foreign_elsewhere(&self, key: &ReleaseKey) -> Option<&str> {
+        let is_one = |(found, revision): (&ReleaseKey, &Revision)| {
+            found.name == key.name
+                && found.namespace != key.namespace
+                && revision.is_foreign()
+                && !self.claimed(found)
+        };
+        let mut all = self.revisions.iter();
+        let found = all.find(|((found, _), revision)| is_one((found, revision)));
+        found.map(|((found, _), _)| found.namespace.as_str())
     }
 
     /// Whether any release at all is in the namespace.
@@ -570,7 +590,7 @@ impl Index {
             .crd
             .iter()
             .next()
-            .map_or(CrdState::Missing, |(_, state)| *state);
+            .map_or(CrdState::Missing, |(_, (state, _))| *state);
         self.crd.synced().then_some(state)
     }
 
@@ -581,8 +601,14 @@ impl Index {
                 Some(_) => CrdState::Terminating,
                 None => CrdState::Present,
             };
-            Some((meta.name.clone()?, version(&meta), state))
+            let schema = krypton_crds::schema_version_of(&meta);
+            Some((meta.name.clone()?, version(&meta), (state, schema)))
         });
+    }
+
+    /// The schema of the Tenant CRD, where there is one: of none, if it is the original's.
+    pub fn schema(&self) -> Option<Option<u32>> {
+        self.crd.iter().next().map(|(_, (_, schema))| *schema)
     }
 }
 

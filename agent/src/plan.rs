@@ -126,6 +126,9 @@ pub struct View<'a> {
     /// Those that ask for this release, oldest first, this one among them.
     pub claimants: &'a [Subject],
     pub workspace: Option<&'a Workspace>,
+    /// Where else there is a release of this name that the original has made and nobody asks for, of a Tenant
+    /// that has none and names no workspace.
+    pub elsewhere: Option<&'a str>,
     /// Other Tenants, deployments or releases are in the workspace.
     pub workspace_shared: bool,
     /// The newest revision, decoded; where that was needed.
@@ -253,6 +256,8 @@ pub enum Action {
     InstallAgain,
     /// Remove what a failed revision has made and the deployed one does not have.
     Sweep(u32),
+    /// Remove what the original has put into `default` of a revision that ours has replaced.
+    SweepDefault(u32),
     /// Put a revision back whose upgrade is given up.
     Rollback(u32),
     Uninstall,
@@ -422,6 +427,13 @@ impl View<'_> {
         let adopted = self.subject.annotation(adopt) == Some("true");
         let remedy = format!("annotate this {kind} with {adopt}=true to take it over");
         match (self.newest(), owner_uid) {
+            // The original's CRD of G3 has no workspace: what is written under it loses that.
+            (None, _) if let Some(namespace) = self.elsewhere => Ownership::Theirs(format!(
+                "the former operator has installed release {release} in namespace {namespace}, and this Tenant \
+                 names no workspace: delete it, which leaves that release as it is, and make it anew with \
+                 spec.workspace: {namespace} and the annotation {}",
+                names::fingerprint_annotation(self.cluster),
+            )),
             (None, _) => Ownership::Free,
             (Some(_), Some((uid, _))) if uid == self.subject.uid() => Ownership::Mine,
             (Some(_), Some((uid, namespace)))

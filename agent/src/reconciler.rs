@@ -166,6 +166,7 @@ pub async fn run(
         crd_checked: false,
         crd_lost: false,
         list_anew: false,
+        listed: ListedUnder::default(),
         crd_not_before: Boot::default(),
         crd_failures: 0,
         recording_failures: 0,
@@ -220,6 +221,46 @@ struct Slot {
     stale: u32,
 }
 
+/// Under which schema of their CRD the Tenants were listed that are known. An apiserver leaves out of its answers
+/// what its schema does not have, such as the workspace; once there is another, no watch tells of that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ListedUnder {
+    /// Ours, or a newer one; or there was nothing to list.
+    #[default]
+    Ours,
+    /// An older one of ours: they are listed afresh once it is replaced.
+    Older,
+    /// The original's: until then nothing is done about them, which would store them as they were read, and
+    /// nothing is said.
+    Originals,
+    /// Listed afresh by who may not write, as soon as somebody else had replaced the original's. Whether that was
+    /// in force by then nobody knows: it is good enough to tell by, not to act on.
+    Observed,
+}
+
+impl ListedUnder {
+    /// After another schema was seen.
+    fn then(self, seen: Option<Option<u32>>) -> Self {
+        match (self, seen) {
+            (_, Some(None)) | (Self::Originals, _) => Self::Originals,
+            (Self::Older | Self::Observed, _) => self,
+            (Self::Ours, Some(Some(version))) if version < krypton_crds::SCHEMA_VERSION => {
+                Self::Older
+            }
+            (Self::Ours, _) => Self::Ours,
+        }
+    }
+
+    /// Whether Tenants can be looked at, by who may write or by who may not.
+    fn will_do(self, permitted: bool) -> bool {
+        match self {
+            Self::Ours | Self::Older => true,
+            Self::Observed => !permitted,
+            Self::Originals => false,
+        }
+    }
+}
+
 struct Reconciler {
     member: Arc<Member>,
     performer: Arc<Performer>,
@@ -246,6 +287,7 @@ struct Reconciler {
     crd_lost: bool,
     /// Tenants are to be listed afresh.
     list_anew: bool,
+    listed: ListedUnder,
     crd_not_before: Boot,
     crd_failures: u32,
     recording_failures: u32,
@@ -375,9 +417,13 @@ impl Reconciler {
                     .workload_event(WorkloadKind::DaemonSet, event, workload::daemon_set)
             }
             Seen::Crd(event) => {
-                let before = self.index.crd();
+                let (before, schema) = (self.index.crd(), self.index.schema());
                 self.index.crd_event(event);
                 let after = self.index.crd();
+                if self.index.schema() != schema {
+                    self.listed = self.listed.then(self.index.schema());
+                    self.crd_checked = false;
+                }
                 if after != before {
                     tracing::debug!(member = %self.member.name, crd = ?after, "the Tenant CRD");
                     self.crd_checked = false;
@@ -467,5 +513,44 @@ async fn next_of(watch: &mut Option<Watch>) -> Option<Seen> {
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_crds::SCHEMA_VERSION;
+
+    use super::ListedUnder::{self, Observed, Older, Originals, Ours};
+
+    #[test]
+    fn what_was_listed_under_the_originals_schema_counts_for_nothing_until_it_is_listed_afresh() {
+        let ours = Some(SCHEMA_VERSION);
+        let older = Some(SCHEMA_VERSION - 1);
+        for (before, seen, after) in [
+            (Ours, None, Ours),
+            (Ours, Some(ours), Ours),
+            (Ours, Some(Some(SCHEMA_VERSION + 1)), Ours),
+            (Ours, Some(older), Older),
+            (Ours, Some(None), Originals),
+            (Older, Some(ours), Older),
+            (Older, Some(None), Originals),
+            // Ours has taken its place, and nothing was listed since.
+            (Originals, Some(ours), Originals),
+            (Originals, Some(older), Originals),
+            (Observed, Some(ours), Observed),
+            (Observed, Some(None), Originals),
+        ] {
+            assert_eq!(
+                ListedUnder::then(before, seen),
+                after,
+                "{before:?} {seen:?}"
+            );
+        }
+        let acts = |listed: ListedUnder| [true, false].map(|permitted| listed.will_do(permitted));
+        assert_eq!([Ours, Older].map(acts), [[true, true]; 2]);
+        assert_eq!(
+            [acts(Observed), acts(Originals)],
+            [[false, true], [false, false]]
+        );
     }
 }

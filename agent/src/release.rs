@@ -25,7 +25,9 @@ mod hooks;
 mod objects;
 
 pub use hooks::running_hook;
-pub use objects::{Declared, declares_anywhere, left_over, objects};
+pub use objects::{
+    Declared, ORIGINALS_NAMESPACE, declares_anywhere, in_default, left_over, objects,
+};
 
 /// The type of helm's release Secrets.
 pub const SECRET_TYPE: &str = "helm.sh/release.v1";

@@ -6,7 +6,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::Object;
 use serde::Deserialize;
 
-use crate::release::WorkloadKind;
+use crate::index::Revision;
+use crate::release::{ORIGINALS_NAMESPACE, WorkloadKind};
 
 /// Workloads that are named where several are not ready.
 const NAMED: usize = 3;
@@ -134,24 +135,61 @@ fn max_unavailable(object: &WorkloadObject, of: i32) -> i32 {
         .map_or(0, |value| rounded_down(value, of))
 }
 
+/// How those workloads of a release count that are in the namespace `default`, though its manifest does not
+/// place them there: the original has put them where its kubeconfig pointed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strays {
+    /// As all others: the release itself is in `default`.
+    None,
+    /// The revision is the original's: they are its workloads.
+    Stand,
+    /// A revision of ours has its own in the workspace; these are about to go.
+    Left,
+}
+
+impl Strays {
+    /// Of a release in `namespace`, whose newest revision is `newest`.
+    pub fn of(namespace: &str, newest: Option<&Revision>) -> Self {
+        match newest {
+            _ if namespace == ORIGINALS_NAMESPACE => Self::None,
+            Some(newest) if newest.is_foreign() => Self::Stand,
+            _ => Self::Left,
+        }
+    }
+}
+
 /// The workloads that are not ready, in words: a few, and how many more; `None` when all are ready.
 /// `expected` are the release's workloads where they are known: one that the watch has not shown yet
 /// is not ready. A release without workloads is ready as soon as it is applied.
 pub fn unready(
     expected: Option<&[crate::release::Workload]>,
     seen: &BTreeMap<WorkloadKey, WorkloadState>,
+    strays: Strays,
 ) -> Option<String> {
-    let keys = expected
-        .unwrap_or_default()
-        .iter()
-        .map(|workload| WorkloadKey {
-            kind: workload.kind,
-            namespace: workload.namespace.clone(),
-            name: workload.name.clone(),
-        });
-    let missing: BTreeSet<WorkloadKey> = keys.filter(|key| !seen.contains_key(key)).collect();
-    let missing = missing.iter().map(|key| (key, "not found"));
-    let unready = seen.iter().filter(|(_, state)| !state.ready);
+    let key = |workload: &crate::release::Workload| WorkloadKey {
+        kind: workload.kind,
+        namespace: workload.namespace.clone(),
+        name: workload.name.clone(),
+    };
+    let declared: BTreeSet<WorkloadKey> = expected.unwrap_or_default().iter().map(key).collect();
+    let stands = |key: &WorkloadKey| {
+        strays == Strays::Stand
+            && seen.contains_key(&WorkloadKey {
+                namespace: ORIGINALS_NAMESPACE.to_owned(),
+                ..key.clone()
+            })
+    };
+    let missing = declared.iter();
+    let missing = missing.filter(|key| !seen.contains_key(key) && !stands(key));
+    let missing = missing.map(|key| (key, "not found"));
+    let left = |key: &WorkloadKey| {
+        strays == Strays::Left
+            && expected.is_some()
+            && key.namespace == ORIGINALS_NAMESPACE
+            && !declared.contains(key)
+    };
+    let unready = seen.iter();
+    let unready = unready.filter(|(key, state)| !state.ready && !left(key));
     let unready = unready.map(|(key, state)| (key, state.detail.as_str()));
     let all: Vec<String> = missing
         .chain(unready)
@@ -296,10 +334,10 @@ mod tests {
             name: "web".to_owned(),
         }];
         assert_eq!(
-            unready(Some(&expected), &BTreeMap::new()).unwrap(),
+            unready(Some(&expected), &BTreeMap::new(), Strays::None).unwrap(),
             "Deployment ns/web: not found"
         );
-        assert_eq!(unready(None, &BTreeMap::new()), None);
+        assert_eq!(unready(None, &BTreeMap::new(), Strays::None), None);
     }
 
     #[test]
@@ -314,14 +352,47 @@ mod tests {
         };
         let mut all: BTreeMap<_, _> = [seen(false, "a"), seen(true, "b"), seen(false, "c")].into();
         assert_eq!(
-            unready(None, &all).unwrap(),
+            unready(None, &all, Strays::None).unwrap(),
             "Deployment ns/a: 1 of 3 available, Deployment ns/c: 1 of 3 available"
         );
         all.extend(["d", "e", "f"].map(|name| seen(false, name)));
-        let said = unready(None, &all).unwrap();
+        let said = unready(None, &all, Strays::None).unwrap();
         assert!(
             said.ends_with("Deployment ns/d: 1 of 3 available, and 2 more"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn what_the_original_put_into_default_counts_until_a_revision_of_ours_has_its_own() {
+        let key = |namespace: &str| WorkloadKey {
+            kind: WorkloadKind::Deployment,
+            namespace: namespace.to_owned(),
+            name: "web".to_owned(),
+        };
+        let expected = [Workload {
+            kind: WorkloadKind::Deployment,
+            namespace: "ns".to_owned(),
+            name: "web".to_owned(),
+        }];
+        let state = |ready: bool| verdict(ready, "0 of 1 available".to_owned());
+        let in_default = |ready: bool| BTreeMap::from([(key("default"), state(ready))]);
+        let both = |ready: bool| {
+            BTreeMap::from([(key("default"), state(false)), (key("ns"), state(ready))])
+        };
+        let there = |strays, seen| unready(Some(&expected), &seen, strays);
+        assert_eq!(there(Strays::Stand, in_default(true)), None);
+        assert!(there(Strays::Stand, in_default(false)).is_some());
+        assert!(there(Strays::Stand, BTreeMap::new()).is_some());
+        // Once it is to be in the workspace, nothing else stands for it, and nothing else is in its way.
+        assert!(there(Strays::Left, in_default(true)).is_some());
+        assert!(there(Strays::Left, both(false)).is_some());
+        assert_eq!(there(Strays::Left, both(true)), None);
+        // What a manifest places there is its own.
+        let placed = [Workload {
+            namespace: "default".to_owned(),
+            ..expected[0].clone()
+        }];
+        assert!(unready(Some(&placed), &in_default(false), Strays::Left).is_some());
     }
 }

@@ -10,6 +10,7 @@ pub mod tenant;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, tenant::Tenant};
 
@@ -34,7 +35,12 @@ pub fn all() -> Vec<CustomResourceDefinition> {
 /// The schema version that a CRD says it has. `None` (no annotation, or no number in it) is older
 /// than all of ours: the original's CRDs have none.
 pub fn schema_version(crd: &CustomResourceDefinition) -> Option<u32> {
-    crd.metadata
+    schema_version_of(&crd.metadata)
+}
+
+/// The same out of the CRD's metadata.
+pub fn schema_version_of(metadata: &ObjectMeta) -> Option<u32> {
+    metadata
         .annotations
         .as_ref()?
         .get(SCHEMA_VERSION_ANNOTATION)?

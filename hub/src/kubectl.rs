@@ -1,9 +1,10 @@
 //! `kubectl krypton`: the fleet and its Tenants as tables, read from the home cluster, bundles for
-//! clusters that join it, and the rotation of its CA.
+//! clusters that join it, the rotation of its CA, and the way here from the former operator.
 
 mod clusters;
 mod join;
 mod layout;
+mod migrate;
 mod rotate_ca;
 mod tenants;
 
@@ -54,6 +55,9 @@ enum Command {
     Join(join::Join),
     /// Replace the root of the hub's CA while agents stay connected, or tell how far that is.
     RotateCa(rotate_ca::RotateCa),
+    /// Make KryptonDeployments of the CryptoEdgeDeployments of the former operator, or show them; the old objects
+    /// stay as they are.
+    Migrate(migrate::Migrate),
     /// Print the version of this program.
     Version,
 }
@@ -153,6 +157,11 @@ pub enum KubectlError {
         format: &'static str,
         reason: String,
     },
+    /// Some of what was asked for is done, and `printed` says what.
+    #[error(
+        "{left} of the objects were not moved over; the reasons are in the table, and what is done is not done again"
+    )]
+    Incomplete { printed: Printed, left: usize },
     #[error(transparent)]
     Join(Box<JoinError>),
     #[error(transparent)]
@@ -191,6 +200,12 @@ pub async fn run(
             Box::pin(rotate_ca::run(rotate, client, &context, &namespace, now))
                 .await
                 .map_err(|error| KubectlError::RotateCa(Box::new(error)))
+        }
+        Command::Migrate(migrate) => {
+            let home = Box::pin(home(&migrate.home, env)).await?;
+            let context = home.context_name;
+            let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
+            Box::pin(migrate::run(migrate, client, &context)).await
         }
         Command::Version => Ok(Printed {
             stdout: format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")),

@@ -22,6 +22,7 @@ use super::{Difference, DriftMetrics, Finding, HELM, Outcome, Seen, Wanted, igno
 use crate::clock::Boot;
 use crate::effect;
 use crate::index::ReleaseKey;
+use crate::release::ORIGINALS_NAMESPACE;
 
 /// Between two requests: ten in a second, of what an apiserver serves by the hundred.
 const PACE: Duration = Duration::from_millis(100);
@@ -81,6 +82,8 @@ pub(crate) struct Task<'a> {
     pub(crate) wanted: &'a Wanted,
     pub(crate) metrics: &'a DriftMetrics,
     pub(crate) cancel: &'a CancellationToken,
+    /// The revision is the original's, which has created in `default` what a manifest gives no namespace.
+    pub(crate) adopted: bool,
     /// Whether the member may be written to, now.
     pub(crate) may_write: &'a (dyn Fn() -> bool + Send + Sync),
 }
@@ -178,6 +181,9 @@ impl Looker<'_> {
                 if id.kind == "Job" && id.api_version.starts_with("batch/") {
                     return Ok(());
                 }
+                if self.is_in_default(&id, manifest).await? {
+                    return Ok(());
+                }
                 let applied = object::applied(manifest, self.task.release);
                 let finding = self.deleted(&resource, &id, applied, past).await?;
                 seen.findings.push(finding);
@@ -205,6 +211,32 @@ impl Looker<'_> {
             return Ok(());
         }
         Ok(())
+    }
+
+    /// Whether an object that is missing in the workspace is where the original has put it.
+    async fn is_in_default(&mut self, id: &ObjectId, manifest: &Value) -> Result<bool, LookError> {
+        let release = self.task.release;
+        let placed = ObjectId::of(manifest).is_some_and(|id| id.namespace.is_some());
+        if !self.task.adopted
+            || placed
+            || id.namespace.is_none()
+            || release.namespace == ORIGINALS_NAMESPACE
+        {
+            return Ok(false);
+        }
+        let mut there = ObjectId {
+            namespace: Some(ORIGINALS_NAMESPACE.to_owned()),
+            ..id.clone()
+        };
+        let Ok(resource) = self.resource(&mut there).await? else {
+            return Ok(false);
+        };
+        Ok(match self.get(&resource, &there).await? {
+            Answer::Is(live) => object::is_of(&live, release),
+            // Nobody is helped by a second one beside the first.
+            Answer::Refused(_) => true,
+            Answer::NotFound | Answer::Conflict => false,
+        })
     }
 
     async fn compared(

@@ -107,6 +107,13 @@ pub(super) fn other_release(live: &Value, release: &ReleaseKey) -> Option<String
     (!ours).then(|| format!("{namespace}/{name}"))
 }
 
+/// Whether it says that it is of this release.
+pub(super) fn is_of(live: &Value, release: &ReleaseKey) -> bool {
+    let marked = live.pointer("/metadata/annotations");
+    let marked = marked.is_some_and(|annotations| annotations.get(RELEASE_NAME).is_some());
+    marked && other_release(live, release).is_none()
+}
+
 /// What must stay the same for a comparison to come out the same: all of the object, but for the status
 /// of what has a generation.
 pub(super) fn mark(live: &Value) -> u64 {

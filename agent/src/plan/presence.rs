@@ -8,7 +8,7 @@ use super::repair::{self, Remedy, inherited};
 use super::{Action, Failure, Ownership, Permit, Plan, Remediation, Run, View, state, waiting};
 use crate::index::Revision;
 use crate::progress::QUIET;
-use crate::release::Status;
+use crate::release::{ORIGINALS_NAMESPACE, Status};
 use crate::subject::Subject;
 
 const INSTALLING: &str = "installing release";
@@ -440,7 +440,7 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     } else if let Some(revision) = repair::unswept(view.revisions) {
         Action::Sweep(revision)
     } else {
-        Action::Nothing
+        leaves_default(view, newest, wait).unwrap_or(Action::Nothing)
     };
     // While the words are still those of the announcement, there is nothing to write.
     let quiet = settled.progress.as_ref().is_some_and(|progress| {
@@ -453,6 +453,22 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
         settled: true,
         ..Plan::new(action, settled)
     }
+}
+
+/// What is done about what the original has put into `default`: once all of the release is in the workspace and
+/// ready there, it goes.
+fn leaves_default(view: &View<'_>, newest: &Revision, wait: WaitPolicy) -> Option<Action> {
+    let may = view.permit == Permit::Granted && view.paused().is_none();
+    if !may || view.release_key.namespace == ORIGINALS_NAMESPACE {
+        return None;
+    }
+    let revision = repair::overtaken(view.revisions)?;
+    // Without the manifest, workloads in `default` count as those of the workspace.
+    if view.read(newest).is_none() {
+        return Some(Action::ReadRelease(newest.revision));
+    }
+    let ready = wait != WaitPolicy::Ready || view.unready.is_none();
+    ready.then_some(Action::SweepDefault(revision))
 }
 
 fn ready(view: &View<'_>, said: Option<&ClusterState>) -> ClusterState {

@@ -236,12 +236,40 @@ pub(super) fn unswept(revisions: &[&Revision]) -> Option<u32> {
     failed.map(|revision| revision.revision)
 }
 
+/// Revisions of the original, or of a person, that a release of ours was made of and that nobody has seen to
+/// yet: the one that was taken over, and failed attempts on top of it. The newest first.
+pub fn adopted(revisions: &[&Revision]) -> Vec<u32> {
+    let mut found = Vec::new();
+    for revision in revisions.iter().rev() {
+        // Ours, from after it was taken over.
+        if revision.run.is_some() || found.len() >= UNSWEPT_MOST {
+            continue;
+        }
+        if revision.is_foreign() {
+            found.push(revision.revision);
+        }
+        // What was there before is what this one was made of.
+        if revision.status != Status::Failed {
+            break;
+        }
+    }
+    found
+}
+
+/// What of [`adopted`] has been upgraded since, by a run of ours.
+pub(super) fn overtaken(revisions: &[&Revision]) -> Option<u32> {
+    let newest = revisions.last()?;
+    let ours = newest.run.is_some() && !inherited(revisions, newest);
+    let upgraded = newest.status == Status::Deployed && ours;
+    adopted(revisions).first().copied().filter(|_| upgraded)
+}
+
 /// Failed attempts that are kept beyond the limit to a release's history.
 const UNSWEPT_MOST: usize = 16;
 
 /// How many revisions helm is to keep while it runs what has the fingerprint `current`: beyond the limit
-/// those failed attempts that declare something else, until what they left is seen to, and the last good
-/// one. Helm drops the oldest first, and spares none but one that is deployed.
+/// those failed attempts that declare something else, and what was adopted, until what they left is seen to,
+/// and the last good one. Helm drops the oldest first, and spares none but one that is deployed.
 pub fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
     let failed = failed_attempts(revisions);
     let other = |revision: &&Revision| revision.fingerprint.as_deref() != Some(current);
@@ -249,15 +277,21 @@ pub fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
         Some(oldest) => (failed.len() - oldest).min(UNSWEPT_MOST),
         None => 0,
     };
-    let since_good = match last_good(&revisions.iter().collect::<Vec<_>>()) {
+    let all: Vec<&Revision> = revisions.iter().collect();
+    let since_good = match last_good(&all) {
         Some(good) if good.status == Status::Superseded => {
             let since = revisions.iter().filter(|it| it.revision >= good.revision);
             since.count() + 1
         }
         _ => 0,
     };
+    let oldest = adopted(&all).last().copied();
+    let back_to = oldest.and_then(|oldest| all.iter().position(|found| found.revision == oldest));
+    // And the one that is about to be made.
+    let adopted = back_to.map_or(0, |at| all.len() - at + 1);
+    let adopted = adopted.min(usize::from(limit) + UNSWEPT_MOST);
     let kept = usize::from(limit) + more;
-    u8::try_from(kept.max(since_good)).unwrap_or(u8::MAX)
+    u8::try_from(kept.max(since_good).max(adopted)).unwrap_or(u8::MAX)
 }
 
 /// The revision to go back to. Of a rollback that died at its end helm has left none deployed; one that it
@@ -487,6 +521,94 @@ mod tests {
         assert_eq!(unswept(&[&failed]), None);
         assert_eq!(unswept(&[&seen_to, &deployed]), None);
         assert_eq!(unswept(&[&deployed]), None);
+    }
+
+    #[test]
+    fn what_was_adopted_is_seen_to_once_a_run_of_ours_is_deployed_and_kept_until_then() {
+        let theirs = |number, status| revision(number, status, None);
+        let ours = |number, status| revision(number, status, Some(&format!("upgrade-{number}")));
+        let seen_to = |number| Revision {
+            owner_uid: Some("uid-1".to_owned()),
+            ..theirs(number, Status::Superseded)
+        };
+        let (deployed, superseded) = (Status::Deployed, Status::Superseded);
+        for (revisions, found, sees_to, kept) in [
+            (vec![], vec![], None, 3),
+            (vec![ours(1, deployed)], vec![], None, 3),
+            // Taken over, and nothing else.
+            (
+                vec![theirs(1, superseded), theirs(2, deployed)],
+                vec![2],
+                None,
+                3,
+            ),
+            (
+                vec![
+                    theirs(1, superseded),
+                    theirs(2, superseded),
+                    ours(3, deployed),
+                ],
+                vec![2],
+                Some(2),
+                3,
+            ),
+            (
+                vec![theirs(1, superseded), seen_to(2), ours(3, deployed)],
+                vec![],
+                None,
+                3,
+            ),
+            // Interrupted on the way.
+            (
+                vec![
+                    theirs(1, superseded),
+                    theirs(2, Status::Failed),
+                    ours(3, deployed),
+                ],
+                vec![2, 1],
+                Some(2),
+                4,
+            ),
+            (
+                vec![theirs(1, deployed), ours(2, Status::Failed)],
+                vec![1],
+                None,
+                4,
+            ),
+            (
+                vec![
+                    theirs(1, superseded),
+                    ours(2, superseded),
+                    ours(3, superseded),
+                    ours(4, deployed),
+                ],
+                vec![1],
+                Some(1),
+                5,
+            ),
+            // Rolled back to it by hand: it is theirs that runs.
+            (
+                vec![
+                    theirs(1, superseded),
+                    ours(2, superseded),
+                    theirs(3, deployed),
+                ],
+                vec![3],
+                None,
+                3,
+            ),
+        ] {
+            let all: Vec<&Revision> = revisions.iter().collect();
+            assert_eq!(adopted(&all), found, "{revisions:?}");
+            assert_eq!(overtaken(&all), sees_to, "{revisions:?}");
+            assert_eq!(history(3, &revisions, "a"), kept, "{revisions:?}");
+        }
+        let failed: Vec<Revision> = (1..=300).map(|n| theirs(n, Status::Failed)).collect();
+        assert_eq!(
+            adopted(&failed.iter().collect::<Vec<_>>()).len(),
+            UNSWEPT_MOST
+        );
+        assert_eq!(history(3, &failed, "a"), 17);
     }
 
     proptest! {

@@ -29,6 +29,7 @@ struct World {
     others: Vec<Tenant>,
     revisions: Vec<Revision>,
     workspace: Option<Workspace>,
+    elsewhere: Option<String>,
     shared: bool,
     facts: Option<Release>,
     unready: Option<String>,
@@ -57,6 +58,7 @@ fn world() -> World {
             creator: Some("uid-1".to_owned()),
             uid: "ns-uid".to_owned(),
         }),
+        elsewhere: None,
         shared: false,
         facts: None,
         unready: None,
@@ -125,6 +127,7 @@ impl World {
             revisions: &revisions,
             claimants: &claimants,
             workspace: self.workspace.as_ref(),
+            elsewhere: self.elsewhere.as_deref(),
             workspace_shared: self.shared,
             facts: self.facts.as_ref(),
             unready: self.unready.as_deref(),
@@ -433,6 +436,57 @@ fn what_a_failed_attempt_left_is_swept_by_who_may_write_and_the_release_is_ready
     let watched = w.plan();
     assert_eq!(watched.action, Action::Nothing);
     assert_eq!(watched.state, plan.state);
+}
+
+#[test]
+fn a_tenant_that_has_lost_its_workspace_is_not_installed_a_second_time() {
+    let mut w = world();
+    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+    w.elsewhere = Some("acme-ws".to_owned());
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    let (truth, why) = ready(&plan);
+    assert_eq!((truth, why), (Truth::False, reason::RELEASE_IN_USE));
+    let message = &plan.state.ready.message;
+    assert!(message.contains("spec.workspace: acme-ws"), "{message}");
+}
+
+#[test]
+fn what_the_original_left_in_default_goes_once_ours_is_ready_in_the_workspace() {
+    let mut w = world().facts("cert-manager", "1.19.1");
+    w.revisions = vec![w.foreign(1, Status::Deployed)];
+    assert_eq!(w.plan().action, Action::Nothing, "adopted as it is");
+
+    w.revisions = vec![
+        w.foreign(1, Status::Superseded),
+        w.ours(2, Status::Deployed),
+    ];
+    // Which workloads are whose is not known without the manifest.
+    assert_eq!(w.plan().action, Action::ReadRelease(2));
+    if let Some(facts) = &mut w.facts {
+        facts.revision = 2;
+    }
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::SweepDefault(1));
+    assert_eq!(ready(&plan).0, Truth::True);
+
+    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing, "it may still be serving");
+    w.desired.handling.wait = WaitPolicy::None;
+    assert_eq!(w.plan().action, Action::SweepDefault(1));
+    w.unready = None;
+
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    let watched = w.plan();
+    assert_eq!(watched.action, Action::Nothing);
+    assert_eq!(ready(&watched).0, Truth::True);
+    w.permit = Permit::Granted;
+    w.tenant.spec.workspace = Some("default".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing, "that is the workspace");
+    w.tenant.spec.workspace = None;
+
+    w.revisions[0].owner_uid = Some("uid-1".to_owned());
+    assert_eq!(w.plan().action, Action::Nothing, "it was seen to");
 }
 
 #[test]

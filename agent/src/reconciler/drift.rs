@@ -110,6 +110,7 @@ pub(super) struct Look {
     subject: Subject,
     release: ReleaseKey,
     revision: u32,
+    adopted: bool,
     wanted: Wanted,
     cancel: CancellationToken,
     notes: Box<Notes>,
@@ -215,6 +216,8 @@ impl Reconciler {
             .schedule
             .begun(key, interval(&wanted), now, rand::random());
         let cancel = CancellationToken::new();
+        let newest = self.index.release(release).last().copied();
+        let adopted = newest.is_some_and(Revision::is_foreign);
         let mut notes = rounds.notes.take().unwrap_or_default();
         notes.keep(|release| self.index.claimed(release));
         rounds.running = Some(Running {
@@ -228,6 +231,7 @@ impl Reconciler {
             subject: subject.clone(),
             release: release.clone(),
             revision,
+            adopted,
             wanted,
             cancel,
             notes,
@@ -314,6 +318,7 @@ impl Performer {
             wanted: &look.wanted,
             metrics: &self.tools.drift,
             cancel: &look.cancel,
+            adopted: look.adopted,
             may_write: &|| self.may_write(),
         };
         let looking = Box::pin(drift_of(&task, &mut look.notes, &manifest));

@@ -11,7 +11,7 @@ use kube::api::Api;
 use kube::{Client, CustomResourceExt, ResourceExt};
 use std::time::Duration;
 
-use super::{CRD_EVERY, Reconciler};
+use super::{CRD_EVERY, ListedUnder, Reconciler};
 use crate::clock::Boot;
 use crate::events::Events;
 use crate::fence::NO_NEW_RUNS_AFTER;
@@ -53,6 +53,10 @@ impl Reconciler {
             self.look_at_all();
         }
         if !permitted {
+            let replaced = self.index.schema().flatten().is_some();
+            if self.listed == ListedUnder::Originals && replaced {
+                (self.listed, self.list_anew) = (ListedUnder::Observed, true);
+            }
             return;
         }
         let wanted = Arc::clone(&self.desired.borrow());
@@ -133,9 +137,11 @@ impl Reconciler {
         match done {
             Ok(Ok(())) => {
                 self.crd_checked = self.index.crd() == Some(CrdState::Present);
-                if self.crd_checked && self.crd_lost {
-                    // What was put back is not in a list that is older.
+                let outdated = self.listed != ListedUnder::Ours;
+                if self.crd_checked && (self.crd_lost || outdated) {
+                    // What was put back is not in a list that is older, nor all of what an older schema had.
                     (self.crd_lost, self.list_anew) = (false, true);
+                    self.listed = ListedUnder::Ours;
                 }
                 self.look_at_all();
             }
@@ -154,7 +160,8 @@ impl Reconciler {
             // By now every Tenant that was listed has its report.
             synced: self.index.synced()
                 && self.index.crd() == Some(CrdState::Present)
-                && !(self.permitted && (self.crd_lost || self.list_anew)),
+                && !(self.permitted && (self.crd_lost || self.list_anew))
+                && self.listed.will_do(self.permitted),
             ready: connected && self.index.ready(),
             writing: self.permitted,
             holder: if self.permitted {

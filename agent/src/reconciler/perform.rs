@@ -182,6 +182,7 @@ impl Performer {
             Action::Helm(run) => self.helm(&job, *run, false, &mut done).await,
             Action::InstallAgain => self.helm(&job, Run::Install, true, &mut done).await,
             Action::Sweep(revision) => self.sweep(&job, *revision, &mut done).await,
+            Action::SweepDefault(revision) => self.sweep_default(&job, *revision, &mut done).await,
             Action::Rollback(to) => self.roll_back(&job, *to, &mut done).await,
             Action::Uninstall => self.uninstall(&job, &mut done).await,
             Action::Annotate => self.annotate(&job, &mut done).await,

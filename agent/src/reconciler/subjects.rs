@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use krypton_common::conditions::reason as why;
 use krypton_common::desired::DesiredState;
+use krypton_common::names;
 use kube::runtime::watcher::Event;
 use tokio::task::{Id, JoinError};
 
@@ -18,6 +19,7 @@ use crate::index::{CrdState, Revision};
 use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
 use crate::precedence::Urgency;
 use crate::subject::{Subject, SubjectKey};
+use crate::workload::Strays;
 use crate::{progress, workload};
 
 /// The longest pause after what is not the release's fault.
@@ -57,7 +59,8 @@ impl Reconciler {
         // Nor while the CRD goes; of deployments it says nothing.
         let tenants = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
-            && !(self.permitted && self.crd_lost);
+            && !(self.permitted && self.crd_lost)
+            && self.listed.will_do(self.permitted);
         // Who waits goes before who comes.
         let waiting = |this: &Self| {
             let turns = [&this.calls, &this.urgent, &this.runs];
@@ -132,7 +135,18 @@ impl Reconciler {
                 .is_some_and(|newest| newest.revision == facts.revision)
         });
         let seen = self.index.release_workloads(&release_key);
-        let unready = workload::unready(facts.map(|facts| facts.workloads.as_slice()), &seen);
+        let strays = Strays::of(&release_key.namespace, revisions.last().copied());
+        let expected = facts.map(|facts| facts.workloads.as_slice());
+        let unready = workload::unready(expected, &seen, strays);
+        let annotation = names::fingerprint_annotation(&self.member.name);
+        let lost = subject.tenant().is_some_and(|tenant| {
+            let unnamed = tenant.spec.workspace.as_deref().unwrap_or_default();
+            revisions.is_empty() && unnamed.is_empty()
+        });
+        let lost = lost && subject.annotation(&annotation).is_some();
+        let elsewhere = lost
+            .then(|| self.index.foreign_elsewhere(&release_key))
+            .flatten();
         // With a namespace go the Tenants that live in it, too.
         let going = subject.is_going() || desired.retire;
         let inhabited = going
@@ -163,6 +177,7 @@ impl Reconciler {
             revisions: &revisions,
             claimants: &claimants,
             workspace: self.index.workspaces.get(&release_key.namespace),
+            elsewhere,
             workspace_shared: others
                 || inhabited
                 || self.index.has_releases(&release_key.namespace),

@@ -81,6 +81,28 @@ pub fn left_over(
     former.iter().filter(gone).cloned().collect()
 }
 
+/// Where the original has created what a manifest gives no namespace: its kubeconfig pointed nowhere else
+/// (reference 1.8, "Observed by running").
+pub const ORIGINALS_NAMESPACE: &str = "default";
+
+/// Where the original has put what `adopted`, a revision that it wrote, gives no namespace: in `default`. What
+/// `kept` places there itself is left out, and so is all of a release whose own `namespace` that is.
+pub fn in_default(
+    adopted: &BTreeSet<Declared>,
+    kept: &BTreeSet<Declared>,
+    namespace: &str,
+) -> Vec<Declared> {
+    if namespace == ORIGINALS_NAMESPACE {
+        return Vec::new();
+    }
+    let there = |object: &Declared| Declared {
+        namespace: Some(ORIGINALS_NAMESPACE.to_owned()),
+        ..object.clone()
+    };
+    let without = adopted.iter().filter(|object| object.namespace.is_none());
+    left_over(&without.map(there).collect(), kept, namespace)
+}
+
 /// Whether `kept` declares one of that kind and name in whatever namespace: of a kind that is in none, it
 /// is the same object, since the apiserver ignores a namespace that a manifest has for it.
 pub fn declares_anywhere(kept: &BTreeSet<Declared>, object: &Declared) -> bool {
@@ -145,5 +167,19 @@ mod tests {
             &object
         ));
         assert!(!declares_anywhere(&BTreeSet::new(), &object));
+    }
+
+    #[test]
+    fn what_has_no_namespace_is_in_default_unless_it_is_placed_there() {
+        let adopted = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plain}\n\
+             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: placed, namespace: acme}\n\
+             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: taken}\n");
+        let kept = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plain}\n\
+             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: taken, namespace: default}\n");
+        let found = in_default(&adopted, &kept, "acme");
+        let names: Vec<_> = found.iter().map(|object| object.name.as_str()).collect();
+        assert_eq!(names, ["plain"]);
+        assert_eq!(found[0].namespace.as_deref(), Some("default"));
+        assert_eq!(in_default(&adopted, &kept, "default"), []);
     }
 }

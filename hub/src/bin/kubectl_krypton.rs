@@ -4,28 +4,33 @@ use std::error::Error;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use krypton_hub::kubectl::{self, KubectlError};
+use krypton_hub::kubectl::{self, KubectlError, Printed};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let env = |name: &str| std::env::var(name).ok();
     match kubectl::run(std::env::args_os(), &env, jiff::Timestamp::now()).await {
-        Ok(printed) => {
-            eprint!("{}", printed.stderr);
-            match io::stdout().write_all(printed.stdout.as_bytes()) {
-                // A reader such as `head` that has seen enough is no failure.
-                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                    eprintln!("error: writing the output failed: {error}");
-                    ExitCode::FAILURE
-                }
-                _ => ExitCode::SUCCESS,
-            }
-        }
+        Ok(printed) => print(&printed),
         Err(KubectlError::Usage(error)) => error.exit(),
         Err(error) => {
+            if let KubectlError::Incomplete { printed, .. } = &error {
+                print(printed);
+            }
             eprintln!("error: {}", one_line(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+fn print(printed: &Printed) -> ExitCode {
+    eprint!("{}", printed.stderr);
+    match io::stdout().write_all(printed.stdout.as_bytes()) {
+        // A reader such as `head` that has seen enough is no failure.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("error: writing the output failed: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
     }
 }
 

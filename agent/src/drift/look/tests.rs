@@ -125,6 +125,7 @@ struct Looks {
     notes: Notes,
     wanted: Wanted,
     may_write: bool,
+    adopted: bool,
     cancel: CancellationToken,
 }
 
@@ -140,6 +141,7 @@ impl Looks {
             notes: Notes::default(),
             wanted,
             may_write: true,
+            adopted: false,
             cancel: CancellationToken::new(),
         }
     }
@@ -153,6 +155,7 @@ impl Looks {
             wanted: &self.wanted,
             metrics: &metrics,
             cancel: &self.cancel,
+            adopted: self.adopted,
             may_write: &|| self.may_write,
         };
         look(&task, &mut self.notes, std::slice::from_ref(manifest)).await
@@ -358,4 +361,38 @@ async fn a_look_that_is_called_off_asks_nothing_more() {
     let error = looks.look(&manifest("hello")).await.unwrap_err();
     assert!(matches!(error, LookError::CalledOff));
     assert!(looks.server.asked().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_original_has_put_into_default_is_not_made_a_second_time() {
+    let of = |release: &'static str| {
+        Server::start(Arc::new(move |seen| match seen.path.as_str() {
+            "/api/v1" => kinds(),
+            "/api/v1/namespaces/default/configmaps/web" => {
+                let mut live = live("hello");
+                live["metadata"]["annotations"]["meta.helm.sh/release-name"] = json!(release);
+                (200, live)
+            }
+            _ if seen.method == Method::PATCH => (200, seen.body.clone()),
+            _ => (404, json!("not found")),
+        }))
+    };
+    let placed = {
+        let mut placed = manifest("hello");
+        placed["metadata"]["namespace"] = json!("acme");
+        placed
+    };
+    for (adopted, release, manifest, writes) in [
+        (true, "web", manifest("hello"), 0),
+        // Of a revision of ours, of another release, or placed by the chart, it is gone.
+        (false, "web", manifest("hello"), 1),
+        (true, "other", manifest("hello"), 1),
+        (true, "web", placed, 1),
+    ] {
+        let mut looks = Looks::at(of(release), DriftMode::Heal);
+        looks.adopted = adopted;
+        let seen = looks.look(&manifest).await.unwrap();
+        assert_eq!(seen.findings.len(), writes, "{adopted} {release}");
+        assert_eq!(looks.server.writes().len(), writes, "{adopted} {release}");
+    }
 }

@@ -1,5 +1,5 @@
-//! What a failed attempt has made and no other revision declares: helm forgets such objects, so they are
-//! removed here, in helm's name and with helm's rights.
+//! Objects that helm forgets: what a failed attempt has made and no other revision declares, and what the
+//! original has created in `default`. They are removed here, in helm's name and with helm's rights.
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_common::error_chain::chain;
@@ -7,11 +7,12 @@ use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditi
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta, PartialObjectMeta};
 use kube::discovery::{ApiCapabilities, Scope, pinned_kind};
 use kube::{Client, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Done, Fault, Job, Performer, in_time};
 use crate::effect;
-use crate::index::{RUN_LABEL, ReleaseKey, Revision};
+use crate::index::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, ReleaseKey, Revision};
+use crate::plan::repair;
 use crate::release::{self, Declared, Status};
 use crate::status::Told;
 
@@ -44,23 +45,57 @@ impl Performer {
             return self.relist(job, done).await;
         };
         self.still_permitted()?;
-        let client = &self.member.helm_client;
-        self.remove_left_over(client, job, (&failed, &kept), false)
+        self.remove_left_over(job, (&failed, &kept), Left::ByAttempt, false)
             .await?;
+        self.mark_seen_to(job, &failed, json!({ RUN_LABEL: null }))
+            .await?;
+        self.relist(job, done).await
+    }
+
+    /// Removes what the original has put into `default` of an adopted revision, now that ours has all of it in
+    /// the workspace; and signs the revision as its owner's, which says that it has been seen to.
+    pub(super) async fn sweep_default(
+        &self,
+        job: &Job,
+        revision: u32,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        self.say(job, done).await?;
+        let Some(newest) = &job.newest else {
+            return Err(Fault::Stale);
+        };
+        let adopted = self.revision_secret(&job.release, revision).await?;
+        let kept = self.revision_secret(&job.release, newest.revision).await?;
+        let (Some(adopted), Some(kept)) = (adopted, kept) else {
+            return self.relist(job, done).await;
+        };
+        self.still_permitted()?;
+        self.remove_left_over(job, (&adopted, &kept), Left::InDefault, false)
+            .await?;
+        let owner = json!({
+            OWNER_UID_LABEL: job.subject.uid(),
+            OWNER_NAMESPACE_LABEL: job.subject.namespace(),
+        });
+        self.mark_seen_to(job, &adopted, owner).await?;
+        self.relist(job, done).await
+    }
+
+    async fn mark_seen_to(&self, job: &Job, secret: &Secret, labels: Value) -> Result<(), Fault> {
         self.still_permitted()?;
         let patch = Patch::Merge(json!({ "metadata": {
-            "resourceVersion": failed.metadata.resource_version,
-            "labels": { RUN_LABEL: null },
+            "resourceVersion": secret.metadata.resource_version,
+            "labels": labels,
         }}));
         let params = PatchParams::default();
-        let name = failed.name_any();
-        let api: Api<Secret> = Api::namespaced(client.clone(), &job.release.namespace);
+        let name = secret.name_any();
+        let client = self.member.helm_client.clone();
+        let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
         let call = effect!(
             "release.mark-seen-to",
             api.patch_metadata(&name, &params, &patch)
         );
-        in_time("marking a failed revision as seen to", call).await?;
-        self.relist(job, done).await
+        in_time("marking a revision as seen to", call).await?;
+        Ok(())
     }
 
     /// Before a release goes: helm removes what its newest revision declares, and nothing else.
@@ -74,20 +109,22 @@ impl Performer {
             Status::Deployed => newest.status != Status::Deployed,
             _ => false,
         };
-        let former: Vec<&Revision> = job.revisions.iter().filter(forgotten).collect();
+        let all: Vec<&Revision> = job.revisions.iter().collect();
+        let adopted = repair::adopted(&all).into_iter();
+        let former = all.iter().copied().filter(forgotten);
+        let former: Vec<(u32, Left)> = former
+            .map(|revision| (revision.revision, Left::ByAttempt))
+            .chain(adopted.map(|revision| (revision, Left::InDefault)))
+            .collect();
         if former.is_empty() {
             return Ok(());
         }
         let Some(kept) = self.revision_secret(&job.release, newest.revision).await? else {
             return Err(Fault::Stale);
         };
-        let client = &self.member.helm_client;
-        for revision in former {
-            if let Some(secret) = self
-                .revision_secret(&job.release, revision.revision)
-                .await?
-            {
-                self.remove_left_over(client, job, (&secret, &kept), true)
+        for (revision, left) in former {
+            if let Some(secret) = self.revision_secret(&job.release, revision).await? {
+                self.remove_left_over(job, (&secret, &kept), left, true)
                     .await?;
             }
         }
@@ -97,29 +134,35 @@ impl Performer {
     /// `anyhow`: what refuses to go keeps nothing else from going.
     async fn remove_left_over(
         &self,
-        client: &Client,
         job: &Job,
         (former, kept): (&Secret, &Secret),
+        left: Left,
         anyhow: bool,
     ) -> Result<(), Fault> {
         // What cannot be read names nothing; helm passes over it as well.
         let (Ok(former), Ok(kept)) = (release::objects(former), release::objects(kept)) else {
             return Ok(());
         };
+        let client = &self.member.helm_client;
         let namespace = &job.release.namespace;
+        let objects = match left {
+            Left::ByAttempt => release::left_over(&former, &kept, namespace),
+            Left::InDefault => release::in_default(&former, &kept, namespace),
+        };
         let (mut removed, mut stays) = (Vec::new(), Vec::new());
-        for object in release::left_over(&former, &kept, namespace) {
+        for object in objects {
             let shown = format!("{} {}", object.kind, object.name);
-            if HOLDS_DATA.contains(&object.kind.as_str()) {
+            if left == Left::ByAttempt && HOLDS_DATA.contains(&object.kind.as_str()) {
                 stays.push(shown);
                 continue;
             }
             // Another may act by now, and what is found may be what it has made.
             self.still_permitted()?;
             let elsewhere = release::declares_anywhere(&kept, &object);
-            match remove(client, &job.release, &object, elsewhere).await {
-                Ok(true) => removed.push(shown),
-                Ok(false) => {}
+            match remove(client, &job.release, &object, left, elsewhere).await {
+                Ok(Fate::Removed) => removed.push(shown),
+                Ok(Fate::Stays) => stays.push(shown),
+                Ok(Fate::NotThere) => {}
                 Err(Refused::Forbidden) => stays.push(shown),
                 Err(Refused::Fault(Fault::Passing(problem))) if anyhow => {
                     tracing::warn!(subject = %job.key, object = %shown, %problem, "not removed");
@@ -128,19 +171,10 @@ impl Performer {
                 Err(Refused::Fault(fault)) => return Err(fault),
             }
         }
+        let [gone, staying] = left.words();
         let told = [
-            (
-                false,
-                "LeftoversRemoved",
-                "removed what a failed attempt left",
-                removed,
-            ),
-            (
-                true,
-                "LeftoversStay",
-                "of what a failed attempt left a person is to remove, if it is to go",
-                stays,
-            ),
+            (false, "LeftoversRemoved", gone, removed),
+            (true, "LeftoversStay", staying, stays),
         ];
         for (warning, reason, what, names) in told {
             if let Some(message) = listed(what, &names) {
@@ -153,6 +187,31 @@ impl Performer {
             }
         }
         Ok(())
+    }
+}
+
+/// Whose leftovers they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// Of a failed attempt of ours: what no other revision declares.
+    ByAttempt,
+    /// Of the original: what it has created in `default` and helm looks for in the workspace.
+    InDefault,
+}
+
+impl Left {
+    /// What is told of those that go, and of those that stay.
+    fn words(self) -> [&'static str; 2] {
+        match self {
+            Self::ByAttempt => [
+                "removed what a failed attempt left",
+                "of what a failed attempt left a person is to remove, if it is to go",
+            ],
+            Self::InDefault => [
+                "removed from namespace default what the former operator had created there",
+                "of what the former operator had created in namespace default a person is to move or remove",
+            ],
+        }
     }
 }
 
@@ -178,14 +237,24 @@ impl From<Fault> for Refused {
     }
 }
 
-/// Removes the object if it is there, is this release's, and is not to be kept. Whether it was. One of its
-/// name is declared `elsewhere`, in another namespace: it is the same where its kind has none.
+/// What became of an object.
+enum Fate {
+    Removed,
+    /// It is not there, or not this release's.
+    NotThere,
+    /// It is to be kept.
+    Stays,
+}
+
+/// Removes the object if it is there, is this release's, and is not to be kept. One of its name is declared
+/// `elsewhere`, in another namespace: it is the same where its kind has none.
 async fn remove(
     client: &Client,
     of: &ReleaseKey,
     object: &Declared,
+    left: Left,
     elsewhere: bool,
-) -> Result<bool, Refused> {
+) -> Result<Fate, Refused> {
     let (group, version) = object
         .api_version
         .split_once('/')
@@ -195,8 +264,8 @@ async fn remove(
     let (resource, about): (ApiResource, ApiCapabilities) = match known {
         Ok(Ok(known)) => known,
         // The kind is gone, and its objects with it.
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Ok(false),
-        Ok(Err(kube::Error::Discovery(_))) => return Ok(false),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Ok(Fate::NotThere),
+        Ok(Err(kube::Error::Discovery(_))) => return Ok(Fate::NotThere),
         Ok(Err(error)) => return Err(Fault::Passing(chain(&error)).into()),
         Err(_) => return Err(Fault::Passing("asking for kinds: no answer".to_owned()).into()),
     };
@@ -205,7 +274,8 @@ async fn remove(
             let namespace = object.namespace.as_deref().unwrap_or(&of.namespace);
             Api::namespaced_with(client.clone(), namespace, &resource)
         }
-        Scope::Cluster if elsewhere => return Ok(false),
+        // It is in no namespace, so it is where it is to be.
+        Scope::Cluster if elsewhere || left == Left::InDefault => return Ok(Fate::NotThere),
         Scope::Cluster => Api::all_with(client.clone(), &resource),
     };
     let call = api.get_metadata_opt(&object.name);
@@ -219,23 +289,37 @@ async fn remove(
             Err(_) => return Err(Fault::Passing("reading an object: no answer".to_owned()).into()),
         };
     let Some(found) = found else {
-        return Ok(false);
+        return Ok(Fate::NotThere);
     };
+    let data = HOLDS_DATA.contains(&object.kind.as_str());
+    let ours = bears_marks(&found.metadata, of) && found.metadata.deletion_timestamp.is_none();
+    if left == Left::InDefault && ours && (data || !is_of(&found.metadata, of)) {
+        return Ok(Fate::Stays);
+    }
     if !is_of(&found.metadata, of) {
-        return Ok(false);
+        return Ok(Fate::NotThere);
     }
     let params = DeleteParams {
         preconditions: Some(Preconditions {
             uid: found.metadata.uid.clone(),
-            resource_version: None,
+            resource_version: match left {
+                Left::ByAttempt => None,
+                // It may have been given to somebody else since it was read.
+                Left::InDefault => found.metadata.resource_version.clone(),
+            },
         }),
         ..DeleteParams::background()
     };
     let call = effect!("leftover.remove", api.delete(&object.name, &params));
     match tokio::time::timeout(super::DEADLINE, Box::pin(call)).await {
-        Ok(Ok(_)) => Ok(true),
+        Ok(Ok(_)) => Ok(Fate::Removed),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(Refused::Forbidden),
-        Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => Ok(false),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 && left == Left::InDefault => {
+            Err(Fault::Stale.into())
+        }
+        Ok(Err(kube::Error::Api(status))) if [404, 409].contains(&status.code) => {
+            Ok(Fate::NotThere)
+        }
         Ok(Err(error)) => Err(Fault::Passing(chain(&error)).into()),
         Err(_) => Err(Fault::Passing("removing an object: no answer".to_owned()).into()),
     }

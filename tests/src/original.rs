@@ -1,0 +1,297 @@
+//! What the Go operator that Krypton follows leaves on a cluster: CRDs, Tenants, and releases as it makes them.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    path::Path,
+};
+
+use anyhow::{Context, Result, bail};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use krypton_agent::release::{self, Declared};
+use krypton_common::{fingerprint, names};
+use krypton_crds::tenant::Tenant;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
+    discovery::{Scope, pinned_kind},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    chart_repository::ChartRepository, cluster::Cluster, fleet::PATIENCE, wait::eventually,
+};
+
+const CRDS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../crds/testdata/original-crds"
+);
+/// Secrets that are made at once.
+const AT_ONCE: usize = 16;
+
+/// One of the original's CRDs, as YAML.
+///
+/// # Errors
+/// When there is no such file.
+pub fn crd(file: &str) -> Result<String> {
+    let path = Path::new(CRDS).join(file);
+    fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+}
+
+/// Puts one of the original's CRDs on a cluster, whatever stood there, and waits until it is served.
+///
+/// # Errors
+/// When the apiserver refuses it.
+pub async fn apply_crd(cluster: &Cluster, file: &str) -> Result<()> {
+    cluster.apply(&crd(file)?).await?;
+    let wait = [
+        "wait",
+        "--for=condition=Established",
+        "crd",
+        "--all",
+        "--timeout=60s",
+    ];
+    cluster.kubectl(wait).await.map(drop)
+}
+
+/// The original at one cluster, with the chart that it was told to install.
+#[derive(Clone, Copy, Debug)]
+pub struct Original<'a> {
+    pub cluster: &'a Cluster,
+    pub repository: &'a ChartRepository,
+    pub chart: &'a str,
+    pub version: &'a str,
+    /// What it knows the cluster by.
+    pub member: &'a str,
+}
+
+impl Original<'_> {
+    fn helm(&self, release: &str, workspace: &str, more: &[&str]) -> Vec<String> {
+        let (repository, version) = (self.repository.url(), self.version);
+        let own = [
+            "install".to_owned(),
+            release.to_owned(),
+            self.chart.to_owned(),
+            format!("--repo={repository}"),
+            format!("--version={version}"),
+            format!("--namespace={workspace}"),
+            "--create-namespace".to_owned(),
+            // As Helm 3 did, whose library the original is built with.
+            "--server-side=false".to_owned(),
+        ];
+        let more = more.iter().map(|flag| (*flag).to_owned());
+        own.into_iter().chain(more).collect()
+    }
+
+    /// Installs a release in its workspace.
+    ///
+    /// # Errors
+    /// When helm fails.
+    pub async fn install(&self, release: &str, workspace: &str) -> Result<()> {
+        let line = self.helm(release, workspace, &[]);
+        self.cluster.helm(line).await.map(drop)
+    }
+
+    /// Installs a release, and is killed while it waits for the release's workloads.
+    ///
+    /// # Errors
+    /// When helm ends by itself.
+    pub async fn die_installing(
+        &self,
+        release: &str,
+        workspace: &str,
+        flags: &[&str],
+    ) -> Result<()> {
+        let more = [flags, &["--wait", "--timeout=170s"]].concat();
+        let client = self.cluster.client();
+        let there = eventually("a workload to be waited for", PATIENCE, async || {
+            let name = release::secret_name(release, 1);
+            let secrets: Api<Secret> = Api::namespaced(client.clone(), workspace);
+            let deployments: Api<k8s_openapi::api::apps::v1::Deployment> =
+                Api::namespaced(client.clone(), workspace);
+            let (secret, deployment) = (
+                secrets.get_opt(&name).await?,
+                deployments.get_opt(release).await?,
+            );
+            Ok(secret.and(deployment).map(drop))
+        });
+        tokio::select! {
+            ended = self.cluster.helm(self.helm(release, workspace, &more)) =>
+                bail!("helm ended by itself: {ended:?}"),
+            there = there => there,
+        }
+    }
+
+    /// Installs a release as the original does when a template sets no namespace: its Secret in the workspace,
+    /// the objects in `default`.
+    ///
+    /// # Errors
+    /// When helm fails, or the apiserver refuses.
+    pub async fn install_astray(&self, release: &str, workspace: &str) -> Result<()> {
+        self.install(release, workspace).await?;
+        let client = self.cluster.client();
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), workspace);
+        let secret = secrets.get(&release::secret_name(release, 1)).await?;
+        for object in release::objects(&secret)? {
+            if object.namespace.is_none() {
+                move_to_default(&client, workspace, &object).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes revisions 2 to `last` out of the first, as its upgrade at each look does.
+    ///
+    /// # Errors
+    /// When the apiserver refuses, or the first cannot be read.
+    pub async fn pile_up(&self, release: &str, workspace: &str, last: u32) -> Result<()> {
+        let secrets: Api<Secret> = Api::namespaced(self.cluster.client(), workspace);
+        let first = secrets.get(&release::secret_name(release, 1)).await?;
+        let made = (2..=last).map(|number| {
+            let status = if number == last {
+                "deployed"
+            } else {
+                "superseded"
+            };
+            of_revision(&first, release, number, status)
+        });
+        let made: Vec<Secret> = made.collect::<Result<_>>()?;
+        futures::stream::iter(made)
+            .map(|secret| {
+                let secrets = secrets.clone();
+                async move { secrets.create(&PostParams::default(), &secret).await }
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<Vec<_>>()
+            .await?;
+        let mut over = of_revision(&first, release, 1, "superseded")?;
+        over.metadata.resource_version = first.resource_version();
+        secrets
+            .replace(&first.name_any(), &PostParams::default(), &over)
+            .await?;
+        Ok(())
+    }
+
+    /// The annotation by which it knows what it has installed.
+    pub fn fingerprint(&self) -> (String, String) {
+        let url = self.repository.url();
+        (
+            names::fingerprint_annotation(self.member),
+            fingerprint::original(&url, self.chart, self.version),
+        )
+    }
+
+    /// A Tenant as it leaves one: with its finalizer, its annotations and a status. The CRD is its own.
+    ///
+    /// # Errors
+    /// When the apiserver refuses.
+    pub async fn tenant(&self, name: &str, spec: Value, status: Value) -> Result<()> {
+        let (annotation, value) = self.fingerprint();
+        let mut tenant = Tenant::new(name, serde_json::from_value(spec)?);
+        tenant.metadata.annotations = Some([(annotation, value)].into());
+        tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
+        let api: Api<Tenant> = Api::namespaced(self.cluster.client(), "default");
+        let what = format!("Tenant {name} to be admitted");
+        eventually(&what, PATIENCE, async || {
+            Ok(Some(api.create(&PostParams::default(), &tenant).await?))
+        })
+        .await?;
+        let patch = Patch::Merge(json!({ "status": status }));
+        api.patch_status(name, &PatchParams::default(), &patch)
+            .await?;
+        Ok(())
+    }
+
+    /// The status of a Tenant whose installation it counts as done, with the conditions that it has for that:
+    /// none of them is ever False again.
+    pub fn status(&self, error: Option<&str>) -> Value {
+        let at = "2026-01-13T10:00:00Z";
+        let condition = |kind: &str, status: &str, reason: &str, message: &str| {
+            json!({"type": format!("{kind}/{}", self.member), "status": status, "reason": reason,
+                "message": message, "lastTransitionTime": at})
+        };
+        let mut conditions = vec![
+            condition("ClusterReady", "True", "Installed", "release installed"),
+            condition(
+                "ClusterProgress",
+                "False",
+                "InstallComplete",
+                "install complete",
+            ),
+        ];
+        conditions
+            .extend(error.map(|reason| condition("ClusterError", "True", reason, "it broke")));
+        let phase = if error.is_some() { "Error" } else { "Ready" };
+        json!({"phase": phase, "lastMessage": "release installed", "conditions": conditions})
+    }
+}
+
+async fn move_to_default(client: &Client, from: &str, object: &Declared) -> Result<()> {
+    let (group, version) = object
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &object.api_version));
+    let kind = GroupVersionKind::gvk(group, version, &object.kind);
+    let (resource, about) = pinned_kind(client, &kind).await?;
+    if about.scope == Scope::Cluster {
+        return Ok(());
+    }
+    let [from, to]: [Api<DynamicObject>; 2] =
+        [from, "default"].map(|place| Api::namespaced_with(client.clone(), place, &resource));
+    let found = from.get(&object.name).await?;
+    let mut moved = found.clone();
+    moved.metadata = ObjectMeta {
+        name: found.metadata.name.clone(),
+        labels: found.metadata.labels.clone(),
+        annotations: found.metadata.annotations.clone(),
+        ..ObjectMeta::default()
+    };
+    if let Some(fields) = moved.data.as_object_mut() {
+        fields.remove("status");
+        if let Some(Value::Object(spec)) = fields.get_mut("spec") {
+            spec.retain(|field, _| !field.starts_with("clusterIP"));
+        }
+    }
+    to.create(&PostParams::default(), &moved).await?;
+    from.delete(&object.name, &DeleteParams::background())
+        .await?;
+    let what = format!("{} {} to be gone", object.kind, object.name);
+    eventually(&what, PATIENCE, async || {
+        Ok(from.get_opt(&object.name).await?.is_none().then_some(()))
+    })
+    .await
+}
+
+/// A revision's Secret under another number and status, its payload with it.
+fn of_revision(secret: &Secret, release: &str, number: u32, status: &str) -> Result<Secret> {
+    let data = secret
+        .data
+        .as_ref()
+        .and_then(|data| data.get(release::DATA_KEY));
+    let packed = STANDARD.decode(&data.context("no payload")?.0)?;
+    let mut json = Vec::new();
+    GzDecoder::new(packed.as_slice()).read_to_end(&mut json)?;
+    let mut payload: Value = serde_json::from_slice(&json)?;
+    payload["version"] = number.into();
+    payload["info"]["status"] = status.into();
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(&serde_json::to_vec(&payload)?)?;
+    let packed = STANDARD.encode(gzip.finish()?).into_bytes();
+    let mut labels = secret.metadata.labels.clone().unwrap_or_default();
+    labels.insert("version".to_owned(), number.to_string());
+    labels.insert("status".to_owned(), status.to_owned());
+    Ok(Secret {
+        metadata: ObjectMeta {
+            name: Some(release::secret_name(release, number)),
+            labels: Some(labels),
+            ..ObjectMeta::default()
+        },
+        type_: secret.type_.clone(),
+        data: Some([(release::DATA_KEY.to_owned(), ByteString(packed))].into()),
+        ..Secret::default()
+    })
+}

@@ -1,0 +1,229 @@
+//! What the original has created in `default`, since no template set a namespace: left there by an adoption,
+//! moved by the next upgrade, and only what is this release's own.
+
+use anyhow::{Result, bail};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{ConfigMap, PersistentVolumeClaim, Service},
+    rbac::v1::ClusterRole,
+};
+use krypton_tests::{
+    Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile},
+    in_both_modes,
+    original::apply_crd,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{ALL_READY, BY_HAND, charts, flags, maps, no_helm_ran, original};
+
+in_both_modes!(
+    what_the_original_created_in_default_moves_with_the_next_upgrade_and_nothing_else_does,
+);
+
+/// Kind and name of what of the release is in `default`.
+async fn in_default(desk: &Desk, release: &str) -> Result<Vec<String>> {
+    let api = |_: &()| desk.client.clone();
+    let maps: Api<ConfigMap> = Api::namespaced(api(&()), "default");
+    let deployments: Api<Deployment> = Api::namespaced(api(&()), "default");
+    let services: Api<Service> = Api::namespaced(api(&()), "default");
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(api(&()), "default");
+    let all = ListParams::default();
+    let mut found = Vec::new();
+    let mut put = |kind: &str, name: String| {
+        if name.starts_with(release) {
+            found.push(format!("{kind} {name}"));
+        }
+    };
+    for object in claims.list(&all).await? {
+        put("Claim", object.name_any());
+    }
+    for object in maps.list(&all).await? {
+        put("ConfigMap", object.name_any());
+    }
+    for object in deployments.list(&all).await? {
+        put("Deployment", object.name_any());
+    }
+    for object in services.list(&all).await? {
+        put("Service", object.name_any());
+    }
+    Ok(found)
+}
+
+async fn is_left(desk: &Desk, release: &str, parts: &[&str]) {
+    let mut expected: Vec<String> = parts
+        .iter()
+        .map(|part| part.replace("{}", release))
+        .collect();
+    expected.sort();
+    let what = format!("{expected:?} to be all that is left in default");
+    eventually(&what, PATIENCE, async || {
+        let mut found = in_default(desk, release).await?;
+        found.sort();
+        if found != expected {
+            bail!("{found:?}");
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// Gives the ConfigMap `<release>-theirs` of `default` to another release, and makes one that is marked as this
+/// release's but that no manifest names.
+async fn bystanders(desk: &Desk, release: &str, workspace: &str) {
+    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "default");
+    let theirs =
+        json!({"metadata": {"annotations": {"meta.helm.sh/release-name": "somebody-elses"}}});
+    let name = format!("{release}-theirs");
+    let params = PatchParams::default();
+    maps.patch(&name, &params, &Patch::Merge(theirs))
+        .await
+        .unwrap();
+    let unnamed: Value = json!({"metadata": {"name": format!("{release}-unnamed"),
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": workspace}}});
+    let unnamed = serde_json::from_value(unnamed).unwrap();
+    maps.create(&PostParams::default(), &unnamed).await.unwrap();
+}
+
+const ALL: [&str; 7] = [
+    "Claim {}-data",
+    "ConfigMap {}",
+    "ConfigMap {}-kept",
+    "ConfigMap {}-theirs",
+    "ConfigMap {}-unnamed",
+    "Deployment {}",
+    "Service {}",
+];
+/// What is never removed.
+const LEFT: [&str; 4] = [
+    "Claim {}-data",
+    "ConfigMap {}-kept",
+    "ConfigMap {}-theirs",
+    "ConfigMap {}-unnamed",
+];
+
+async fn what_the_original_created_in_default_moves_with_the_next_upgrade_and_nothing_else_does(
+    mode: Mode,
+) {
+    let charts = charts().await;
+    let mut pair = Pair::start("astray", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let [acme, going, home] = ["acme", "going", "home"].map(|name| pair.release(name));
+    {
+        let original = original(&pair, &charts);
+        apply_crd(original.cluster, BY_HAND).await.unwrap();
+        for (name, release) in [("acme", &acme), ("going", &going)] {
+            let workspace = format!("{name}-ws");
+            original.install_astray(release, &workspace).await.unwrap();
+            bystanders(&desk, release, &workspace).await;
+            let status = original.status(None);
+            let spec = json!({ "workspace": workspace });
+            original.tenant(name, spec, status).await.unwrap();
+        }
+        original.install(&home, "default").await.unwrap();
+        let status = original.status(None);
+        let spec = json!({"workspace": "default"});
+        original.tenant("home", spec, status).await.unwrap();
+    }
+    let before = desk.releases().await.unwrap();
+    let in_default = maps(&desk, "default").await.unwrap();
+    let roles: Api<ClusterRole> = Api::all(desk.client.clone());
+    let role = roles.get(&acme).await.unwrap();
+
+    // Taken over: ready with what is in default, and nothing is run or made.
+    let values = ValuesFile::new("{}").unwrap();
+    pair.open(flags(&charts, &values)).await.unwrap();
+    for name in ["acme", "going", "home"] {
+        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
+    no_helm_ran(&mut pair).await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+    for release in [&acme, &going] {
+        is_left(&desk, release, &ALL).await;
+    }
+    assert_eq!(maps(&desk, "default").await.unwrap(), in_default);
+
+    // Deleted before there was an upgrade: helm would look for its objects in the workspace.
+    desk.delete("default", "going").await.unwrap();
+    desk.gone("default", "going").await.unwrap();
+    is_left(&desk, &going, &LEFT).await;
+    is_left(&desk, &acme, &ALL).await;
+
+    // The next upgrade makes them in the workspace, and what is left in default goes.
+    values.write("message: second").unwrap();
+    desk.newest_is("acme-ws", &acme, 2, "deployed")
+        .await
+        .unwrap();
+    is_left(&desk, &acme, &LEFT).await;
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let removed = desk
+        .told("default", "acme", "LeftoversRemoved")
+        .await
+        .unwrap();
+    assert!(removed.contains("namespace default"), "{removed}");
+    assert!(removed.contains(&format!("Deployment {acme}")), "{removed}");
+    let stay = desk.told("default", "acme", "LeftoversStay").await.unwrap();
+    for part in [
+        format!("PersistentVolumeClaim {acme}-data"),
+        format!("ConfigMap {acme}-kept"),
+    ] {
+        assert!(stay.contains(&part), "{stay}");
+    }
+    assert!(!stay.contains("ClusterRole"), "{stay}");
+    assert_eq!(roles.get(&acme).await.unwrap().uid(), role.uid());
+    let now = maps(&desk, "acme-ws").await.unwrap();
+    let names: Vec<&str> = now.keys().map(String::as_str).collect();
+    let expected = ["", "-kept", "-placed", "-theirs"].map(|part| format!("{acme}{part}"));
+    assert_eq!(names, expected.each_ref().map(String::as_str));
+    let deployments: Api<Deployment> = Api::namespaced(desk.client.clone(), "acme-ws");
+    deployments.get(&acme).await.unwrap();
+
+    // Where that is the workspace, everything is where it belongs.
+    desk.newest_is("default", &home, 2, "deployed")
+        .await
+        .unwrap();
+    desk.shows("default", "home", &[ALL_READY]).await.unwrap();
+    let after = maps(&desk, "default").await.unwrap();
+    for part in ["", "-kept", "-theirs", "-placed"] {
+        let name = format!("{home}{part}");
+        assert_eq!(after.get(&name), in_default.get(&name), "{name}");
+        assert!(after.contains_key(&name), "{name}");
+    }
+
+    // It was seen to once: what is put there later is not looked at again.
+    let maps_of_default: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "default");
+    let again = json!({"metadata": {"name": acme, "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": {"meta.helm.sh/release-name": acme, "meta.helm.sh/release-namespace": "acme-ws"}}});
+    let again: ConfigMap = serde_json::from_value(again).unwrap();
+    eventually("revision 1 to be signed", PATIENCE, async || {
+        let api: Api<k8s_openapi::api::core::v1::Secret> =
+            Api::namespaced(desk.client.clone(), "acme-ws");
+        let first = api.get(&format!("sh.helm.release.v1.{acme}.v1")).await?;
+        Ok(first
+            .labels()
+            .contains_key("mesh.openkcm.io/tenant-uid")
+            .then_some(()))
+    })
+    .await
+    .unwrap();
+    maps_of_default
+        .create(&PostParams::default(), &again)
+        .await
+        .unwrap();
+    values.write("message: third").unwrap();
+    desk.newest_is("acme-ws", &acme, 3, "deployed")
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.delete("default", "acme").await.unwrap();
+    desk.gone("default", "acme").await.unwrap();
+    maps_of_default.get(&acme).await.unwrap();
+}

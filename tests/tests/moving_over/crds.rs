@@ -1,0 +1,302 @@
+//! The original's CRDs, each of them, under objects that are stored: ours takes their place, and what was stored
+//! is read as it was.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
+use krypton_tests::{
+    Cluster, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile},
+    in_both_modes,
+    original::apply_crd,
+};
+use kube::{
+    Api, CustomResourceExt, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{ALL_READY, BY_HAND, charts, flags, no_helm_ran, original};
+
+const API_CRDS: &str = "tenant-g1-api-crds.yaml";
+const WITHOUT_WORKSPACE: &str = "tenant-g3-generated.yaml";
+const OF_THE_CHART: &str = "kryptondeployment-chart.yaml";
+
+in_both_modes!(tenants_of_each_generation_are_adopted_and_nothing_is_installed_again);
+
+async fn crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
+    Api::all(cluster.client()).get(name).await.unwrap()
+}
+
+fn is_ours(crd: &CustomResourceDefinition) -> bool {
+    krypton_crds::schema_version(crd) == Some(krypton_crds::SCHEMA_VERSION)
+}
+
+/// One of the original's CRDs, an object as it was stored under it, and a status of that time.
+struct Stored {
+    file: &'static str,
+    spec: Value,
+    status: Value,
+    /// What it was read as, where its own CRD added something.
+    read: Option<Value>,
+}
+
+fn condition(type_: &str) -> Value {
+    json!({"phase": "Ready", "conditions": [{"type": type_, "status": "True", "reason": "Installed",
+        "message": "release installed", "lastTransitionTime": "2026-01-13T10:00:00Z"}]})
+}
+
+#[tokio::test]
+async fn each_crd_of_the_original_gives_way_to_ours_and_what_was_stored_is_kept() {
+    let cluster = Cluster::start("old-crds", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let slash = condition("ClusterReady/edge-1");
+    let reference = json!({"secretName": "edge-1", "secretNamespace": "default"});
+    let account = json!({"name": "acme", "displayName": "Acme", "owner": "team-a"});
+    let secret = json!({"name": "kubeconfig-edge01", "namespace": "krypton-operator"});
+    let mut keyed = secret.clone();
+    keyed["key"] = json!("kubeconfig");
+    let region =
+        |kubeconfig: &Value| json!({"name": "edge01", "kubeconfig": {"secret": kubeconfig}});
+    let tenants = [
+        Stored {
+            file: BY_HAND,
+            spec: json!({"workspace": "acme-ws", "clusterRef": reference}),
+            status: slash.clone(),
+            read: None,
+        },
+        Stored {
+            file: API_CRDS,
+            spec: json!({"workspace": "acme-ws", "clusterRef": {"secretName": "edge-1"}}),
+            status: json!({"phase": "Pending", "lastMessage": "installing"}),
+            read: None,
+        },
+        Stored {
+            file: WITHOUT_WORKSPACE,
+            spec: json!({ "clusterRef": reference }),
+            status: json!({"phase": "Ready"}),
+            read: None,
+        },
+    ];
+    let deployments = [
+        Stored {
+            file: "kryptondeployment-config.yaml",
+            spec: json!({"account": account, "region": {"name": "edge01", "kubeconfigSecretName": "old"}}),
+            status: condition("Ready"),
+            read: None,
+        },
+        Stored {
+            file: "kryptondeployment-embedded.yaml",
+            spec: json!({"account": account, "region": region(&secret)}),
+            status: condition("Ready"),
+            read: None,
+        },
+        Stored {
+            file: OF_THE_CHART,
+            spec: json!({"account": account, "region": region(&secret)}),
+            status: condition("Ready"),
+            read: Some(json!({"account": account, "region": region(&keyed)})),
+        },
+    ];
+    for stored in tenants {
+        gives_way(
+            &cluster,
+            &Tenant::crd(),
+            &ApiResource::erase::<Tenant>(&()),
+            &stored,
+        )
+        .await;
+    }
+    let kind = ApiResource::erase::<KryptonDeployment>(&());
+    for stored in deployments {
+        gives_way(&cluster, &KryptonDeployment::crd(), &kind, &stored).await;
+    }
+}
+
+async fn gives_way(
+    cluster: &Cluster,
+    ours: &CustomResourceDefinition,
+    kind: &ApiResource,
+    stored: &Stored,
+) {
+    let file = stored.file;
+    let client = cluster.client();
+    apply_crd(cluster, file).await.unwrap();
+    let name = ours.name_any();
+    let before = crd(cluster, &name).await;
+    assert!(!is_ours(&before), "{file}");
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", kind);
+    let object = DynamicObject::new("acme", kind).data(json!({ "spec": stored.spec }));
+    eventually(file, PATIENCE, async || {
+        Ok(Some(api.create(&PostParams::default(), &object).await?))
+    })
+    .await
+    .unwrap();
+    let write = async |status: &Value| {
+        let patch = Patch::Merge(json!({ "status": status }));
+        api.patch_status("acme", &PatchParams::default(), &patch)
+            .await
+    };
+    let slash = condition("ClusterReady/edge-1");
+    // Most of the original's own copies do not take what it writes.
+    let takes = write(&slash).await.is_ok();
+    let lenient = [BY_HAND, "kryptondeployment-embedded.yaml"];
+    assert_eq!(takes, lenient.contains(&file), "{file}");
+    let found = write(&stored.status).await.unwrap();
+
+    krypton_agent::crd::ensure(&client, ours).await.unwrap();
+    let after = crd(cluster, &name).await;
+    assert!(is_ours(&after), "{file}");
+    assert_eq!(after.uid(), before.uid(), "{file}");
+    let read = api.get("acme").await.unwrap();
+    let spec = stored.read.as_ref().unwrap_or(&stored.spec);
+    assert_eq!(&read.data["spec"], spec, "{file}");
+    assert_eq!(read.data["status"], found.data["status"], "{file}");
+    assert_eq!(read.uid(), found.uid(), "{file}");
+    assert_eq!(
+        read.resource_version(),
+        found.resource_version(),
+        "{file}: nothing was written"
+    );
+    // What is stored stays open to updates.
+    write(&slash).await.unwrap();
+    let label = Patch::Merge(json!({"metadata": {"labels": {"touched": "true"}}}));
+    let touched = api
+        .patch("acme", &PatchParams::default(), &label)
+        .await
+        .unwrap();
+    assert_eq!(&touched.data["spec"], spec, "{file}");
+
+    api.delete("acme", &DeleteParams::default()).await.unwrap();
+    let crds: Api<CustomResourceDefinition> = Api::all(client);
+    crds.delete(&name, &DeleteParams::default()).await.unwrap();
+    eventually("the CRD to be gone", PATIENCE, async || {
+        Ok(crds.get_opt(&name).await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(mode: Mode) {
+    let charts = charts().await;
+    let mut pair = Pair::start("moving", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let (desk, home) = (pair.desk(), Desk::at(pair.home()));
+    {
+        let original = original(&pair, &charts);
+        let well = original.status(None);
+        let bare = json!({"phase": "Ready", "lastMessage": "release installed"});
+        let generations = [
+            (BY_HAND, "first", json!({"workspace": "first-ws"}), well),
+            (
+                API_CRDS,
+                "second",
+                json!({"workspace": "second-ws"}),
+                bare.clone(),
+            ),
+            // README of that time: the namespace is the Tenant's name.
+            (WITHOUT_WORKSPACE, "third", json!({}), bare),
+        ];
+        for (file, name, spec, status) in generations {
+            apply_crd(original.cluster, file).await.unwrap();
+            let workspace = spec["workspace"].as_str().unwrap_or(name).to_owned();
+            let release = pair.release(name);
+            original.install(&release, &workspace).await.unwrap();
+            original.tenant(name, spec, status).await.unwrap();
+        }
+        // Written under the last of them, as anybody's label is, it has lost its workspace for good.
+        apply_crd(original.cluster, BY_HAND).await.unwrap();
+        let release = pair.release("lost");
+        original.install(&release, "lost-ws").await.unwrap();
+        let spec = json!({"workspace": "lost-ws"});
+        let status = original.status(None);
+        original.tenant("lost", spec, status).await.unwrap();
+        apply_crd(original.cluster, WITHOUT_WORKSPACE)
+            .await
+            .unwrap();
+        let name = "default/lost to be without a workspace";
+        eventually(name, PATIENCE, async || {
+            let lost = desk.tenants("default").get("lost").await?;
+            Ok(lost.spec.workspace.is_none().then_some(()))
+        })
+        .await
+        .unwrap();
+        desk.annotate("default", "lost", "example.org/touched", "true")
+            .await
+            .unwrap();
+        apply_crd(pair.home(), OF_THE_CHART).await.unwrap();
+    }
+    let kind = ApiResource::erase::<KryptonDeployment>(&());
+    let deployments: Api<DynamicObject> =
+        Api::namespaced_with(home.client.clone(), "default", &kind);
+    // The cluster that it names is none of this fleet's.
+    let deployment = json!({"account": {"name": "acme"}, "region": {"name": "edge01",
+        "kubeconfig": {"secret": {"name": "kubeconfig-edge01", "namespace": "elsewhere"}}}});
+    let mut object = DynamicObject::new("acme", &kind).data(json!({ "spec": deployment }));
+    object.metadata.finalizers = Some(vec![
+        "mesh.openkcm.io/kryptondeployment-finalizer".to_owned(),
+    ]);
+    let object = eventually("a KryptonDeployment to be admitted", PATIENCE, async || {
+        Ok(Some(
+            deployments.create(&PostParams::default(), &object).await?,
+        ))
+    })
+    .await
+    .unwrap();
+    let before = desk.releases().await.unwrap();
+    assert_eq!(before.len(), 4);
+    let old = crd(pair.cluster(), Tenant::crd_name()).await;
+    let mut uids = Vec::new();
+    for name in ["first", "second", "third"] {
+        uids.push(desk.tenants("default").get(name).await.unwrap().uid());
+    }
+
+    let values = ValuesFile::new("{}").unwrap();
+    let more = ["--ensure-watch-crds".to_owned()];
+    pair.open(flags(&charts, &values).into_iter().chain(more))
+        .await
+        .unwrap();
+    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
+    for (name, reason, uid) in [
+        ("first", "Installed", &uids[0]),
+        ("second", "NoChange", &uids[1]),
+        ("third", "NoChange", &uids[2]),
+    ] {
+        let adopted = [
+            ALL_READY,
+            (ready.as_str(), "True", reason),
+            (error.as_str(), "False", "NoError"),
+        ];
+        let tenant = desk.shows("default", name, &adopted).await.unwrap();
+        assert_eq!(tenant.uid(), *uid);
+        let workspace = if name == "third" {
+            name.to_owned()
+        } else {
+            format!("{name}-ws")
+        };
+        assert_eq!(tenant.workspace(), workspace);
+        assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Ready"));
+    }
+    let told = [(error.as_str(), "True", "ReleaseInUse")];
+    let lost = desk.shows("default", "lost", &told).await.unwrap();
+    let message = lost.status.unwrap().last_message.unwrap();
+    assert!(message.contains("spec.workspace: lost-ws"), "{message}");
+    assert_eq!(desk.namespace("lost").await.unwrap(), None);
+    let now = crd(pair.cluster(), Tenant::crd_name()).await;
+    assert!(is_ours(&now));
+    assert_eq!(now.uid(), old.uid());
+    no_helm_ran(&mut pair).await;
+    desk.lease_renewed().await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), before);
+
+    assert!(is_ours(
+        &crd(pair.home(), KryptonDeployment::crd_name()).await
+    ));
+    let kept = deployments.get("acme").await.unwrap();
+    assert_eq!(
+        (kept.uid(), &kept.data["spec"]),
+        (object.uid(), &object.data["spec"])
+    );
+    assert_eq!(kept.finalizers(), object.finalizers());
+}

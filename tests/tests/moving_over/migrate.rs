@@ -1,0 +1,170 @@
+//! `kubectl krypton migrate` at a real apiserver, with the original's own CRDs.
+
+use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_tests::{
+    Cluster, Parts, eventually, fleet::PATIENCE, kubectl_krypton, original::apply_crd,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, PostParams},
+    core::GroupVersionKind,
+};
+use serde_json::{Value, json};
+
+fn api(client: &Client, kind: &str, namespace: &str) -> (Api<DynamicObject>, ApiResource) {
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("mesh.openkcm.io", "v1alpha1", kind));
+    (Api::namespaced_with(client.clone(), namespace, &kind), kind)
+}
+
+async fn make(client: &Client, kind: &str, (namespace, name): (&str, &str), spec: Value) {
+    let (api, kind) = api(client, kind, namespace);
+    let mut object = DynamicObject::new(name, &kind).data(json!({ "spec": spec }));
+    if kind.kind == "CryptoEdgeDeployment" {
+        let finalizer = "mesh.openkcm.io/cryptoedgedeployment-finalizer";
+        object.metadata.finalizers = Some(vec![finalizer.to_owned()]);
+    }
+    eventually(name, PATIENCE, async || {
+        Ok(Some(api.create(&PostParams::default(), &object).await?))
+    })
+    .await
+    .unwrap();
+}
+
+async fn spec(client: &Client, namespace: &str, name: &str) -> Option<Value> {
+    let (api, _) = api(client, "KryptonDeployment", namespace);
+    let found = api.get_opt(name).await.unwrap();
+    found.map(|found| found.data["spec"].clone())
+}
+
+async fn version(client: &Client, namespace: &str, name: &str) -> Option<String> {
+    let (api, _) = api(client, "CryptoEdgeDeployment", namespace);
+    api.get(name).await.unwrap().resource_version()
+}
+
+#[tokio::test]
+async fn old_deployments_become_new_ones_and_stay_as_they_were() {
+    let home = Cluster::start("migrate", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let client = home.client();
+    let migrate = async |more: &[&str]| {
+        let words = [&["migrate"], more].concat();
+        kubectl_krypton(&home, &words).await
+    };
+    assert_eq!(
+        migrate(&[]).await.unwrap(),
+        "",
+        "there is nothing, and that is no failure"
+    );
+
+    // G3: by reference.
+    for file in [
+        "cryptoedgedeployment-g3.yaml",
+        "account-g3.yaml",
+        "region-g3.yaml",
+    ] {
+        apply_crd(&home, file).await.unwrap();
+    }
+    home.kubectl(["create", "namespace", "krypton-operator"])
+        .await
+        .unwrap();
+    make(
+        &client,
+        "Account",
+        ("default", "acme-inc"),
+        json!({"displayName": "Acme", "owner": "ann"}),
+    )
+    .await;
+    make(
+        &client,
+        "Region",
+        ("krypton-operator", "eu"),
+        json!({"kubeconfigSecretName": "eu-access"}),
+    )
+    .await;
+    let old = json!({"accountRef": {"name": "acme-inc"}, "targetRegion": "eu"});
+    make(&client, "CryptoEdgeDeployment", ("default", "acme"), old).await;
+    let before = version(&client, "default", "acme").await;
+    let expected = json!({
+        "account": {"name": "acme-inc", "displayName": "Acme", "owner": "ann"},
+        "region": {"name": "eu", "kubeconfig":
+            {"secret": {"name": "eu-access", "namespace": "krypton-operator"}}},
+    });
+    // What is to be created is shown before its CRD is there, and not created.
+    let shown = migrate(&["--dry-run", "-o", "json"]).await.unwrap();
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["items"][0]["spec"], expected, "{shown}");
+    let error = migrate(&[]).await.unwrap_err().to_string();
+    assert!(error.contains("kryptondeployments"), "{error}");
+    krypton_agent::crd::ensure(&client, &KryptonDeployment::crd())
+        .await
+        .unwrap();
+    let table = migrate(&["--dry-run"]).await.unwrap();
+    assert!(
+        table.contains("acme/ced-acme") && table.contains("would be created"),
+        "{table}"
+    );
+    assert_eq!(spec(&client, "default", "acme").await, None);
+    // What -o yaml prints is what kubectl takes.
+    let yaml = migrate(&["--dry-run", "-o", "yaml"]).await.unwrap();
+    home.apply(&yaml.replace("name: acme\n", "name: by-hand\n"))
+        .await
+        .unwrap();
+    assert_eq!(
+        spec(&client, "default", "by-hand").await,
+        Some(expected.clone())
+    );
+
+    let table = migrate(&[]).await.unwrap();
+    assert!(
+        table.contains("created") && !table.contains("would be"),
+        "{table}"
+    );
+    assert_eq!(
+        spec(&client, "default", "acme").await,
+        Some(expected.clone())
+    );
+    assert_eq!(
+        version(&client, "default", "acme").await,
+        before,
+        "the old one is as it was"
+    );
+
+    // G4: within the object. One is there already, and one cannot be translated.
+    apply_crd(&home, "cryptoedgedeployment-g4.yaml")
+        .await
+        .unwrap();
+    home.kubectl(["create", "namespace", "team"]).await.unwrap();
+    let within = |account: &str| json!({"account": {"name": account}, "region": {"name": "us"}});
+    for (name, account) in [("second", "b"), ("there", "c"), ("nobodys", "")] {
+        make(
+            &client,
+            "CryptoEdgeDeployment",
+            ("team", name),
+            within(account),
+        )
+        .await;
+    }
+    make(
+        &client,
+        "KryptonDeployment",
+        ("team", "there"),
+        within("theirs"),
+    )
+    .await;
+    for _ in 0..2 {
+        let error = migrate(&["-n", "team"]).await.unwrap_err();
+        let error = format!("{error:#}");
+        assert!(
+            error.contains("1 of the objects were not moved over"),
+            "{error}"
+        );
+        assert_eq!(spec(&client, "team", "second").await, Some(within("b")));
+        assert_eq!(spec(&client, "team", "there").await, Some(within("theirs")));
+        assert_eq!(spec(&client, "team", "nobodys").await, None);
+    }
+    for name in ["second", "there", "nobodys"] {
+        version(&client, "team", name).await.unwrap();
+    }
+    assert_eq!(spec(&client, "default", "acme").await, Some(expected));
+}
