@@ -21,14 +21,14 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The near end of the queue.
 #[derive(Clone, Debug)]
-pub(crate) struct Events {
+pub struct Events {
     queue: mpsc::Sender<Event>,
     instance: String,
 }
 
 impl Events {
-    /// Starts the one task that writes events to the member.
-    pub(crate) fn start(client: Client, instance: String) -> Self {
+    /// Starts the one task that writes events to the cluster of `client`.
+    pub fn start(client: Client, instance: String) -> Self {
         let (queue, mut told) = mpsc::channel::<Event>(QUEUE);
         tokio::spawn(async move {
             while let Some(event) = told.recv().await {
@@ -47,7 +47,8 @@ impl Events {
         Self { queue, instance }
     }
 
-    pub(crate) fn tell(&self, tenant: &Tenant, told: Told) {
+    /// Puts an event on the Tenant into the queue.
+    pub fn tell(&self, tenant: &Tenant, told: Told) {
         let now = clock::wall();
         let object = tenant.object_ref(&());
         let event = Event {

@@ -12,7 +12,7 @@ pub use strike::{Injected, PLAN, STRUCK, around, around_now, around_or};
 pub const MOMENTS: [&str; 2] = ["before", "after"];
 
 /// The effects of the reconciler and of the agent's process, each at one place in this crate.
-pub const EFFECTS: [&str; 53] = [
+pub const EFFECTS: [&str; 57] = [
     "cert-manager-crd.delete",
     "chart-crd.apply",
     "chart.fetch",
@@ -48,6 +48,10 @@ pub const EFFECTS: [&str; 53] = [
     "ledger.create",
     "ledger.replace",
     "leftover.remove",
+    "placement.create",
+    "placement.delete",
+    "placement.namespace",
+    "placement.update",
     "release.copy",
     "release.forget",
     "release.mark-seen-to",

@@ -205,6 +205,7 @@ mod tests {
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
             deployments: Vec::new(),
+            placed: Vec::new(),
         }
     }
 

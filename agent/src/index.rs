@@ -543,18 +543,18 @@ impl Index {
         }
     }
 
+    /// Returns the namespaces that have changed, and those that use them as a workspace.
     pub fn workspace_event<O: Into<ObjectMetaOf>>(
         &mut self,
         event: Event<O>,
-    ) -> BTreeSet<SubjectKey> {
+    ) -> (BTreeSet<String>, BTreeSet<SubjectKey>) {
         let changed = self.workspaces.event(event, |object| {
             let meta = object.into().0;
             Some((meta.name.clone()?, version(&meta), Workspace::of(&meta)))
         });
-        changed
-            .iter()
-            .flat_map(|namespace| self.users(namespace))
-            .collect()
+        let users = changed.iter().flat_map(|namespace| self.users(namespace));
+        let users = users.collect();
+        (changed, users)
     }
 
     pub fn workload_event<O: kube::Resource>(

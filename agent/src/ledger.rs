@@ -149,6 +149,7 @@ mod tests {
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
             deployments: Vec::new(),
+            placed: Vec::new(),
         }
     }
 

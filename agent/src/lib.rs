@@ -32,6 +32,7 @@ pub mod join;
 pub mod ledger;
 pub mod metrics;
 pub mod patience;
+pub mod placement;
 pub mod plan;
 pub mod precedence;
 pub mod process;

@@ -20,6 +20,7 @@ use krypton_common::names;
 use crate::clock::Boot;
 use crate::drift::Wanted;
 use crate::index::{ReleaseKey, Revision, Workspace};
+use crate::placement::placed_on;
 use crate::precedence::Urgency;
 use crate::release::{Release, Status};
 use crate::subject::Subject;
@@ -309,9 +310,16 @@ pub fn plan(view: &View<'_>) -> Plan {
         if deleting && view.has_finalizer() {
             return deletion::plan(view);
         }
+        let placed = view.subject.tenant().and_then(|tenant| placed_on(tenant));
+        let named = match placed {
+            Some(member) => format!("it is placed on {member}"),
+            None => format!(
+                "clusterRef names {}",
+                view.subject.names_member().unwrap_or_default()
+            ),
+        };
         let message = format!(
-            "clusterRef names {}; this is {}, which leaves the Tenant alone",
-            view.subject.names_member().unwrap_or_default(),
+            "{named}; this is {}, which leaves the Tenant alone",
             view.cluster
         );
         return Plan {

@@ -6,6 +6,7 @@
 mod drift;
 mod member;
 mod perform;
+mod placing;
 mod subjects;
 mod turns;
 mod version;
@@ -43,6 +44,7 @@ use crate::subject::SubjectKey;
 use crate::workload;
 use drift::Rounds;
 use perform::{Done, Performer};
+use placing::Placings;
 use turns::Turns;
 use version::ClusterVersion;
 use watches::{Seen, Watch};
@@ -178,6 +180,7 @@ pub async fn run(
         runs: Turns::new(runs),
         wakes: BTreeSet::new(),
         rounds: Rounds::default(),
+        placings: Placings::default(),
         version: ClusterVersion::default(),
         permitted: false,
         problem: None,
@@ -302,6 +305,7 @@ struct Reconciler {
     runs: Turns,
     wakes: BTreeSet<(Boot, SubjectKey)>,
     rounds: Rounds,
+    placings: Placings,
     version: ClusterVersion,
     permitted: bool,
     problem: Option<String>,
@@ -323,7 +327,9 @@ impl Reconciler {
             }
             self.see_to_orders();
             self.see_to_drift(now);
+            self.placings.touch(&self.dirty);
             self.see_to_subjects(now);
+            self.see_to_placed(now);
             self.see_to_version(now);
             self.report_member(now);
             if self.index.crd() == Some(CrdState::Present) && tenants.is_none() {
@@ -353,6 +359,9 @@ impl Reconciler {
                 }
                 Some(done) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => {
                     self.finish(done);
+                }
+                Some(done) = self.placings.jobs.join_next_with_id(), if !self.placings.jobs.is_empty() => {
+                    self.finish_placed(done);
                 }
                 Some(done) = self.rounds.jobs.join_next(), if !self.rounds.jobs.is_empty() => {
                     self.finish_drift(done);
@@ -385,6 +394,7 @@ impl Reconciler {
         self.crd_jobs.abort_all();
         self.recording.abort_all();
         self.version.asking.abort_all();
+        self.placings.jobs.abort_all();
         self.rounds.end().await;
         let ended = async { while self.jobs.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, ended).await.is_err() {
@@ -403,7 +413,11 @@ impl Reconciler {
                     .unwrap_or_default()
             }
             Seen::Release(event) => self.index.release_event(event),
-            Seen::Workspace(event) => self.index.workspace_event(event),
+            Seen::Workspace(event) => {
+                let (namespaces, dirty) = self.index.workspace_event(event);
+                self.placings.touch_namespaces(&namespaces);
+                dirty
+            }
             Seen::Deployment(event) => {
                 self.index
                     .workload_event(WorkloadKind::Deployment, event, workload::deployment)
@@ -486,6 +500,7 @@ impl Reconciler {
     fn look_at_all(&mut self) {
         let keys = self.index.subjects().map(|(key, _)| key);
         self.dirty.extend(keys);
+        self.placings.all();
     }
 
     fn next_wake(&self, now: Boot) -> Option<Boot> {
@@ -504,6 +519,7 @@ impl Reconciler {
             .chain(expiry)
             .chain(crd.filter(|at| *at > now))
             .chain(self.rounds.wake())
+            .chain(self.placings.wake())
             .chain(self.version_wake().filter(|at| *at > now))
             .min()
     }

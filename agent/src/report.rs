@@ -1,5 +1,5 @@
-//! What a reconciler says to its caller: one slot per Tenant or deployment and one for the member, the
-//! latest wins.
+//! What a reconciler says to its caller: one slot per Tenant, deployment or placed Tenant and one for the
+//! member, the latest wins.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -9,10 +9,19 @@ use krypton_common::conditions::ClusterState;
 use krypton_common::deployment::{DeploymentKey, DeploymentReport};
 use krypton_common::desired::Version;
 use krypton_common::member::MemberReport;
+use krypton_common::placed::PlacedReport;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use tokio::sync::Notify;
 
 use crate::subject::{Subject, SubjectKey};
+
+/// A slot of the board. Of a placed Tenant there are two: how it stands, and whether it is home's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SlotKey {
+    Tenant(TenantKey),
+    Deployment(DeploymentKey),
+    Placed(TenantKey),
+}
 
 /// What has changed since the last look.
 #[derive(Debug, Default)]
@@ -22,15 +31,20 @@ pub struct Changes {
     pub tenants: BTreeMap<TenantKey, Option<TenantReport>>,
     /// `None` for one that home has given no order of any more.
     pub deployments: BTreeMap<DeploymentKey, Option<DeploymentReport>>,
+    /// The same of placed Tenants.
+    pub placed: BTreeMap<TenantKey, Option<PlacedReport>>,
 }
 
 impl Changes {
     /// The last of them, in the order in which they are taken.
-    pub fn last(&self) -> Option<SubjectKey> {
+    pub fn last(&self) -> Option<SlotKey> {
+        let placed = self.placed.last_key_value();
+        let placed = placed.map(|(key, _)| SlotKey::Placed(key.clone()));
         let deployment = self.deployments.last_key_value();
-        let deployment = deployment.map(|(key, _)| SubjectKey::Deployment(key.clone()));
+        let deployment = || deployment.map(|(key, _)| SlotKey::Deployment(key.clone()));
         let tenant = self.tenants.last_key_value();
-        deployment.or_else(|| tenant.map(|(key, _)| SubjectKey::Tenant(key.clone())))
+        let tenant = || tenant.map(|(key, _)| SlotKey::Tenant(key.clone()));
+        placed.or_else(deployment).or_else(tenant)
     }
 }
 
@@ -48,7 +62,8 @@ struct Slots {
     member_changed: bool,
     tenants: BTreeMap<TenantKey, TenantReport>,
     deployments: BTreeMap<DeploymentKey, DeploymentReport>,
-    changed: BTreeSet<SubjectKey>,
+    placed: BTreeMap<TenantKey, PlacedReport>,
+    changed: BTreeSet<SlotKey>,
 }
 
 /// The slots, filled by the reconciler and emptied by its caller. Bounded by the number of Tenants
@@ -72,7 +87,7 @@ impl ReportBoard {
             Some(report) => slots.tenants.insert(key.clone(), report),
             None => slots.tenants.remove(key),
         };
-        slots.changed.insert(SubjectKey::Tenant(key.clone()));
+        slots.changed.insert(SlotKey::Tenant(key.clone()));
         drop(slots);
         self.changed.notify_one();
     }
@@ -88,7 +103,23 @@ impl ReportBoard {
             Some(report) => slots.deployments.insert(key.clone(), report),
             None => slots.deployments.remove(key),
         };
-        slots.changed.insert(SubjectKey::Deployment(key.clone()));
+        slots.changed.insert(SlotKey::Deployment(key.clone()));
+        drop(slots);
+        self.changed.notify_one();
+    }
+
+    /// Puts `report` into the slot of an order to place a Tenant; `None` when there is none any more.
+    pub fn placed(&self, key: &TenantKey, report: Option<PlacedReport>) {
+        let report = report.map(PlacedReport::trimmed);
+        let mut slots = self.lock();
+        if slots.placed.get(key) == report.as_ref() {
+            return;
+        }
+        match report {
+            Some(report) => slots.placed.insert(key.clone(), report),
+            None => slots.placed.remove(key),
+        };
+        slots.changed.insert(SlotKey::Placed(key.clone()));
         drop(slots);
         self.changed.notify_one();
     }
@@ -206,35 +237,41 @@ impl ReportBoard {
     /// in it.
     pub fn resend(&self) {
         let mut slots = self.lock();
-        let tenants = slots.tenants.keys().cloned().map(SubjectKey::Tenant);
+        let tenants = slots.tenants.keys().cloned().map(SlotKey::Tenant);
         let deployments = slots.deployments.keys().cloned();
+        let placed = slots.placed.keys().cloned().map(SlotKey::Placed);
         slots.changed = tenants
-            .chain(deployments.map(SubjectKey::Deployment))
+            .chain(deployments.map(SlotKey::Deployment))
+            .chain(placed)
             .collect();
         slots.member_changed = true;
         drop(slots);
         self.changed.notify_one();
     }
 
-    /// Takes the changes of at most `limit` Tenants and deployments, in the order of their keys, beyond
+    /// Takes the changes of at most `limit` slots, in the order of their keys, beyond
     /// `after`. The member's comes with the last of them.
-    pub fn take(&self, after: Option<&SubjectKey>, limit: usize) -> Part {
+    pub fn take(&self, after: Option<&SlotKey>, limit: usize) -> Part {
         let mut slots = self.lock();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut beyond = slots.changed.range((start, Bound::Unbounded));
-        let keys: Vec<SubjectKey> = beyond.by_ref().take(limit).cloned().collect();
+        let keys: Vec<SlotKey> = beyond.by_ref().take(limit).cloned().collect();
         let last = beyond.next().is_none();
         let mut changes = Changes::default();
         for key in keys {
             slots.changed.remove(&key);
             match key {
-                SubjectKey::Tenant(key) => {
+                SlotKey::Tenant(key) => {
                     let report = slots.tenants.get(&key).cloned();
                     changes.tenants.insert(key, report);
                 }
-                SubjectKey::Deployment(key) => {
+                SlotKey::Deployment(key) => {
                     let report = slots.deployments.get(&key).cloned();
                     changes.deployments.insert(key, report);
+                }
+                SlotKey::Placed(key) => {
+                    let report = slots.placed.get(&key).cloned();
+                    changes.placed.insert(key, report);
                 }
             }
         }

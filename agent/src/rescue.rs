@@ -83,13 +83,17 @@ struct Kept {
     /// It had our finalizer. Put back without, it would be gone at once if it was deleted, and its release not.
     #[serde(default)]
     finalizer: bool,
+    /// It is placed on another member, which keeps what it has.
+    #[serde(default)]
+    placed: bool,
 }
 
 impl Kept {
     fn of(tenant: &Tenant, deleted: Deleted) -> Self {
         Self {
             deleted,
-            finalizer: has_our_finalizer(tenant),
+            finalizer: has_finalizer(tenant, names::TENANT_FINALIZER),
+            placed: has_finalizer(tenant, names::PLACED_FINALIZER),
             namespace: tenant.namespace().unwrap_or_default(),
             name: tenant.name_any(),
             uid: tenant.uid().unwrap_or_default(),
@@ -106,16 +110,20 @@ impl Kept {
         tenant.metadata.namespace = Some(self.namespace);
         tenant.metadata.labels = Some(self.labels);
         tenant.metadata.annotations = Some(annotations);
-        if self.finalizer {
-            tenant.metadata.finalizers = Some(vec![names::TENANT_FINALIZER.to_owned()]);
-        }
+        let finalizers = [
+            (self.finalizer, names::TENANT_FINALIZER),
+            (self.placed, names::PLACED_FINALIZER),
+        ];
+        let finalizers = finalizers.into_iter().filter(|(had, _)| *had);
+        let finalizers: Vec<String> = finalizers.map(|(_, name)| name.to_owned()).collect();
+        tenant.metadata.finalizers = (!finalizers.is_empty()).then_some(finalizers);
         tenant
     }
 }
 
-fn has_our_finalizer(tenant: &Tenant) -> bool {
+fn has_finalizer(tenant: &Tenant, name: &str) -> bool {
     let mut finalizers = tenant.finalizers().iter();
-    finalizers.any(|finalizer| finalizer == names::TENANT_FINALIZER)
+    finalizers.any(|finalizer| finalizer == name)
 }
 
 /// Whether a Tenant was deleted before its CRD; `None` while that is being carried out. Doubt removes
@@ -174,7 +182,9 @@ async fn keep_and_release_now(
         let finalizers: Vec<&String> = tenant
             .finalizers()
             .iter()
-            .filter(|finalizer| *finalizer != names::TENANT_FINALIZER)
+            .filter(|name| {
+                ![names::TENANT_FINALIZER, names::PLACED_FINALIZER].contains(&name.as_str())
+            })
             .collect();
         let api: Api<Tenant> =
             Api::namespaced(client.clone(), &tenant.namespace().unwrap_or_default());
@@ -202,6 +212,7 @@ fn add(kept: &mut Vec<Kept>, mut tenant: Kept) {
         if old.uid == tenant.uid {
             tenant.deleted = tenant.deleted.max(old.deleted);
             tenant.finalizer |= old.finalizer;
+            tenant.placed |= old.placed;
         }
     }
     kept.push(tenant);
@@ -417,6 +428,18 @@ mod tests {
         assert_eq!(back.annotations()[PREVIOUS_UID_ANNOTATION], "old");
         assert_eq!(back.metadata.deletion_timestamp, None);
         assert_eq!(back.metadata.finalizers, None);
+    }
+
+    #[test]
+    fn a_placed_tenant_is_put_back_as_a_placed_tenant() {
+        let mut placed = tenant(Some(100));
+        placed.metadata.finalizers = Some(vec![names::PLACED_FINALIZER.to_owned()]);
+        let on = (names::PLACED_ON_ANNOTATION.to_owned(), "edge-1".to_owned());
+        placed.annotations_mut().extend([on]);
+        let back = Kept::of(&placed, Deleted::No).into_tenant();
+        assert_eq!(crate::placement::placed_on(&back), Some("edge-1"));
+        assert_eq!(back.finalizers(), [names::PLACED_FINALIZER]);
+        assert_eq!(back.annotations()[PREVIOUS_UID_ANNOTATION], "old");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use krypton_crds::tenant::Tenant;
 use serde_json::{Map, Value};
 
 use crate::index::ReleaseKey;
+use crate::placement::placed_on;
 
 /// A Tenant and a deployment may have the same namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -136,7 +137,9 @@ impl Subject {
     /// Whether it is for this member.
     pub fn is_for(&self, cluster: &str, source_namespace: Option<&str>) -> bool {
         match self {
-            Self::Tenant(tenant) => tenant.is_for(cluster, source_namespace),
+            Self::Tenant(tenant) => {
+                placed_on(tenant).is_none() && tenant.is_for(cluster, source_namespace)
+            }
             Self::Deployment(_) => true,
         }
     }

@@ -61,12 +61,13 @@ impl<K: Ord + Clone + Serialize> AccountDigest<K> {
     }
 }
 
-/// The value of two accounts together, as a heartbeat says it.
-pub fn together(tenants: (u64, u128), deployments: (u64, u128)) -> (u64, u128) {
-    (
-        tenants.0 + deployments.0,
-        tenants.1.wrapping_add(deployments.1),
-    )
+/// The value of several accounts together, as a heartbeat says it.
+pub fn together<const N: usize>(accounts: [(u64, u128); N]) -> (u64, u128) {
+    accounts
+        .into_iter()
+        .fold((0, 0), |(count, sum), (more, part)| {
+            (count + more, sum.wrapping_add(part))
+        })
 }
 
 /// What one report adds to the digest. Both sides must have it trimmed.

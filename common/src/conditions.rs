@@ -59,6 +59,25 @@ pub mod reason {
     pub const VALUES_NOT_ALLOWED: &str = "ValuesNotAllowed";
     /// With the Tenant's own, the values are more than a member holds.
     pub const VALUES_TOO_LARGE: &str = "ValuesTooLarge";
+    // Of the condition `Placed`.
+    pub const PLACED: &str = "Placed";
+    /// A Tenant of that name that is not home's is there; it is mirrored, and left alone.
+    pub const ALREADY_THERE: &str = "AlreadyThere";
+    /// A Tenant that was placed for another object of home.
+    pub const BELONGS_TO_ANOTHER: &str = "BelongsToAnother";
+    pub const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
+    pub const FORBIDDEN: &str = "Forbidden";
+    pub const NOT_ADMITTED: &str = "NotAdmitted";
+    /// The write did not come through; it is tried again.
+    pub const NOT_WRITTEN: &str = "NotWritten";
+    /// It was placed elsewhere before.
+    pub const CLUSTER_REF_CHANGED: &str = "ClusterRefChanged";
+    /// The hub was told not to place Tenants any more.
+    pub const NOT_PLACING: &str = "NotPlacing";
+    /// The order is given, or will be.
+    pub const ORDERED: &str = "Ordered";
+    pub const TOO_MANY: &str = "TooMany";
+
     /// Written in the place of a reason that the apiserver would refuse.
     pub const UNSPECIFIED: &str = "Unspecified";
 
@@ -79,6 +98,9 @@ pub mod reason {
 
 /// Condition of an EdgeCluster, and of what names it: whether the cluster can be had (reference 2.1).
 pub const TARGET_RESOLVED: &str = "TargetClusterResolved";
+
+/// Condition of a Tenant at home that names another member: whether it is placed there.
+pub const PLACED: &str = "Placed";
 
 /// Longest message that we write, in bytes. The API's own limit is 32 KiB.
 pub const MESSAGE_MAX: usize = 1024;

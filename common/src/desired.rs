@@ -11,6 +11,7 @@ use crate::deployment::DesiredDeployment;
 use crate::drift::DriftPolicy;
 use crate::fingerprint;
 use crate::handling::Handling;
+use crate::placed::PlacedTenant;
 use crate::values::lay_over;
 
 /// The value that `install_crds` adds.
@@ -152,6 +153,9 @@ pub struct DesiredState {
     /// By namespace and name. What is not in it is left as it is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deployments: Vec<DesiredDeployment>,
+    /// By namespace and name. What is not in it is left as it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub placed: Vec<PlacedTenant>,
 }
 
 impl DesiredState {
@@ -188,6 +192,9 @@ impl DesiredState {
         }
         if !self.deployments.is_empty() {
             content["deployments"] = serde_json::json!(self.deployments);
+        }
+        if !self.placed.is_empty() {
+            content["placed"] = serde_json::json!(self.placed);
         }
         fingerprint::sha256_hex(content.to_string().as_bytes())
     }
@@ -279,6 +286,7 @@ mod tests {
             tenant_values: false,
             handling: Handling::default(),
             deployments: Vec::new(),
+            placed: Vec::new(),
         };
         // As an agent has it that knows nothing of drift.
         let before = serde_json::json!({ "chart": plain.chart, "paused": false });
@@ -347,7 +355,28 @@ mod tests {
             ..plain.clone()
         };
         assert_ne!(removes.digest(), ordered.digest());
+        assert!(recorded.get("placed").is_none(), "{recorded}");
+        let tenant = PlacedTenant {
+            name: "acme".to_owned(),
+            uid: "uid-1".to_owned(),
+            ..PlacedTenant::default()
+        };
+        let places = DesiredState {
+            placed: vec![tenant.clone()],
+            ..plain.clone()
+        };
+        assert_ne!(places.digest(), plain.digest());
+        let takes_back = DesiredState {
+            placed: vec![PlacedTenant {
+                remove: true,
+                ..tenant
+            }],
+            ..plain.clone()
+        };
+        assert_ne!(takes_back.digest(), places.digest());
         for state in [
+            places,
+            takes_back,
             plain,
             heals,
             replaces,
@@ -403,6 +432,7 @@ mod tests {
             handling: Handling::default(),
             tenant_values: false,
             deployments: Vec::new(),
+            placed: Vec::new(),
         };
         assert_eq!(*desired.chart_with(Some(&own)), chart());
         desired.tenant_values = true;

@@ -14,7 +14,8 @@ pub const UNINSTALL_FINALIZER: &str = "mesh.openkcm.io/uninstall";
 pub const DELETING_ANNOTATION: &str = "mesh.openkcm.io/deleting";
 /// Annotation, `"true"` stops all writes for a Tenant or an EdgeCluster.
 pub const PAUSED_ANNOTATION: &str = "mesh.openkcm.io/paused";
-/// Annotation by which a person hands a release to a Tenant or KryptonDeployment that did not make it.
+/// Annotation by which a person hands a release to a Tenant or KryptonDeployment that did not make it, or
+/// what is placed to a Tenant of home.
 pub const ADOPT_ANNOTATION: &str = "mesh.openkcm.io/adopt";
 /// Annotation on a Tenant, a `DriftMode` for its release in the place of the fleet's; on an object of a
 /// release, `off` leaves it alone.
@@ -28,6 +29,12 @@ pub const ORPHAN_ANNOTATION: &str = "mesh.openkcm.io/orphan";
 /// Label on what the hub has placed on a member, with the value [`MANAGED_BY_HUB`].
 pub const MANAGED_BY_LABEL: &str = "mesh.openkcm.io/managed-by";
 pub const MANAGED_BY_HUB: &str = "krypton-hub";
+/// Annotation on such a Tenant: the UID of the one at home that it was made for.
+pub const HOME_UID_ANNOTATION: &str = "mesh.openkcm.io/home-uid";
+/// Finalizer on a Tenant of home that is placed on a member: that goes first.
+pub const PLACED_FINALIZER: &str = "mesh.openkcm.io/placed";
+/// Annotation on such a Tenant, written with the finalizer: the member.
+pub const PLACED_ON_ANNOTATION: &str = "mesh.openkcm.io/placed-on";
 /// Default of the label that makes a Secret a member; its value must be `"true"`.
 pub const DISCOVERY_LABEL: &str = "sigs.k8s.io/multicluster-runtime-kubeconfig";
 /// Default of the key under which such a Secret holds its kubeconfig.

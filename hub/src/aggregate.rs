@@ -5,6 +5,8 @@ mod decision;
 mod form;
 mod keep;
 mod listing;
+mod placement;
+mod placing;
 mod reports;
 
 pub use decision::Rules;

@@ -1,7 +1,7 @@
 //! The hub's part of what a test can fail: see [`krypton_agent::failpoint`].
 
 /// The effects of the hub beside those of the reconciler, which it runs, each at one place in this crate.
-pub const EFFECTS: [&str; 24] = [
+pub const EFFECTS: [&str; 26] = [
     "authority.create",
     "authority.step",
     "chart-pin.create",
@@ -22,6 +22,8 @@ pub const EFFECTS: [&str; 24] = [
     "join-token.redeem",
     "join-token.sweep",
     "notice.write",
+    "placement.begin",
+    "placement.end",
     "register.create",
     "register.replace",
     "values-salt.create",

@@ -100,6 +100,8 @@ pub struct Fleet {
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
     pub tenant_values: bool,
+    /// Whether Tenants of home are placed on members.
+    pub place_tenants: bool,
     /// Of members, over the fleet's.
     pub overlaying: Overlaying,
     pub handling: Handling,
@@ -149,6 +151,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut retirements = Retirements::default();
     let mut readings: JoinSet<Reading> = JoinSet::new();
     let mut orders = fleet.shared.voices.deployments().orders();
+    let mut placements = fleet.shared.voices.placements().orders();
     let mut led = false;
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_next) = (true, Boot::default());
@@ -248,6 +251,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let given = fleet.given.borrow_and_update().clone();
             // Until home's objects are known nobody is given anything (design §3, rule 1).
             let ordered = orders.borrow_and_update().clone();
+            let placed = placements.borrow_and_update().clone();
+            let placed = placed.or_else(|| (!fleet.place_tenants).then(BTreeMap::new));
             fleet.overlaying.ask(known.objects.values());
             let held = fleet.overlaying.readings.borrow_and_update().clone();
             let claims = claims(&known, wanted, &membership, &fleet.found);
@@ -298,10 +303,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let next = order.and_then(|order| {
                     let before = entry.slot.borrow();
                     let deployments = ordered.as_ref()?.get(name);
+                    let placed_there = placed.as_ref()?.get(name);
                     let dealt = Dealt {
                         chart: chart.chart.as_deref()?,
                         own: chart.own,
                         deployments: deployments.map_or(&[], |orders| orders),
+                        placed: placed_there.map_or(&[], |orders| orders),
                     };
                     dealer.next(before.as_ref(), given.epoch, &dealt, order, now)
                 });
@@ -464,6 +471,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             changed = fleet.overlaying.readings.changed() => { if changed.is_err() { break } look = true; }
             // They are given by somebody who may have ended, and stand.
             Ok(()) = orders.changed() => look = true,
+            Ok(()) = placements.changed() => look = true,
             changed = fleet.lead.changed() => { if changed.is_err() { break } look = true; }
             () = fleet.found.changed.notified() => look = true,
             () = fleet.shared.facts.changed.notified() => {}
@@ -738,7 +746,9 @@ fn targets(known: &EdgeClusters) -> Targets {
     let objects = known.objects.iter();
     objects
         .map(|(name, object)| {
+            let source = object.spec.source_ref.as_ref();
             let target = Target {
+                source_namespace: source.and_then(|source| source.namespace.clone()),
                 allowed: allowed(object),
                 resolved: find(conditions(object), TARGET_RESOLVED),
             };

@@ -352,6 +352,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         client.clone(),
         Arc::clone(&reports),
         rules,
+        settings
+            .place_tenants
+            .then(|| Arc::clone(voices.placements())),
+        shared.instance.clone(),
         lead.clone(),
         home_stop.clone(),
     ));
@@ -409,6 +413,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             drift: settings.drift,
             chart_crds: settings.chart_crds,
             tenant_values: settings.tenant_values,
+            place_tenants: settings.place_tenants,
             overlaying,
             handling: settings.handling,
             lead,

@@ -9,6 +9,7 @@
 pub mod aggregate;
 pub mod authority;
 pub mod bucket;
+pub mod carried;
 pub mod chart_credentials;
 pub mod chart_pin;
 pub mod chart_values;
@@ -34,6 +35,7 @@ pub mod listener;
 pub mod members;
 pub mod metrics;
 pub mod notices;
+pub mod placements;
 pub mod proxy;
 pub mod rotation;
 pub mod session;

@@ -11,6 +11,7 @@ use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
+use krypton_common::placed::PlacedTenant;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -296,6 +297,8 @@ pub struct Dealt<'a> {
     pub own: bool,
     /// What home orders of this member; then it is its alone, too.
     pub deployments: &'a [DesiredDeployment],
+    /// As deployments: Tenants of home that are placed there.
+    pub placed: &'a [PlacedTenant],
 }
 
 impl Dealer {
@@ -327,8 +330,9 @@ impl Dealer {
             chart,
             own,
             deployments,
+            placed,
         } = *chart;
-        let own = own || !deployments.is_empty();
+        let own = own || !deployments.is_empty() || !placed.is_empty();
         let as_wanted = |slot: &Slot| {
             slot.desired.version.epoch == epoch
                 && (slot.desired.paused, slot.desired.retire) == (order.paused, order.retire)
@@ -338,6 +342,7 @@ impl Dealer {
                 && slot.desired.handling == self.handling
                 && slot.desired.chart == *chart
                 && slot.desired.deployments == deployments
+                && slot.desired.placed == placed
         };
         if before.is_some_and(as_wanted) {
             return None;
@@ -365,6 +370,7 @@ impl Dealer {
             tenant_values: self.tenant_values,
             handling: self.handling,
             deployments: deployments.to_vec(),
+            placed: placed.to_vec(),
         };
         let slot = Slot {
             message: Arc::new((&desired).into()),
@@ -400,6 +406,7 @@ mod tests {
             chart,
             own: false,
             deployments: &[],
+            placed: &[],
         }
     }
 
@@ -413,6 +420,7 @@ mod tests {
             chart: &alone,
             own: true,
             deployments: &[],
+            placed: &[],
         };
         let mine = dealer.next(Some(&first), 1, &own, order, now).unwrap();
         assert!(mine.desired.version > first.desired.version);

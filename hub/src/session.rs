@@ -32,6 +32,7 @@ use crate::found::Found;
 use crate::members::{Admission, MESSAGE, Member, Members, NotFound, Slot};
 use crate::metrics::{Message, SessionMetrics};
 use crate::notices::{Notice, Notices};
+use crate::placements::PLACED_MAX;
 use crate::voices::{AgentFacts, SILENCE, VoiceId, Voices};
 
 /// The first message must come within this time.
@@ -421,7 +422,7 @@ impl Live<'_> {
         self.count("agent", kind(&message));
         match message.kind {
             Some(Said::Report(report)) => {
-                if report.tenants.len() + report.deployments.len() > REPORTS_PER_MESSAGE {
+                if slots(&report) > REPORTS_PER_MESSAGE {
                     return Err(broken(WireError::Unexpected(
                         "so many Tenants or deployments in one report",
                     )));
@@ -438,15 +439,21 @@ impl Live<'_> {
                     let (key, said) = deployment.read().map_err(broken)?;
                     deployments.insert(key, said);
                 }
+                let mut placed = BTreeMap::new();
+                for said in report.placed {
+                    let (key, said) = said.read().map_err(broken)?;
+                    placed.insert(key, said);
+                }
                 let changes = Changes {
                     member: report.member.map(MemberReport::from),
                     tenants,
                     deployments,
+                    placed,
                 };
                 let kept = voices.say(self.name, self.id, changes, report.complete, Boot::now());
                 if !kept {
                     return Err(Status::resource_exhausted(format!(
-                        "more than {TENANTS_MAX} Tenants or {DEPLOYMENTS_MAX} deployments on one member"
+                        "more than {TENANTS_MAX} Tenants, {DEPLOYMENTS_MAX} deployments or {PLACED_MAX} placed Tenants on one member"
                     )));
                 }
             }
@@ -492,12 +499,14 @@ fn renewal_within(sessions: u64) -> Duration {
 /// session, and is not to be paid for by others of the member.
 fn size(message: &AgentMessage) -> u64 {
     let reports = match &message.kind {
-        Some(Said::Report(report)) => {
-            (report.tenants.len() + report.deployments.len()).min(REPORTS_PER_MESSAGE)
-        }
+        Some(Said::Report(report)) => slots(report).min(REPORTS_PER_MESSAGE),
         _ => 0,
     };
     MESSAGE + reports as u64
+}
+
+fn slots(report: &v1::Report) -> usize {
+    report.tenants.len() + report.deployments.len() + report.placed.len()
 }
 
 fn kind(message: &AgentMessage) -> &'static str {

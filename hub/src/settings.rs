@@ -50,6 +50,8 @@ pub struct Settings {
     pub chart_values_from: Vec<Source>,
     /// Whether values of single Tenants count.
     pub tenant_values: bool,
+    /// Whether Tenants of home that name another member are placed there.
+    pub place_tenants: bool,
     pub allow_chart_skip: bool,
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,

@@ -24,6 +24,7 @@ use crate::aggregate::{Changed, Hearing, Reports};
 use crate::deployments::Deployments;
 use crate::expiry::Validity;
 use crate::facts::{Facts, FactsBoard, reason};
+use crate::placements::Placements;
 
 /// Prefix of an agent's name in the Lease; a hub's is `hub/`.
 pub const AGENT_HOLDER: &str = "agent/";
@@ -113,6 +114,7 @@ pub struct Voices {
     due_changed: Notify,
     reports: Arc<Reports>,
     deployments: Arc<Deployments>,
+    placements: Arc<Placements>,
     facts: Arc<FactsBoard>,
     /// The latest epoch that a member has seen and we have not given: home was restored.
     ahead: watch::Sender<u64>,
@@ -139,6 +141,7 @@ impl Voices {
             due_changed: Notify::new(),
             reports,
             deployments: Arc::default(),
+            placements: Arc::default(),
             facts,
             ahead,
             epoch: AtomicU64::new(0),
@@ -153,6 +156,11 @@ impl Voices {
     /// What the members do of KryptonDeployments.
     pub fn deployments(&self) -> &Arc<Deployments> {
         &self.deployments
+    }
+
+    /// What the members do of placed Tenants.
+    pub fn placements(&self) -> &Arc<Placements> {
+        &self.placements
     }
 
     /// Whether the member has an agent, to follow.
@@ -198,6 +206,7 @@ impl Voices {
             members.remove(member);
             self.reports.forget(member);
             self.deployments.forget(member);
+            self.placements.forget(member);
         }
     }
 
@@ -251,7 +260,7 @@ impl Voices {
         now: Boot,
     ) -> bool {
         let tenants = Changed::new(changes.tenants);
-        let deployments = changes.deployments;
+        let (deployments, placed) = (changes.deployments, changes.placed);
         self.with(member, |this, found| {
             let Some(voice) = found.voices.get_mut(&id) else {
                 return true;
@@ -271,8 +280,10 @@ impl Voices {
                 this.settle(member, found, now);
                 if found.speaker != Some(id) {
                     if let Some(voice) = found.voices.get_mut(&id) {
-                        voice.missed |=
-                            !tenants.is_empty() || !deployments.is_empty() || complete.is_some();
+                        voice.missed |= !tenants.is_empty()
+                            || !deployments.is_empty()
+                            || !placed.is_empty()
+                            || complete.is_some();
                     }
                     return true;
                 }
@@ -289,6 +300,10 @@ impl Voices {
                 this.facts.touch(member);
             }
             kept &= this.deployments.report(member, deployments);
+            // Whether a Tenant is placed is part of its status.
+            let keys = placed.keys().cloned().collect();
+            kept &= this.placements.report(member, placed);
+            this.reports.touch(keys);
             this.settle(member, found, now);
             kept
         })
@@ -310,12 +325,17 @@ impl Voices {
                 return;
             };
             let patient = voice.asked.is_some_and(|at| now.since(at) < ASK_EVERY);
-            let ours = together(ours, this.deployments.digest(member));
+            let ours = together([
+                ours,
+                this.deployments.digest(member),
+                this.placements.digest(member),
+            ]);
             if ours != theirs && !patient {
                 tracing::warn!(member, said = theirs.0, held = ours.0,
                     "what is held of the member is not what its agent has said; asking for all of it");
                 this.reports.begin(member, now);
                 this.deployments.begin(member);
+                this.placements.begin(member);
                 ask(voice, now);
             }
         });
@@ -392,6 +412,7 @@ impl Voices {
                 tracing::debug!(member = name, ?speaker, "speaks for the member");
                 self.reports.begin(name, now);
                 self.deployments.begin(name);
+                self.placements.begin(name);
                 if voice.missed {
                     ask(voice, now);
                 }
@@ -451,6 +472,7 @@ impl Voices {
         });
         if whole {
             self.deployments.whole(name);
+            self.placements.whole(name);
         }
     }
 

@@ -148,6 +148,7 @@ impl Home {
                     chart: &chart(version),
                     own: false,
                     deployments: &[],
+                    placed: &[],
                 },
                 Order::default(),
                 Boot::now(),
@@ -617,6 +618,7 @@ async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_re
     stream
         .say(Said::Report(Report {
             deployments: Vec::new(),
+            placed: Vec::new(),
             tenants: vec![Tenant {
                 namespace: "edge-1".to_owned(),
                 name: "edge-1".to_owned(),
@@ -684,6 +686,7 @@ async fn messages_that_break_the_protocol_end_their_session_and_no_other() {
     });
     let nameless = Said::Report(Report {
         deployments: Vec::new(),
+        placed: Vec::new(),
         tenants: vec![Tenant {
             namespace: String::new(),
             name: "t".to_owned(),
@@ -924,6 +927,7 @@ fn flood(from: u32, generation: i64) -> Said {
     let keys = (from..from + REPORTS_PER_MESSAGE as u32).map(tenant);
     Said::Report(Report {
         deployments: Vec::new(),
+        placed: Vec::new(),
         tenants: keys
             .map(|key| Tenant::new(&key, Some(&installed(generation))))
             .collect(),
@@ -951,6 +955,7 @@ async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_other
     // Who only observes is listened to as well when it is alone.
     loud.say(Said::Report(Report {
         deployments: Vec::new(),
+        placed: Vec::new(),
         member: Some((&holds_the_lease()).into()),
         complete: Some(0),
         tenants: Vec::new(),
@@ -1011,6 +1016,7 @@ async fn who_floods_and_goes_has_gone_at_once_whatever_it_has_left_behind() {
     let small = |generation| {
         Said::Report(Report {
             deployments: Vec::new(),
+            placed: Vec::new(),
             tenants: vec![Tenant::new(&tenant(0), Some(&installed(generation)))],
             ..Report::default()
         })

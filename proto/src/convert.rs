@@ -7,7 +7,8 @@ use krypton_common::desired::{ChartState, Confidential, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::{Handling, WaitPolicy};
 use krypton_common::member::MemberReport;
-use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
+use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain};
+use krypton_common::placed::{PlacedReport, PlacedSpec, PlacedTenant};
 use krypton_common::root_digest::{ROOTS_MAX, RootDigest};
 use krypton_common::tenant::{TenantKey, TenantReport};
 use thiserror::Error;
@@ -83,6 +84,7 @@ impl From<&DesiredState> for v1::Desired {
             tenant_values,
             handling,
             deployments,
+            placed,
         } = desired;
         let Handling {
             wait,
@@ -124,6 +126,7 @@ impl From<&DesiredState> for v1::Desired {
             },
             delete_cert_manager_crds: *delete_cert_manager_crds,
             deployments: deployments.iter().map(Into::into).collect(),
+            placed: placed.iter().map(Into::into).collect(),
         }
     }
 }
@@ -208,6 +211,80 @@ impl TryFrom<v1::DeploymentOrder> for DesiredDeployment {
     }
 }
 
+impl From<&PlacedTenant> for v1::PlacedOrder {
+    fn from(order: &PlacedTenant) -> Self {
+        let PlacedTenant {
+            namespace,
+            name,
+            uid,
+            generation,
+            spec: PlacedSpec { workspace, values },
+            remove,
+            adopt,
+            paused,
+            requested,
+            former_uid,
+        } = order.clone();
+        let values = values.map(|values| serde_json::Value::Object(values).to_string().into());
+        Self {
+            namespace,
+            name,
+            uid,
+            generation,
+            workspace,
+            values,
+            remove,
+            adopt,
+            paused,
+            requested,
+            former_uid,
+        }
+    }
+}
+
+impl TryFrom<v1::PlacedOrder> for PlacedTenant {
+    type Error = WireError;
+
+    fn try_from(order: v1::PlacedOrder) -> Result<Self, WireError> {
+        let v1::PlacedOrder {
+            namespace,
+            name,
+            uid,
+            generation,
+            workspace,
+            values,
+            remove,
+            adopt,
+            paused,
+            requested,
+            former_uid,
+        } = order;
+        if !is_dns_label(&namespace) {
+            return Err(WireError::Name("a placed Tenant's namespace"));
+        }
+        if !is_dns_subdomain(&name) {
+            return Err(WireError::Name("a placed Tenant's name"));
+        }
+        if uid.is_empty() || uid.len() > LABEL_MAX {
+            return Err(WireError::Name("a placed Tenant's UID"));
+        }
+        let read = |values: prost::bytes::Bytes| serde_json::from_slice(&values);
+        let values = values.map(read).transpose().map_err(WireError::Values)?;
+        Ok(Self {
+            namespace,
+            name,
+            uid,
+            generation,
+            spec: PlacedSpec { workspace, values },
+            remove,
+            adopt,
+            paused,
+            requested,
+            former_uid,
+        })
+    }
+}
+
 impl TryFrom<v1::Desired> for DesiredState {
     type Error = WireError;
 
@@ -224,6 +301,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             wait,
             delete_cert_manager_crds,
             deployments,
+            placed,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
@@ -268,6 +346,10 @@ impl TryFrom<v1::Desired> for DesiredState {
             deployments: deployments
                 .into_iter()
                 .map(DesiredDeployment::try_from)
+                .collect::<Result<_, _>>()?,
+            placed: placed
+                .into_iter()
+                .map(PlacedTenant::try_from)
                 .collect::<Result<_, _>>()?,
         };
         // A field that we do not know would change the digest: what is half understood is not acted on.
@@ -476,6 +558,51 @@ impl v1::Deployment {
     }
 }
 
+impl v1::Placed {
+    pub fn new(key: &TenantKey, report: Option<&PlacedReport>) -> Self {
+        Self {
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            state: report.map(|report| v1::PlacedState {
+                uid: report.uid.clone(),
+                observed_generation: report.observed_generation,
+                gone: report.gone,
+                placed: Some((&report.state).into()),
+            }),
+        }
+    }
+
+    /// The order that is meant, and what is said of it.
+    pub fn read(self) -> Result<(TenantKey, Option<PlacedReport>), WireError> {
+        if self.namespace.is_empty() || self.namespace.len() > LABEL_MAX {
+            return Err(WireError::Name("a placed Tenant's namespace"));
+        }
+        if self.name.is_empty() || self.name.len() > SUBDOMAIN_MAX {
+            return Err(WireError::Name("a placed Tenant's name"));
+        }
+        let key = TenantKey {
+            namespace: self.namespace,
+            name: self.name,
+        };
+        let Some(said) = self.state else {
+            return Ok((key, None));
+        };
+        if said.uid.len() > LABEL_MAX {
+            return Err(WireError::Name("a placed Tenant's UID"));
+        }
+        let report = PlacedReport {
+            uid: said.uid,
+            observed_generation: said.observed_generation,
+            gone: said.gone,
+            state: said
+                .placed
+                .ok_or(WireError::Missing("whether a Tenant is placed"))?
+                .into(),
+        };
+        Ok((key, Some(report.trimmed())))
+    }
+}
+
 impl From<&State> for v1::Condition {
     fn from(state: &State) -> Self {
         let truth = match state.truth {
@@ -563,7 +690,49 @@ mod tests {
                 }),
                 annotations: [("a".to_owned(), "b".to_owned())].into(),
             }],
+            placed: vec![PlacedTenant {
+                namespace: "tenants".to_owned(),
+                name: "acme".to_owned(),
+                uid: "uid-2".to_owned(),
+                generation: 5,
+                spec: PlacedSpec {
+                    workspace: Some("acme-ws".to_owned()),
+                    values: serde_json::from_str(r#"{"a":[1,null]}"#).unwrap(),
+                },
+                remove: true,
+                adopt: true,
+                paused: true,
+                requested: Some("now".to_owned()),
+                former_uid: Some("uid-0".to_owned()),
+            }],
         }
+    }
+
+    #[test]
+    fn an_agent_that_does_not_know_placed_tenants_or_a_part_of_an_order_does_nothing_at_all() {
+        let wire = v1::Desired::from(&desired());
+        let half = |change: fn(&mut v1::Desired)| {
+            let mut half = wire.clone();
+            change(&mut half);
+            DesiredState::try_from(half)
+        };
+        for change in [
+            (|desired| desired.placed.clear()) as fn(&mut v1::Desired),
+            |desired| desired.placed[0].remove = false,
+            |desired| desired.placed[0].adopt = false,
+            |desired| desired.placed[0].values = None,
+        ] {
+            assert!(matches!(half(change), Err(WireError::Digest)));
+        }
+        for change in [
+            (|desired| desired.placed[0].uid.clear()) as fn(&mut v1::Desired),
+            |desired| desired.placed[0].namespace = "../a".to_owned(),
+            |desired| desired.placed[0].name.clear(),
+        ] {
+            assert!(matches!(half(change), Err(WireError::Name(_))));
+        }
+        let rubbish = half(|desired| desired.placed[0].values = Some("[]".into()));
+        assert!(matches!(rubbish, Err(WireError::Values(_))));
     }
 
     #[test]
@@ -754,6 +923,18 @@ mod tests {
                 state: ClusterState { ready, progress: None, error },
             };
             let (read_key, read) = v1::Deployment::new(&key, Some(&report)).read().unwrap();
+            prop_assert_eq!(read_key, key);
+            prop_assert_eq!(read, Some(report));
+        }
+
+        #[test]
+        fn a_report_of_a_placed_tenant_arrives_as_it_was_sent(
+            observed_generation: i64, gone: bool, state in state(),
+        ) {
+            let key = TenantKey { namespace: "n".to_owned(), name: "t".to_owned() };
+            let uid = "uid-1".to_owned();
+            let report = PlacedReport { uid, observed_generation, gone, state };
+            let (read_key, read) = v1::Placed::new(&key, Some(&report)).read().unwrap();
             prop_assert_eq!(read_key, key);
             prop_assert_eq!(read, Some(report));
         }

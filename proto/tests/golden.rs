@@ -22,11 +22,12 @@ use krypton_common::conditions::Truth as Word;
 use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState, Version as DomainVersion};
 use krypton_common::drift::{DriftMode, DriftPolicy};
+use krypton_common::placed::{PlacedSpec, PlacedTenant};
 use krypton_proto::WireError;
 use krypton_proto::v1::{
     AgentMessage, Applied, Chart, Condition, Deployment, DeploymentState, Desired, Drain,
-    Heartbeat, Hello, HubMessage, Member, Report, Resync, Tenant, TenantState, Truth, Version,
-    Welcome, agent_message::Kind as Said, hub_message::Kind as Say,
+    Heartbeat, Hello, HubMessage, Member, Placed, PlacedState, Report, Resync, Tenant, TenantState,
+    Truth, Version, Welcome, agent_message::Kind as Said, hub_message::Kind as Say,
 };
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
@@ -165,6 +166,7 @@ fn agent_says() -> Vec<Said> {
             member: Some(member()),
             complete: Some(0),
             deployments: Vec::new(),
+            placed: Vec::new(),
         }),
         Said::Applied(applied()),
         Said::Report(Report {
@@ -172,6 +174,7 @@ fn agent_says() -> Vec<Said> {
             member: None,
             complete: None,
             deployments: Vec::new(),
+            placed: Vec::new(),
         }),
         Said::Heartbeat(Heartbeat {
             tenants: 1,
@@ -206,6 +209,7 @@ fn desired_state() -> DesiredState {
         tenant_values: false,
         handling: krypton_common::handling::Handling::default(),
         deployments: Vec::new(),
+        placed: Vec::new(),
     }
 }
 
@@ -259,6 +263,7 @@ fn orders_of_deployments_and_what_is_said_of_them_are_read_as_they_were_meant() 
             ],
             member: None,
             complete: None,
+            placed: Vec::new(),
         })
     };
     let now = [agent_message(report())];
@@ -270,6 +275,69 @@ fn orders_of_deployments_and_what_is_said_of_them_are_read_as_they_were_meant() 
     match heard[0].kind.clone() {
         Some(Say::Desired(desired)) => {
             assert_eq!(DesiredState::try_from(desired).unwrap(), orders());
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn placements() -> DesiredState {
+    let order = |name: &str, remove: bool| PlacedTenant {
+        namespace: "tenants".to_owned(),
+        name: name.to_owned(),
+        uid: format!("uid-of-{name}"),
+        generation: 2,
+        spec: PlacedSpec {
+            workspace: (!remove).then(|| "acme-ws".to_owned()),
+            values: (!remove).then(|| chart().values),
+        },
+        remove,
+        adopt: !remove,
+        paused: remove,
+        requested: remove.then(|| "2027-01-15".to_owned()),
+        former_uid: (!remove).then(|| "uid-before".to_owned()),
+    };
+    DesiredState {
+        placed: vec![order("acme", false), order("beta", true)],
+        ..desired_state()
+    }
+}
+
+/// Added to the protocol: Tenants of home are placed on members.
+#[test]
+fn orders_of_placed_tenants_and_what_is_said_of_them_are_read_as_they_were_meant() {
+    let placed = |state| Placed {
+        namespace: "tenants".to_owned(),
+        name: "acme".to_owned(),
+        state,
+    };
+    let report = || {
+        let said = PlacedState {
+            uid: "uid-of-acme".to_owned(),
+            observed_generation: 2,
+            gone: true,
+            placed: Some(Condition {
+                truth: Truth::False.into(),
+                reason: "AlreadyThere".to_owned(),
+                message: "it is somebody's".to_owned(),
+            }),
+        };
+        Said::Report(Report {
+            tenants: vec![tenant(Truth::True.into())],
+            deployments: Vec::new(),
+            placed: vec![placed(Some(said)), placed(None)],
+            member: None,
+            complete: None,
+        })
+    };
+    let now = [agent_message(report())];
+    let heard: Vec<AgentMessage> = read(&recorded("agent-placed.stream", &stream(&now)));
+    assert_eq!(heard[0].kind, Some(report()));
+
+    let now = [hub_message(Say::Desired((&placements()).into()))];
+    let heard: Vec<HubMessage> = read(&recorded("hub-placed.stream", &stream(&now)));
+    match heard[0].kind.clone() {
+        Some(Say::Desired(desired)) => {
+            assert_eq!(DesiredState::try_from(desired).unwrap(), placements());
         }
         other => panic!("{other:?}"),
     }
@@ -373,6 +441,7 @@ fn what_an_agent_of_the_next_version_adds_is_passed_over() {
             member: Some(member()),
             complete: Some(0),
             deployments: Vec::new(),
+            placed: Vec::new(),
         })),
         None,
         Some(Said::Applied(applied())),

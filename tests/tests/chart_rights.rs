@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Result, bail};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::clock::wall;
 use krypton_common::names;
@@ -37,7 +37,8 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
 /// Drift is looked for often, and there are values of the fleet in objects of home.
-const MORE: [&str; 2] = [
+const MORE: [&str; 3] = [
+    "--set=placeTenants=true",
     "--set=extraArgs={--drift=heal,--drift-interval=2s}",
     "--set=chart.valuesFrom={configmap/fleet,secret/fleet?}",
 ];
@@ -182,6 +183,42 @@ async fn rescued(cluster: &Cluster, desk: &Desk, tenant: &str) {
     going.is_deleted_again().await.unwrap();
     going.let_go().await.unwrap();
     assert_eq!(desk.releases().await.unwrap(), releases);
+}
+
+/// A Tenant that home places in a namespace that the edge has not: made, written, deleted; then another one
+/// that is let go.
+async fn placed(home: &Desk, edge: &Desk) {
+    let words = json!({"metadata": {"name": "team"}});
+    let namespaces: Api<Namespace> = Api::all(home.client.clone());
+    let team = serde_json::from_value(words).unwrap();
+    let params = PostParams::default();
+    namespaces.create(&params, &team).await.unwrap();
+    let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "sent-ws"});
+    let there = [ALL_READY, ("Placed", "True", "Placed")];
+    home.create("team", "sent", spec.clone()).await.unwrap();
+    home.shows("team", "sent", &there).await.unwrap();
+    let requested = names::RECONCILE_REQUESTED_ANNOTATION;
+    home.annotate("team", "sent", requested, "now")
+        .await
+        .unwrap();
+    eventually("the wish to be passed on", PATIENCE, async || {
+        let found = edge.tenants("team").get("sent").await?;
+        Ok(found.annotations().get(requested).cloned())
+    })
+    .await
+    .unwrap();
+    home.delete("team", "sent").await.unwrap();
+    home.gone("team", "sent").await.unwrap();
+    let left = edge.tenants("team").get_opt("sent").await.unwrap();
+    assert_eq!(left, None);
+
+    home.create("team", "kept", spec).await.unwrap();
+    home.shows("team", "kept", &there).await.unwrap();
+    let orphan = names::ORPHAN_ANNOTATION;
+    home.annotate("team", "kept", orphan, "true").await.unwrap();
+    home.delete("team", "kept").await.unwrap();
+    home.gone("team", "kept").await.unwrap();
+    home.told("team", "kept", "Orphaned").await.unwrap();
 }
 
 async fn pause(home: &Desk, paused: bool) {
@@ -394,6 +431,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
         .await
         .unwrap();
 
+    placed(&desk, &at_edge).await;
     repaired(&edge, &at_edge, "beta").await;
     healed(&edge, "beta").await;
     rescued(&edge, &at_edge, "beta").await;

@@ -204,6 +204,7 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
         "chart-resolve-interval=1h",
         "chart-values-from=secret/fleet-values?",
         "delete-cert-manager-crds=true",
+        "place-tenants=true",
         "drift=heal",
         "drift-interval=1s",
         "ensure-watch-crds=true",
@@ -225,6 +226,8 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
         .await?;
     if every {
         walk.through("what is found broken", place.repair()).await?;
+        walk.through("a Tenant that home places", place.placed())
+            .await?;
         walk.through("an upgrade that fails", place.failed())
             .await?;
         walk.through("installations that fail", place.refused())
@@ -452,6 +455,31 @@ impl Place {
         self.values.write(&said("third"))?;
         self.says("mended", "third").await?;
         self.whole("mended").await
+    }
+
+    /// In a namespace that is not there.
+    async fn placed(&self) -> Result<()> {
+        self.cluster
+            .kubectl(["create", "namespace", "team"])
+            .await?;
+        let spec = json!({"clusterRef": {"secretName": EDGE}});
+        self.home.create("team", "sent", spec).await?;
+        let shown = [ALL_READY, ("Placed", "True", "Placed")];
+        self.home.shows("team", "sent", &shown).await?;
+        let requested = names::RECONCILE_REQUESTED_ANNOTATION;
+        self.home.annotate("team", "sent", requested, "now").await?;
+        let tenants = self.edge.tenants("team");
+        eventually("the wish to be passed on", PATIENCE, async || {
+            let found = tenants.get("sent").await?;
+            let passed = found.annotations().get(requested).cloned();
+            Ok((passed.as_deref() == Some("now")).then_some(()))
+        })
+        .await?;
+        self.home.delete("team", "sent").await?;
+        self.home.gone("team", "sent").await?;
+        let left = tenants.get_opt("sent").await?;
+        ensure!(left.is_none(), "{left:?}");
+        Ok(())
     }
 
     /// What it has made, and the next has not, is removed.

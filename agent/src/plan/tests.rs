@@ -85,6 +85,7 @@ fn world() -> World {
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
             deployments: Vec::new(),
+            placed: Vec::new(),
         },
         now: Boot(Duration::from_secs(10_000)),
         policy: Policy {

@@ -792,7 +792,7 @@ impl Performer {
         }
     }
 
-    fn still_permitted(&self) -> Result<(), Fault> {
+    pub(super) fn still_permitted(&self) -> Result<(), Fault> {
         let permitted = self.stop.is_open() && self.hold.borrow().may_start(Boot::now());
         if permitted { Ok(()) } else { Err(Fault::Stale) }
     }
@@ -887,6 +887,7 @@ mod tests {
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
             deployments,
+            placed: Vec::new(),
         }
     }
 

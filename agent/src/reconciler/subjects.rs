@@ -41,6 +41,9 @@ impl Reconciler {
         if known.is_none_or(|known| !Arc::ptr_eq(known, &desired)) {
             let dirty = self.index.ordered(&desired.deployments);
             self.dirty.extend(dirty);
+            for left in self.placings.ordered(&desired.placed) {
+                self.board.placed(&left, None);
+            }
             self.ordered = Some(desired);
         }
     }
@@ -344,7 +347,8 @@ impl Reconciler {
             self.dirty.extend(dirty);
         }
         if let Some(meta) = done.workspace {
-            let dirty = self.index.workspace_event(Event::Apply(meta));
+            let (namespaces, dirty) = self.index.workspace_event(Event::Apply(meta));
+            self.placings.touch_namespaces(&namespaces);
             self.dirty.extend(dirty);
         }
         // Of a revision that was deployed, and read by nobody.

@@ -3,11 +3,13 @@
 use krypton_common::account::{AccountDigest, together};
 use krypton_common::deployment::DeploymentKey;
 use krypton_common::desired::Version;
+use krypton_common::tenant::TenantKey;
 use krypton_proto::REPORTS_PER_MESSAGE;
-use krypton_proto::v1::{Applied, Deployment, Heartbeat, Report, Tenant, Trusts, agent_message};
+use krypton_proto::v1::{
+    Applied, Deployment, Heartbeat, Placed, Report, Tenant, Trusts, agent_message,
+};
 
-use crate::report::ReportBoard;
-use crate::subject::SubjectKey;
+use crate::report::{ReportBoard, SlotKey};
 
 /// A slot for each kind of message: what is not sent yet is replaced by what is newer.
 #[derive(Debug)]
@@ -19,6 +21,7 @@ pub(super) struct Outbox {
     changed: bool,
     digest: AccountDigest,
     deployments: AccountDigest<DeploymentKey>,
+    placed: AccountDigest<TenantKey>,
 }
 
 /// A whole account that is under way.
@@ -27,7 +30,7 @@ struct Account {
     /// Of the request for it; 0 for the one that begins a session.
     number: u64,
     /// The last that was sent.
-    after: Option<SubjectKey>,
+    after: Option<SlotKey>,
 }
 
 impl Outbox {
@@ -41,6 +44,7 @@ impl Outbox {
             changed: false,
             digest: AccountDigest::default(),
             deployments: AccountDigest::default(),
+            placed: AccountDigest::default(),
         }
     }
 
@@ -57,6 +61,7 @@ impl Outbox {
         self.account = Some(Account::new(number));
         self.digest = AccountDigest::default();
         self.deployments = AccountDigest::default();
+        self.placed = AccountDigest::default();
     }
 
     pub(super) fn heartbeat(&mut self) {
@@ -96,7 +101,11 @@ impl Outbox {
             ));
         }
         if std::mem::take(&mut self.heartbeat) {
-            let (tenants, digest) = together(self.digest.value(), self.deployments.value());
+            let (tenants, digest) = together([
+                self.digest.value(),
+                self.deployments.value(),
+                self.placed.value(),
+            ]);
             return Some(agent_message::Kind::Heartbeat(Heartbeat {
                 tenants,
                 digest_high: (digest >> 64) as u64,
@@ -109,8 +118,10 @@ impl Outbox {
         let part = board.take(None, REPORTS_PER_MESSAGE);
         self.changed = !part.last;
         let report = self.report(part.changes, None);
-        let empty =
-            report.tenants.is_empty() && report.deployments.is_empty() && report.member.is_none();
+        let empty = report.tenants.is_empty()
+            && report.deployments.is_empty()
+            && report.placed.is_empty()
+            && report.member.is_none();
         (!empty).then_some(agent_message::Kind::Report(report))
     }
 
@@ -144,9 +155,18 @@ impl Outbox {
                 Deployment::new(key, report.as_ref())
             })
             .collect();
+        let placed = changes
+            .placed
+            .iter()
+            .map(|(key, report)| {
+                self.placed.set(key, report.as_ref());
+                Placed::new(key, report.as_ref())
+            })
+            .collect();
         Report {
             tenants,
             deployments,
+            placed,
             member: changes.member.as_ref().map(Into::into),
             complete,
         }
@@ -168,6 +188,7 @@ mod tests {
 
     use krypton_common::conditions::{ClusterState, State, Truth};
     use krypton_common::deployment::DeploymentReport;
+    use krypton_common::placed::PlacedReport;
     use krypton_common::tenant::{TenantKey, TenantReport};
     use proptest::prelude::*;
 
@@ -271,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_covers_tenants_and_deployments_and_an_account_names_both() {
+    fn a_heartbeat_covers_tenants_deployments_and_placements_and_an_account_names_them_all() {
         let board = board(150);
         let deployment = |name: u16| DeploymentKey {
             namespace: "default".to_owned(),
@@ -287,17 +308,27 @@ mod tests {
                 state: said.state,
             };
             board.deployment(&deployment(name), Some(said));
+            let placed = PlacedReport {
+                uid: format!("uid-{name}"),
+                observed_generation: 1,
+                gone: false,
+                state: State::new(Truth::True, "Placed", ""),
+            };
+            board.placed(&key(name), Some(placed));
         }
         board.resend();
         let mut outbox = Outbox::new();
         outbox.heartbeat();
         let mut tenants: AccountDigest = AccountDigest::default();
         let mut deployments = AccountDigest::default();
+        let mut placed = AccountDigest::default();
         let mut beats = 0;
         while outbox.has_something() {
             match outbox.next(&board) {
                 Some(agent_message::Kind::Report(report)) => {
-                    assert!(report.tenants.len() + report.deployments.len() <= REPORTS_PER_MESSAGE);
+                    let slots =
+                        report.tenants.len() + report.deployments.len() + report.placed.len();
+                    assert!(slots <= REPORTS_PER_MESSAGE);
                     for tenant in report.tenants {
                         let (key, said) = tenant.read().unwrap();
                         tenants.set(&key, said.as_ref());
@@ -306,12 +337,17 @@ mod tests {
                         let (key, said) = said.read().unwrap();
                         deployments.set(&key, said.as_ref());
                     }
+                    for said in report.placed {
+                        let (key, said) = said.read().unwrap();
+                        placed.set(&key, said.as_ref());
+                    }
                 }
                 Some(agent_message::Kind::Heartbeat(beat)) => {
-                    let (count, digest) = together(tenants.value(), deployments.value());
+                    let accounts = [tenants.value(), deployments.value(), placed.value()];
+                    let (count, digest) = together(accounts);
                     let said = u128::from(beat.digest_high) << 64 | u128::from(beat.digest_low);
                     assert_eq!((beat.tenants, said), (count, digest));
-                    assert_eq!(count, 300);
+                    assert_eq!(count, 450);
                     beats += 1;
                 }
                 _ => {}

@@ -105,6 +105,7 @@ fn desired(generation: u64) -> DesiredState {
         tenant_values: false,
         handling: krypton_common::handling::Handling::default(),
         deployments: Vec::new(),
+        placed: Vec::new(),
     }
 }
 

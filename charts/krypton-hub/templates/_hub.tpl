@@ -149,6 +149,9 @@ first profile is looked at.
 {{- if .Values.tenantValues }}
 {{- $args = append $args "--tenant-values=true" }}
 {{- end }}
+{{- if .Values.placeTenants }}
+{{- $args = append $args "--place-tenants=true" }}
+{{- end }}
 {{- if and .Values.selfCluster (include "krypton.helmAccountName" .) }}
 {{- $args = append $args (printf "--helm-service-account=%s/%s" (include "krypton.helmAccountNamespace" .) (include "krypton.helmAccountName" .)) }}
 {{- end }}

@@ -251,6 +251,8 @@ choose by label, which RBAC cannot.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [patch]}
 # Put back when their CRD had been deleted; and deleted again, if they had been before it.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [create, delete]}
+# Those that home places here are made by the create above, kept as home has them, and deleted by the delete.
+- {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [update]}
 # How they stand.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants/status], verbs: [patch]}
 # Workspaces are followed; the UID of kube-system says which cluster this is.

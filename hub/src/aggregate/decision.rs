@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_agent::clock::Boot;
+use krypton_agent::placement::placed_on;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::names;
 use krypton_crds::tenant::{Tenant, TenantStatus};
@@ -69,6 +70,7 @@ pub(super) fn decide(
     let recorded = tenant.status.clone().unwrap_or_default();
     let targets = heard.targets.as_deref();
     let own = rules.self_cluster
+        && placed_on(tenant).is_none()
         && tenant
             .names_member()
             .is_none_or(|member| member == names::SELF_CLUSTER);

@@ -5,24 +5,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
+use krypton_agent::events::Events;
 use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
+use krypton_agent::status::Told;
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::error_chain::chain;
+use krypton_common::names;
 use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::{Tenant, TenantStatus};
-use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{Config, Event, watcher};
+use kube::{Client, CustomResourceExt, ResourceExt};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::decision::{Memory, Now, Rules, decide};
-use super::reports::{Reports, START_GRACE};
+use super::placement::{self, Deletion, Step, Verdict};
+use super::placing::{Doubted, Placing};
+use super::reports::{Heard, Reports, START_GRACE, Targets};
+use crate::placements::Placements;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Two writes of one Tenant's status are at least so far apart.
@@ -58,9 +66,25 @@ impl Slot {
     }
 }
 
+/// What is written of a Tenant.
+#[derive(Debug)]
+pub(super) enum Change {
+    Status(Box<TenantStatus>),
+    /// It is placed on this member: finalizer and record.
+    Begin(String),
+    /// It is let go; `orphaned` is what is told then.
+    End {
+        orphaned: Option<String>,
+    },
+}
+
 /// Home's Tenants, and which of them are to be looked at.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
+    /// Where the hub places Tenants.
+    placing: Option<Placing>,
+    /// What the orders were last made by.
+    targets: Option<Arc<Targets>>,
     slots: BTreeMap<TenantKey, Slot>,
     listed: BTreeSet<TenantKey>,
     /// The first list is complete.
@@ -77,18 +101,27 @@ struct Written {
     object: Option<Tenant>,
 }
 
-/// Keeps the status of home's Tenants until `stop`, while `lead` says that this hub is the one.
+/// Keeps the status of home's Tenants until `stop`, while `lead` says that this hub is the one; with
+/// `placements` it also has them placed on the members that they name. Events are told as `instance`.
 pub async fn run(
     client: Client,
     reports: Arc<Reports>,
     rules: Rules,
+    placements: Option<Arc<Placements>>,
+    instance: String,
     mut lead: watch::Receiver<Hold>,
     stop: CancellationToken,
 ) {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
     let mut events = listed_anew(move || watcher(api.clone(), Config::default()));
-    let mut desk = Desk::default();
+    let mut desk = Desk {
+        placing: placements.map(Placing::new),
+        ..Desk::default()
+    };
+    let told = Events::start(client.clone(), instance);
     let mut writes: JoinSet<Written> = JoinSet::new();
+    let mut looks: JoinSet<(Doubted, Option<Deletion>)> = JoinSet::new();
+    let mut look_next = Boot::default();
     let mut led = false;
     // Until then members may still be on their way.
     let mut patient_until = Some(Boot(Boot::now().0 + START_GRACE));
@@ -111,8 +144,19 @@ pub async fn run(
         if ended.count() > 0 || changed.all {
             desk.touch_all();
         }
+        // By every hub, as each has members of its own to tell: what they rest on is written by one.
+        desk.give_orders(&reports);
+        if looks.is_empty()
+            && now >= look_next
+            && let Some(doubted) = desk.placing.as_mut().and_then(Placing::doubted)
+        {
+            look_next = Boot(now.0 + PACE);
+            looks.spawn(look_at_crd(client.clone(), doubted, rules.self_cluster));
+        }
         patience = reports.patience_ends(now);
-        let mut wake = [patient_until, patience].into_iter().flatten().min();
+        let look = desk.placing.as_ref().is_some_and(Placing::is_in_doubt);
+        let look = (look && looks.is_empty()).then_some(look_next);
+        let mut wake = [patient_until, patience, look].into_iter().flatten().min();
         if leading {
             let now = Now {
                 boot: now,
@@ -120,9 +164,15 @@ pub async fn run(
                 patient: patient_until.is_some(),
             };
             while writes.len() < WRITERS
-                && let Some((key, tenant, status)) = desk.next(&reports, &rules, now)
+                && let Some((key, tenant, change)) = desk.next(&reports, &rules, now)
             {
-                writes.spawn(write(client.clone(), key, tenant, status));
+                if let Change::End {
+                    orphaned: Some(message),
+                } = &change
+                {
+                    told.tell(&tenant, orphaned(message));
+                }
+                writes.spawn(write(client.clone(), key, tenant, change));
             }
             wake = wake.into_iter().chain(desk.wakes()).min();
         }
@@ -134,6 +184,12 @@ pub async fn run(
                 Ok(event) => desk.see(event, &rules, &reports),
                 Err(error) => tracing::debug!(error = %chain(&error), "watching home's Tenants failed; it is tried again"),
             },
+            Some(looked) = looks.join_next(), if !looks.is_empty() => {
+                if let (Ok((of, deletion)), Some(placing)) = (looked, &mut desk.placing) {
+                    desk.dirty.extend(of.keys().cloned());
+                    placing.told(of, deletion);
+                }
+            }
             Some(written) = writes.join_next(), if !writes.is_empty() => match written {
                 Ok(written) => desk.take_written(written, &reports),
                 Err(error) => {
@@ -147,42 +203,87 @@ pub async fn run(
 }
 
 impl Desk {
-    /// Looks at what is due, up to the first whose status is to be written.
+    /// Gives members the orders that follow from what has changed, once all of home is known.
+    fn give_orders(&mut self, reports: &Reports) {
+        let Some(placing) = self.placing.as_mut().filter(|_| self.synced) else {
+            return;
+        };
+        let Some(targets) = reports.targets() else {
+            return;
+        };
+        if !(self.targets.as_ref()).is_some_and(|before| Arc::ptr_eq(before, &targets)) {
+            placing.touch(self.slots.keys().cloned());
+            self.targets = Some(Arc::clone(&targets));
+        }
+        let slots = &self.slots;
+        let tenant = |key: &TenantKey| slots.get(key).map(|slot| &*slot.tenant);
+        let news = placing.give(tenant, &targets);
+        self.touch(news);
+    }
+
+    /// What is done about a Tenant's place, and said of it.
+    fn placement(&self, key: &TenantKey, tenant: &Tenant, heard: &Heard) -> Verdict {
+        let member = placement::member(tenant).unwrap_or_default();
+        let placing = self.placing.as_ref();
+        let said = placing.and_then(|placing| placing.placements.said(member, key));
+        let view = placement::View {
+            place: placing.is_some(),
+            targets: heard.targets.as_deref(),
+            silent: placement::silent(heard, member),
+            said: said.as_ref().map(|said| &said.report),
+            left_out: placing.is_some_and(|placing| placing.is_left_out(member, key)),
+            deletion: placing.map_or(Deletion::NotKnown, |placing| placing.deletion(key, tenant)),
+        };
+        placement::decide(tenant, &view)
+    }
+
+    /// Looks at what is due, up to the first of which something is to be written.
     fn next(
         &mut self,
         reports: &Reports,
         rules: &Rules,
         now: Now,
-    ) -> Option<(TenantKey, Arc<Tenant>, TenantStatus)> {
+    ) -> Option<(TenantKey, Arc<Tenant>, Change)> {
         while self.later.first().is_some_and(|(at, _)| *at <= now.boot) {
             let due = self.later.pop_first();
             self.dirty.extend(due.map(|(_, key)| key));
         }
         while let Some(key) = self.dirty.pop_first() {
-            let Some(slot) = self.slots.get_mut(&key).filter(|slot| !slot.writing) else {
+            let Some(slot) = self.slots.get(&key).filter(|slot| !slot.writing) else {
                 continue;
             };
             if slot.next > now.boot {
                 self.later.insert((slot.next, key));
                 continue;
             }
-            let recorded = slot.tenant.status.as_ref();
+            let tenant = Arc::clone(&slot.tenant);
+            let recorded = tenant.status.as_ref();
             let conditions = recorded.map(|status| status.conditions.as_slice());
             let recorded_with =
                 krypton_common::conditions::clusters(conditions.unwrap_or_default());
             let heard = reports.of(&key, |name| recorded_with.contains_key(name), now.boot);
-            let decision = decide(&slot.tenant, &heard, rules, &slot.memory, now);
-            slot.memory = decision.memory;
+            let mut decision = decide(&tenant, &heard, rules, &slot.memory, now);
+            let verdict = self.placement(&key, &tenant, &heard);
+            let generation = tenant.metadata.generation.unwrap_or_default();
+            let placed = verdict.placed.as_ref();
+            placement::put(&mut decision.status, placed, generation, now.wall);
             if let Some(due) = decision.due {
                 self.later.insert((due, key.clone()));
             }
-            if recorded == Some(&decision.status) {
-                slot.next = Boot(now.boot.0 + LOOK_EVERY);
-                continue;
-            }
+            let slot = self.slots.get_mut(&key)?;
+            slot.memory = decision.memory;
+            let change = match verdict.step {
+                Step::Begin(member) => Change::Begin(member),
+                Step::End { orphaned } => Change::End { orphaned },
+                Step::Nothing if recorded == Some(&decision.status) => {
+                    slot.next = Boot(now.boot.0 + LOOK_EVERY);
+                    continue;
+                }
+                Step::Nothing => Change::Status(Box::new(decision.status)),
+            };
             slot.next = Boot(now.boot.0 + PACE);
             slot.writing = true;
-            return Some((key, Arc::clone(&slot.tenant), decision.status));
+            return Some((key, tenant, change));
         }
         None
     }
@@ -238,6 +339,10 @@ impl Desk {
             }
             Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
+                let gone = self.slots.keys().filter(|key| !listed.contains(key));
+                if let Some(placing) = &mut self.placing {
+                    placing.touch(gone.cloned());
+                }
                 self.slots.retain(|key, _| listed.contains(key));
                 self.synced = true;
                 let summarised = self
@@ -250,6 +355,9 @@ impl Desk {
                 if let Some((key, _)) = read(guard) {
                     self.slots.remove(&key);
                     reports.summarised(&key, false);
+                    if let Some(placing) = &mut self.placing {
+                        placing.touch([key]);
+                    }
                 }
             }
         }
@@ -261,6 +369,9 @@ impl Desk {
         }
         let tenant = Arc::new(tenant);
         self.dirty.insert(key.clone());
+        if let Some(placing) = &mut self.placing {
+            placing.touch([key.clone()]);
+        }
         match self.slots.get_mut(&key) {
             // Made anew: nothing that is remembered is of this one.
             Some(slot) if slot.tenant.metadata.uid != tenant.metadata.uid => {
@@ -297,27 +408,82 @@ fn is_summary(tenant: &Tenant) -> bool {
     status.is_some_and(|status| status.summary.is_some())
 }
 
-/// One write, on top of the version that the decision was made on.
-async fn write(
+/// How Tenants that were deleted before this come to be so: with a CRD that is whole it is their own
+/// deletion.
+async fn look_at_crd(
     client: Client,
-    key: TenantKey,
-    tenant: Arc<Tenant>,
-    status: TenantStatus,
-) -> Written {
+    of: Doubted,
+    self_cluster: bool,
+) -> (Doubted, Option<Deletion>) {
+    let crds: Api<CustomResourceDefinition> = Api::all(client);
+    let looking = crds.get_metadata(Tenant::crd_name());
+    let deletion = match tokio::time::timeout(DEADLINE, looking).await {
+        Ok(Ok(crd)) => Some(match crd.metadata.deletion_timestamp {
+            None => Deletion::Its,
+            Some(_) if self_cluster => Deletion::OfTheCrd,
+            Some(_) => Deletion::OfTheCrdForGood,
+        }),
+        Ok(Err(error)) => {
+            tracing::warn!(error = %chain(&error), "looking at the CRD of Tenants failed; deletions wait");
+            None
+        }
+        Err(_) => {
+            tracing::warn!("looking at the CRD of Tenants: no answer in time; deletions wait");
+            None
+        }
+    };
+    (of, deletion)
+}
+
+fn orphaned(message: &str) -> Told {
+    Told {
+        warning: true,
+        reason: "Orphaned",
+        message: message.to_owned(),
+    }
+}
+
+/// One write, on top of the version that the decision was made on.
+async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Change) -> Written {
     let api: Api<Tenant> = Api::namespaced(client, &key.namespace);
     let before = tenant.metadata.resource_version.clone();
-    let mut patch = serde_json::json!({
-        "metadata": { "resourceVersion": before },
-        "status": status,
-    });
-    // A merge removes only what is null.
-    patch["status"]["summary"] = serde_json::json!(status.summary);
-    let params = PatchParams::default();
-    let patch = Patch::Merge(&patch);
-    let call = effect!(
-        "home.tenant-status",
-        api.patch_status(&key.name, &params, &patch)
-    );
+    let call = async {
+        let params = PatchParams::default();
+        let metadata = |finalizers: Vec<String>, on: Option<&str>| {
+            let annotations = json!({ names::PLACED_ON_ANNOTATION: on });
+            Patch::Merge(json!({ "metadata": {
+                "resourceVersion": before,
+                "finalizers": finalizers,
+                "annotations": annotations,
+            }}))
+        };
+        let mut finalizers = tenant.finalizers().to_vec();
+        match &change {
+            Change::Status(status) => {
+                let mut patch = json!({
+                    "metadata": { "resourceVersion": before },
+                    "status": status,
+                });
+                // A merge removes only what is null.
+                patch["status"]["summary"] = json!(status.summary);
+                let patch = Patch::Merge(&patch);
+                let call = api.patch_status(&key.name, &params, &patch);
+                effect!("home.tenant-status", call).await
+            }
+            Change::Begin(member) => {
+                finalizers.push(names::PLACED_FINALIZER.to_owned());
+                let patch = metadata(finalizers, Some(member));
+                let call = api.patch(&key.name, &params, &patch);
+                effect!("placement.begin", call).await
+            }
+            Change::End { .. } => {
+                finalizers.retain(|finalizer| finalizer != names::PLACED_FINALIZER);
+                let patch = metadata(finalizers, None);
+                let call = api.patch(&key.name, &params, &patch);
+                effect!("placement.end", call).await
+            }
+        }
+    };
     let object = match tokio::time::timeout(DEADLINE, call).await {
         Ok(Ok(mut tenant)) => {
             tenant.metadata.managed_fields = None;
@@ -325,11 +491,11 @@ async fn write(
         }
         Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
         Ok(Err(error)) => {
-            tracing::warn!(tenant = %key, error = %chain(&error), "writing the status failed; it is tried again");
+            tracing::warn!(tenant = %key, error = %chain(&error), "writing home's Tenant failed; it is tried again");
             None
         }
         Err(_) => {
-            tracing::warn!(tenant = %key, "writing the status: no answer in time; it is tried again");
+            tracing::warn!(tenant = %key, "writing home's Tenant: no answer in time; it is tried again");
             None
         }
     };

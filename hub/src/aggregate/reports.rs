@@ -63,6 +63,8 @@ pub type Targets = BTreeMap<String, Target>;
 /// A member, as far as it concerns a Tenant that names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
+    /// Of the object that it was found by, which a `clusterRef` may name too.
+    pub source_namespace: Option<String>,
     pub allowed: Allowed,
     /// `TargetClusterResolved` of its EdgeCluster.
     pub resolved: Option<State>,
@@ -144,6 +146,14 @@ impl Reports {
         }
     }
 
+    /// Of these Tenants there is something new.
+    pub fn touch(&self, keys: BTreeSet<TenantKey>) {
+        if !keys.is_empty() {
+            self.lock().dirty.extend(keys);
+            self.changed.notify_one();
+        }
+    }
+
     /// What Tenants may name, by what all EdgeClusters say.
     pub fn aim(&self, targets: Targets) {
         let mut state = self.lock();
@@ -153,6 +163,11 @@ impl Reports {
             drop(state);
             self.changed.notify_one();
         }
+    }
+
+    /// What they may name now.
+    pub(super) fn targets(&self) -> Option<Arc<Targets>> {
+        self.lock().targets.clone()
     }
 
     /// A member begins anew: what it has said stands until it has said all again.

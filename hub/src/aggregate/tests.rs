@@ -260,6 +260,7 @@ fn what_a_member_says_goes_to_no_tenant_that_names_it_from_a_namespace_it_does_n
     let limit = |members: &[&str]| -> Targets {
         let all = [names::SELF_CLUSTER, "edge-1", "edge-2"].into_iter();
         let target = |name: &str| Target {
+            source_namespace: None,
             allowed: if members.contains(&name) {
                 Allowed::new(Some(&["team-a".to_owned()]))
             } else {
@@ -339,6 +340,7 @@ fn a_refusal_stays_over_a_restart_and_goes_with_the_limit_also_when_the_member_i
     let mut acme = naming("team-b", Some("edge-1"));
     let allowed = Allowed::new(Some(&["team-a".to_owned()]));
     let target = Target {
+        source_namespace: None,
         allowed,
         resolved: None,
     };

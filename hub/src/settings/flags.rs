@@ -134,6 +134,9 @@ pub struct Flags {
     /// Let a Tenant have values of its own (spec.values) over all others. Without it, a Tenant that has any is not changed.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Chart")]
     pub tenant_values: Option<String>,
+    /// Place a Tenant of home whose clusterRef names another member on that member, and delete it there with the one at home. Without it, such a Tenant is made on the member by somebody else, and is only shown at home.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Chart")]
+    pub place_tenants: Option<String>,
     /// What becomes of the CRDs in the chart's folder crds: skip, create (with the first installation, as helm does it) or create-replace (and brought up to date before each upgrade). None is ever deleted.
     #[arg(long, value_name = "POLICY", help_heading = "Chart")]
     pub chart_crds: Option<String>,

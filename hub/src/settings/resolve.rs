@@ -58,6 +58,7 @@ pub(super) fn resolve(
         chart_values_file: inputs.path("chart-values-file", &flags.chart_values_file),
         chart_values_from: inputs.chart_values_from(flags)?,
         tenant_values: inputs.boolean("tenant-values", &flags.tenant_values)?,
+        place_tenants: inputs.boolean("place-tenants", &flags.place_tenants)?,
         allow_chart_skip: inputs.allow_chart_skip(),
         drift: inputs.drift(flags)?,
         chart_crds: {

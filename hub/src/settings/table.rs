@@ -243,6 +243,12 @@ pub const ROWS: &[Row] = &[
         "new; G0 had values of single Tenants",
     ),
     flag(
+        "place-tenants",
+        &["KRYPTON_PLACE_TENANTS"],
+        "false",
+        "new; the original skipped such Tenants",
+    ),
+    flag(
         "chart-crds",
         &["KRYPTON_CHART_CRDS"],
         "create",

@@ -251,8 +251,9 @@ fn values_come_from_objects_in_the_order_given() {
         let found = settings.chart_values_from.iter();
         let found: Vec<String> = found.map(|source| source.place.to_string()).collect();
         assert_eq!(found, *expected, "{args:?}");
-        assert!(!settings.tenant_values);
+        assert!(!settings.tenant_values && !settings.place_tenants);
     }
+    assert!(resolve(&["--place-tenants"], &[]).unwrap().place_tenants);
     assert!(resolve(&["--tenant-values"], &[]).unwrap().tenant_values);
 }
 

@@ -99,6 +99,7 @@ impl Session {
         };
         self.say(Said::Report(Report {
             deployments: Vec::new(),
+            placed: Vec::new(),
             tenants: Vec::new(),
             member: Some((&member).into()),
             complete: Some(number),
@@ -122,6 +123,7 @@ fn report(number: u64, generation: i64) -> Said {
     };
     Said::Report(Report {
         deployments: Vec::new(),
+        placed: Vec::new(),
         tenants: vec![Tenant::new(&key, Some(&report))],
         member: None,
         complete: None,

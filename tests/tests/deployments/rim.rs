@@ -172,6 +172,7 @@ impl Rim {
             chart: &self.chart,
             own: false,
             deployments: ordered.get(NAME).map_or(&[], |orders| orders),
+            placed: &[],
         };
         let slot = self.members.enter(NAME, UID);
         let before = slot.slot.borrow().clone();

@@ -56,8 +56,10 @@ fn says(reports: &Reports, why: &str) {
 /// What is told to the desk as the loop does it.
 fn next(desk: &mut Desk, reports: &Reports, millis: u64) -> Option<TenantStatus> {
     desk.touch(reports.take_dirty().keys);
-    let (_, _, status) = desk.next(reports, &rules(), at(millis))?;
-    Some(status)
+    match desk.next(reports, &rules(), at(millis))? {
+        (_, _, Change::Status(status)) => Some(*status),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn written(before: &str, object: Option<Tenant>) -> Written {
