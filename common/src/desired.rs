@@ -159,6 +159,15 @@ pub struct DesiredState {
 }
 
 impl DesiredState {
+    /// It is on record on the member in one Secret, which holds 1 MiB.
+    pub const MOST_BYTES: usize = 1_040_000;
+
+    /// Bytes on record.
+    pub fn size(&self) -> usize {
+        // What serde writes into memory it can write.
+        serde_json::to_vec(self).map_or(usize::MAX, |written| written.len())
+    }
+
     /// The chart for a Tenant with these values of its own, where they count.
     pub fn chart_with(&self, own: Option<&Map<String, Value>>) -> Cow<'_, ChartState> {
         match own.filter(|own| self.tenant_values && !own.is_empty()) {

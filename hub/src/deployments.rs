@@ -8,8 +8,8 @@ use crate::carried::{self, Carried, Order};
 /// Deployments of one member, at most.
 pub const DEPLOYMENTS_MAX: usize = 2_000;
 /// Bytes of their orders as JSON, at most: they are on record on the member, in a Secret of 1 MiB, with the
-/// chart's values. One has some 350.
-pub const ORDERS_MAX: usize = 720 * 1024;
+/// chart's values and what is placed. One has some 350.
+pub const ORDERS_MAX: usize = 448 * 1024;
 
 pub type Deployments = Carried<DesiredDeployment>;
 pub type Orders = carried::Orders<DesiredDeployment>;

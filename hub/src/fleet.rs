@@ -50,7 +50,7 @@ use edge_clusters::{
 };
 pub use overlays::Overlaying;
 
-use overlays::Overlays;
+use overlays::{Overlays, too_large};
 use retirement::{Reading, Retirements, Standing, Step};
 
 /// Two writes of one EdgeCluster's status are at least so far apart.
@@ -299,7 +299,6 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let order = retirement::given(order, held_back.is_some(), retires);
                 let had = || Some(entry.slot.borrow().as_ref()?.desired.chart.clone());
                 let chart = overlays.of((name, object), &given, &held, had);
-                tell_of_values(&fleet.shared, object, &chart.values, leading);
                 let next = order.and_then(|order| {
                     let before = entry.slot.borrow();
                     let deployments = ordered.as_ref()?.get(name);
@@ -312,7 +311,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     };
                     dealer.next(before.as_ref(), given.epoch, &dealt, order, now)
                 });
-                if let Some(next) = next {
+                let too_large = next.as_ref().and_then(|next| too_large(&next.desired));
+                let values = too_large.as_ref().unwrap_or(&chart.values);
+                tell_of_values(&fleet.shared, object, values, leading);
+                if let Some(next) = next.filter(|_| too_large.is_none()) {
                     entry.slot.send_replace(Some(next));
                 }
                 let condition = step.condition();

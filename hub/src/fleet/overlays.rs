@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use krypton_common::conditions::{State, Truth};
-use krypton_common::desired::ChartState;
+use krypton_common::desired::{ChartState, DesiredState};
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, ValuesReference};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
@@ -169,6 +169,23 @@ impl Overlaying {
     }
 }
 
+/// Said of a desired state that does not go into the Secret in which it is on record on the member, which
+/// stays as it is then.
+pub(super) fn too_large(desired: &DesiredState) -> Option<Values> {
+    // What all have alike was looked at before.
+    if desired.deployments.is_empty() && desired.placed.is_empty() {
+        return None;
+    }
+    let size = desired.size();
+    (size > DesiredState::MOST_BYTES).then(|| {
+        let message = format!(
+            "values, deployments and placed Tenants of this member are {size} bytes as JSON, more than {}: it stays as it is until there is less",
+            DesiredState::MOST_BYTES
+        );
+        Values::Said(State::new(Truth::False, reason::VALUES_TOO_LARGE, message))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use krypton_crds::edge_cluster::ValuesKind;
@@ -186,6 +203,31 @@ mod tests {
             values: Map::new(),
             confidential: None,
         })
+    }
+
+    #[test]
+    fn what_does_not_go_on_record_of_a_member_is_not_given_and_is_said() {
+        let desired = |values: usize, deployments: usize| {
+            let mut chart = (*chart("1.0.0")).clone();
+            chart
+                .values
+                .insert("v".to_owned(), "x".repeat(values).into());
+            let one = krypton_common::deployment::DesiredDeployment {
+                annotations: [("a".to_owned(), "y".repeat(100_000))].into(),
+                ..Default::default()
+            };
+            serde_json::from_value::<DesiredState>(json!({
+                "version": {"epoch": 1, "generation": 1}, "chart": chart, "paused": false,
+                "deployments": vec![one; deployments],
+            }))
+            .unwrap()
+        };
+        assert_eq!(too_large(&desired(900_000, 0)), None);
+        assert_eq!(too_large(&desired(900_000, 1)), None);
+        let Some(Values::Said(state)) = too_large(&desired(900_000, 2)) else {
+            panic!("it is given");
+        };
+        assert_eq!(state.reason, reason::VALUES_TOO_LARGE);
     }
 
     fn given(chart: Option<Arc<ChartState>>, problem: Option<Problem>) -> Given {
