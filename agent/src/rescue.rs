@@ -11,8 +11,9 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_common::error_chain::chain;
 use krypton_common::names;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
@@ -266,51 +267,26 @@ pub enum Restored {
 }
 
 /// Puts back what is kept, once the CRD is served again.
+/// One that is not taken back keeps none of the others away, and stays kept.
 pub async fn restore(client: &Client) -> Result<Vec<Restored>, RescueError> {
-    tokio::time::timeout(DEADLINE, restore_now(client))
-        .await
-        .unwrap_or(Err(RescueError::Deadline))
-}
-
-async fn restore_now(client: &Client) -> Result<Vec<Restored>, RescueError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let found = secrets
-        .get_opt(RESCUE_NAME)
-        .await
-        .map_err(|error| RescueError::Secret("read", error))?;
+    let found = in_time(secrets.get_opt(RESCUE_NAME)).await?;
+    let found = found.map_err(|error| RescueError::Secret("read", error))?;
     let Some(secret) = found else {
         return Ok(Vec::new());
     };
-    let mut restored = Vec::new();
+    let (mut restored, mut refused) = (Vec::new(), None);
     for kept in unpack(&secret)? {
-        let api: Api<Tenant> = Api::namespaced(client.clone(), &kept.namespace);
-        let name = format!("{}/{}", kept.namespace, kept.name);
-        let (deleted, uid) = (kept.deleted, kept.uid.clone());
-        let (params, tenant) = (PostParams::default(), kept.into_tenant());
-        let there = match effect!("rescue.put-back", api.create(&params, &tenant)).await {
-            Ok(tenant) => Some(tenant),
-            Err(kube::Error::Api(status)) if status.code == 409 => api
-                .get_opt(&tenant.name_any())
-                .await
-                .map_err(|error| RescueError::Restore(name.clone(), error))?,
-            // Its namespace is gone or going: so is the Tenant, and rightly.
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 403 => {
-                tracing::warn!(tenant = %name, reason = %status.message, "not put back");
-                None
+        match put_back(client, kept).await {
+            Ok(found) => restored.extend(found),
+            Err(error) => {
+                tracing::warn!(problem = %chain(&error), "not put back yet");
+                refused = Some(error);
             }
-            Err(error) => return Err(RescueError::Restore(name, error)),
-        };
-        let Some(there) = there else { continue };
-        // By who was here before us, and got no further; or it is somebody else's.
-        if there.annotations().get(PREVIOUS_UID_ANNOTATION) != Some(&uid) {
-            restored.push(Restored::InTheWay(there, tenant.workspace().to_owned()));
-            continue;
         }
-        let deleted = match deleted {
-            Deleted::Yes => delete(&api, &there).await?,
-            other => other,
-        };
-        restored.push(Restored::Back(there, deleted));
+    }
+    if let Some(refused) = refused {
+        return Err(refused);
     }
     let preconditions = Preconditions {
         resource_version: secret.metadata.resource_version.clone(),
@@ -320,10 +296,57 @@ async fn restore_now(client: &Client) -> Result<Vec<Restored>, RescueError> {
         preconditions: Some(preconditions),
         ..DeleteParams::default()
     };
-    effect!("rescue.forget", secrets.delete(RESCUE_NAME, &params))
+    let forgetting = effect!("rescue.forget", secrets.delete(RESCUE_NAME, &params));
+    forgetting
         .await
         .map_err(|error| RescueError::Secret("deleted", error))?;
     Ok(restored)
+}
+
+async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, RescueError> {
+    let api: Api<Tenant> = Api::namespaced(client.clone(), &kept.namespace);
+    let name = format!("{}/{}", kept.namespace, kept.name);
+    let restore = |error| RescueError::Restore(name.clone(), error);
+    let (namespace, deleted, uid) = (kept.namespace.clone(), kept.deleted, kept.uid.clone());
+    let (params, tenant) = (PostParams::default(), kept.into_tenant());
+    let creating = effect!("rescue.put-back", api.create(&params, &tenant));
+    let there = match in_time(creating).await? {
+        Ok(tenant) => Some(tenant),
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            let found = in_time(api.get_opt(&tenant.name_any())).await?;
+            found.map_err(restore)?
+        }
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 403 => {
+            // Its namespace is gone or going: so is the Tenant, and rightly. Else it is somebody's rule.
+            let namespaces: Api<Namespace> = Api::all(client.clone());
+            let found = in_time(namespaces.get_metadata_opt(&namespace)).await?;
+            let found = found.map_err(restore)?;
+            if found.is_some_and(|found| found.metadata.deletion_timestamp.is_none()) {
+                return Err(restore(kube::Error::Api(status)));
+            }
+            tracing::warn!(tenant = %name, reason = %status.message, "not put back");
+            None
+        }
+        Err(error) => return Err(restore(error)),
+    };
+    let Some(there) = there else { return Ok(None) };
+    // By who was here before us, and got no further; or it is somebody else's.
+    if there.annotations().get(PREVIOUS_UID_ANNOTATION) != Some(&uid) {
+        return Ok(Some(Restored::InTheWay(
+            there,
+            tenant.workspace().to_owned(),
+        )));
+    }
+    let deleted = match deleted {
+        Deleted::Yes => delete(&api, &there).await?,
+        other => other,
+    };
+    Ok(Some(Restored::Back(there, deleted)))
+}
+
+async fn in_time<T>(call: impl Future<Output = T>) -> Result<T, RescueError> {
+    let answer = tokio::time::timeout(DEADLINE, call).await;
+    answer.map_err(|_| RescueError::Deadline)
 }
 
 /// As a person had. With the finalizer that it was put back with, it is uninstalled now.

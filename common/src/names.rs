@@ -45,9 +45,6 @@ pub const KUBECONFIG_KEY_ANNOTATION: &str = "mesh.openkcm.io/kubeconfig-key";
 pub const MEMBER_NAME_ANNOTATION: &str = "mesh.openkcm.io/member-name";
 /// Label on a Secret with a kubeconfig, `"true"`: KryptonDeployments of all namespaces may name it.
 pub const OPEN_TO_DEPLOYMENTS_LABEL: &str = "mesh.openkcm.io/open-to-deployments";
-/// Annotation on a KryptonDeployment: the members that its release is ordered of, each with the key of its
-/// kubeconfig where that was named (`edge-1,edge-2:admin.conf`). Kept by the hub.
-pub const DEPLOYED_ON_ANNOTATION: &str = "mesh.openkcm.io/deployed-on";
 /// The home cluster as a member.
 pub const SELF_CLUSTER: &str = "self-cluster";
 

@@ -135,6 +135,26 @@ pub struct KryptonDeploymentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
+    /// Where the release is ordered to be, or to go. Kept by the hub, and not there before it has first ordered
+    /// anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub places: Option<Vec<Place>>,
+}
+
+/// A cluster that the release is ordered of.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Place {
+    /// The member, by the name that it had last.
+    pub cluster: String,
+    /// By which the cluster is known, whichever member it is.
+    pub cluster_uid: String,
+    /// The key of the kubeconfig in the member's Secret, where it was named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The release is to go from there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removing: bool,
 }
 
 /// The summary of the conditions.

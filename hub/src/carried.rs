@@ -149,7 +149,8 @@ impl<O: Order> Carried<O> {
                 None => found.said.remove(&key),
             };
         }
-        let kept = found.said.len() <= O::MOST;
+        // What was said by a speaker before stands until all is said again, and may be of others.
+        let kept = found.said.values().filter(|said| said.fresh).count() <= O::MOST;
         drop(members);
         self.changed.send_modify(|changes| *changes += 1);
         kept

@@ -6,7 +6,7 @@ pub const EFFECTS: [&str; 26] = [
     "authority.step",
     "chart-pin.create",
     "chart-pin.replace",
-    "deployment.marks",
+    "deployment.finalizers",
     "deployment.status",
     "edge-cluster.bind",
     "edge-cluster.create",

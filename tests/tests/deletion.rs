@@ -20,6 +20,7 @@ in_both_modes!(
     a_release_belongs_to_the_older_tenant_and_outlives_the_younger,
     tenants_and_releases_outlive_the_deletion_of_their_crd,
     tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain,
+    a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstalls_nothing,
 );
 
 async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it(mode: Mode) {
@@ -148,6 +149,53 @@ async fn tenants_and_releases_outlive_the_deletion_of_their_crd_on_home() {
         Mode::SelfCluster,
     ))
     .await;
+}
+
+async fn a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstalls_nothing(
+    mode: Mode,
+) {
+    let (mut pair, _repository, _values) = Pair::with_small_chart("stripped", mode).await.unwrap();
+    let desk = pair.desk();
+    let spec = json!({"workspace": "acme-ws"});
+    desk.create("default", "acme", spec).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    // Nobody is there to keep the Tenants, and they keep the CRD.
+    pair.stop().await.unwrap();
+    let releases = desk.releases().await.unwrap();
+    let name = Tenant::crd_name();
+    let cluster = pair.cluster();
+    let delete = ["delete", "crd", name, "--wait=false"];
+    cluster.kubectl(delete).await.unwrap();
+    let deleted = eventually("the Tenant to be deleted with it", PATIENCE, async || {
+        let tenant = desk.tenants("default").get("acme").await?;
+        Ok(tenant.metadata.deletion_timestamp)
+    })
+    .await
+    .unwrap();
+    let none = r#"{"metadata":{"finalizers":[]}}"#;
+    let strip = ["patch", "crd", name, "--type=merge", "--patch", none];
+    cluster.kubectl(strip).await.unwrap();
+    // Times of the API have whole seconds.
+    eventually("another second", PATIENCE, async || {
+        let now = krypton_agent::clock::wall().as_second();
+        Ok((now > deleted.0.as_second() + 1).then_some(()))
+    })
+    .await
+    .unwrap();
+
+    pair.start_hub_again().unwrap();
+    pair.start_agent_again().unwrap();
+    let error = pair.condition("ClusterError");
+    let waits = [(error.as_str(), "True", "UninstallFailed")];
+    let tenant = desk.shows("default", "acme", &waits).await.unwrap();
+    assert!(tenant.metadata.deletion_timestamp.is_some(), "etcd kept it");
+    assert_eq!(desk.releases().await.unwrap(), releases);
+    let orphan = names::ORPHAN_ANNOTATION;
+    desk.annotate("default", "acme", orphan, "true")
+        .await
+        .unwrap();
+    desk.gone("default", "acme").await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), releases);
 }
 
 async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {

@@ -713,6 +713,19 @@ impl Performer {
         if crd.metadata.deletion_timestamp.is_some() {
             return Err(Fault::Stale);
         }
+        let times = [
+            tenant.metadata.deletion_timestamp.as_ref(),
+            crd.metadata.creation_timestamp.as_ref(),
+        ];
+        if let [Some(deleted), Some(made)] = times.map(|time| time.map(|time| time.0))
+            && deleted < made
+        {
+            return Err(Fault::Shown {
+                reason: reason::UNINSTALL_FAILED,
+                message: with_a_former_crd(),
+                permanent: true,
+            });
+        }
         let api = self.tenants(&tenant.namespace().unwrap_or_default());
         let reading = api.get_metadata(tenant.metadata.name.as_deref().unwrap_or_default());
         let fresh = in_time("reading the Tenant again", reading).await?;
@@ -796,6 +809,15 @@ impl Performer {
         let permitted = self.stop.is_open() && self.hold.borrow().may_start(Boot::now());
         if permitted { Ok(()) } else { Err(Fault::Stale) }
     }
+}
+
+/// Of a CRD whose finalizer somebody has taken off, etcd keeps the objects; made anew, it shows them again, all
+/// deleted.
+fn with_a_former_crd() -> String {
+    format!(
+        "this Tenant was deleted before its CRD was made, so it went with a former one, and nothing is uninstalled: to let go of it and keep the release, annotate it with {}=true",
+        names::ORPHAN_ANNOTATION
+    )
 }
 
 /// Whether the newest that home wants is that the deployment goes, in the way that was planned: it may have

@@ -130,6 +130,10 @@ impl Reconciler {
                 _ => (revision.revision, now),
             });
         slot.memory.saw(revisions.last().copied());
+        if !subject.is_going() && !desired.retire {
+            // An order that was taken back, and may be given again.
+            slot.memory.let_go = None;
+        }
         let claimants = self.index.claimants(&release_key);
         let facts = self.facts.get(&release_key);
         let facts = facts.filter(|facts| {

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::decision::{Memory, Now, Rules, decide};
 use super::placement::{self, Deletion, Step, Verdict};
-use super::placing::{Doubted, Placing};
+use super::placing::{CrdSeen, Doubted, Placing};
 use super::reports::{Heard, Reports, START_GRACE, Targets};
 use crate::placements::Placements;
 
@@ -120,7 +120,7 @@ pub async fn run(
     };
     let told = Events::start(client.clone(), instance);
     let mut writes: JoinSet<Written> = JoinSet::new();
-    let mut looks: JoinSet<(Doubted, Option<Deletion>)> = JoinSet::new();
+    let mut looks: JoinSet<(Doubted, Option<CrdSeen>)> = JoinSet::new();
     let mut look_next = Boot::default();
     let mut led = false;
     // Until then members may still be on their way.
@@ -414,14 +414,17 @@ async fn look_at_crd(
     client: Client,
     of: Doubted,
     self_cluster: bool,
-) -> (Doubted, Option<Deletion>) {
+) -> (Doubted, Option<CrdSeen>) {
     let crds: Api<CustomResourceDefinition> = Api::all(client);
     let looking = crds.get_metadata(Tenant::crd_name());
     let deletion = match tokio::time::timeout(DEADLINE, looking).await {
-        Ok(Ok(crd)) => Some(match crd.metadata.deletion_timestamp {
-            None => Deletion::Its,
-            Some(_) if self_cluster => Deletion::OfTheCrd,
-            Some(_) => Deletion::OfTheCrdForGood,
+        Ok(Ok(crd)) => Some(CrdSeen {
+            deletion: match crd.metadata.deletion_timestamp {
+                None => Deletion::Its,
+                Some(_) if self_cluster => Deletion::OfTheCrd,
+                Some(_) => Deletion::OfTheCrdForGood,
+            },
+            made: crd.metadata.creation_timestamp.map(|time| time.0),
         }),
         Ok(Err(error)) => {
             tracing::warn!(error = %chain(&error), "looking at the CRD of Tenants failed; deletions wait");

@@ -213,9 +213,15 @@ fn placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
         .said
         .filter(|said| Some(said.uid.as_str()) == tenant.metadata.uid.as_deref());
     if deleted && view.deletion == Deletion::Its && mine.is_some_and(|said| said.gone) {
+        let state = mine.map(|said| said.state.clone());
+        let anothers = state
+            .as_ref()
+            .filter(|state| state.reason == reason::BELONGS_TO_ANOTHER);
         return Verdict {
-            step: Step::End { orphaned: None },
-            placed: mine.map(|said| said.state.clone()),
+            step: Step::End {
+                orphaned: anothers.map(|state| format!("{member}: {}", state.message)),
+            },
+            placed: state,
         };
     }
     if !targets.contains_key(member) {
@@ -250,6 +256,15 @@ fn placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
         );
     }
     match mine {
+        // What is said of it is of what home wanted before.
+        Some(mine)
+            if !deleted
+                && mine.state.truth == Truth::True
+                && Some(mine.observed_generation) != tenant.metadata.generation =>
+        {
+            let message = format!("waiting until {member} has taken the change in");
+            said(Some(State::new(Truth::Unknown, reason::ORDERED, message)))
+        }
         Some(mine) => said(Some(mine.state.clone())),
         None if deleted => {
             let message = format!("waiting until {member} has removed its Tenant");

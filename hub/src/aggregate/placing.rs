@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use krypton_agent::placement::placed_on;
 use krypton_common::placed::PlacedTenant;
 use krypton_common::tenant::TenantKey;
@@ -33,8 +34,27 @@ pub(super) struct Placing {
     doubted: Doubted,
 }
 
-/// Tenants that are deleted, with their UIDs.
-pub(super) type Doubted = BTreeMap<TenantKey, String>;
+/// Tenants that are deleted, with their UIDs, and since when.
+pub(super) type Doubted = BTreeMap<TenantKey, (String, Option<Timestamp>)>;
+
+/// What a look at the CRD has shown.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CrdSeen {
+    pub(super) deletion: Deletion,
+    pub(super) made: Option<Timestamp>,
+}
+
+impl CrdSeen {
+    /// One that was deleted before the CRD was made went with a former one, whose finalizer somebody has taken
+    /// off: etcd keeps the objects of a CRD that goes so.
+    fn of(&self, deleted: Option<Timestamp>) -> Deletion {
+        let before = deleted.zip(self.made).is_some_and(|(at, made)| at < made);
+        match self.deletion {
+            Deletion::Its if before => Deletion::OfTheCrdForGood,
+            other => other,
+        }
+    }
+}
 
 impl Placing {
     pub(super) fn new(placements: Arc<Placements>) -> Self {
@@ -67,12 +87,13 @@ impl Placing {
     }
 
     /// What a look at the CRD has told of them; `None` when it has told nothing.
-    pub(super) fn told(&mut self, of: Doubted, deletion: Option<Deletion>) {
-        match deletion {
+    pub(super) fn told(&mut self, of: Doubted, seen: Option<CrdSeen>) {
+        match seen {
             None => self.doubted.extend(of),
-            Some(deletion) => {
+            Some(seen) => {
                 self.dirty.extend(of.keys().cloned());
-                let told = of.into_iter().map(|(key, uid)| (key, (uid, deletion)));
+                let told = of.into_iter();
+                let told = told.map(|(key, (uid, at))| (key, (uid, seen.of(at))));
                 self.deletions.extend(told);
             }
         }
@@ -143,7 +164,9 @@ impl Placing {
             && deletion != Deletion::Its
             && let Some(uid) = &tenant.metadata.uid
         {
-            self.doubted.insert(key.clone(), uid.clone());
+            let at = tenant.metadata.deletion_timestamp.as_ref();
+            let at = at.map(|time| time.0);
+            self.doubted.insert(key.clone(), (uid.clone(), at));
         }
         deletion
     }
@@ -193,6 +216,24 @@ mod tests {
         TenantKey {
             namespace: "team".to_owned(),
             name: name.to_owned(),
+        }
+    }
+
+    #[test]
+    fn who_was_deleted_before_the_crd_was_made_went_with_a_former_one() {
+        let at = |second| Some(Timestamp::from_second(second).unwrap());
+        for (seen, made, deleted, expected) in [
+            (Deletion::Its, at(5), at(9), Deletion::Its),
+            (Deletion::Its, at(5), at(5), Deletion::Its),
+            (Deletion::Its, at(5), at(4), Deletion::OfTheCrdForGood),
+            (Deletion::Its, None, at(4), Deletion::Its),
+            (Deletion::OfTheCrd, at(5), at(4), Deletion::OfTheCrd),
+        ] {
+            let crd = CrdSeen {
+                deletion: seen,
+                made,
+            };
+            assert_eq!(crd.of(deleted), expected, "{seen:?} {made:?} {deleted:?}");
         }
     }
 

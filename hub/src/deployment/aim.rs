@@ -100,13 +100,13 @@ pub(super) struct Sight<'a> {
     pub(super) open_namespaces: &'a BTreeSet<String>,
 }
 
-/// Which member it is; else what `TargetClusterResolved` says.
+/// Which member it is, and the UID of its cluster; else what `TargetClusterResolved` says.
 pub(super) fn aim(
     named: &Named,
     region: &str,
     from: &str,
     sight: Sight<'_>,
-) -> Result<String, State> {
+) -> Result<(String, String), State> {
     let member = match named {
         Named::Profile { namespace, name } => of_profile(namespace, name, sight.clusters)?,
         Named::Secret {
@@ -120,11 +120,25 @@ pub(super) fn aim(
         }
         Named::Secret { secret, .. } => of_secret(secret, from, sight)?,
     };
-    let member = acting(member, sight.clusters);
+    let Some(cluster) = sight.clusters.get(&member) else {
+        let message = format!("there is no EdgeCluster {member}");
+        return Err(State::new(Truth::False, reason::SOURCE_GONE, message));
+    };
+    // By its UID it is put on record: a name may be another cluster's one day.
+    let Some(uid) = cluster.cluster_uid.clone() else {
+        let wrong = cluster.resolved.as_ref();
+        let wrong = wrong.filter(|state| state.truth == Truth::False);
+        let why = wrong.map_or("it is reached for the first time", |it| &it.message);
+        let reason = wrong.map_or(reason::STARTING, |it| &it.reason);
+        let truth = wrong.map_or(Truth::Unknown, |it| it.truth);
+        let message = format!("EdgeCluster {member}: {why}");
+        return Err(State::new(truth, reason, message));
+    };
+    let member = acting(&uid, &member, sight.clusters).unwrap_or(member);
     let allowed = sight.clusters.get(&member).map(|cluster| &cluster.allowed);
     match allowed.and_then(|allowed| allowed.refusal(&member, from)) {
         Some(refusal) => Err(refusal),
-        None => Ok(member),
+        None => Ok((member, uid)),
     }
 }
 
@@ -226,15 +240,19 @@ fn member_of(source: &SourceRef, clusters: &BTreeMap<String, Cluster>) -> Option
     clusters.iter().find(of).map(|(name, _)| name.clone())
 }
 
-/// Of members that are one cluster, the one that acts (design §3, rule 6).
-fn acting(member: String, clusters: &BTreeMap<String, Cluster>) -> String {
-    let Some(found) = clusters.get(&member).filter(|found| found.duplicate) else {
-        return member;
-    };
-    let same = |other: &Cluster| !other.duplicate && other.cluster_uid == found.cluster_uid;
-    let known = found.cluster_uid.is_some();
-    let other = clusters.iter().find(|(_, other)| known && same(other));
-    other.map_or(member, |(name, _)| name.clone())
+/// Of members that are this cluster, the one that acts (design §3, rule 6): the one of this name, if it does.
+pub(super) fn acting(
+    uid: &str,
+    name: &str,
+    clusters: &BTreeMap<String, Cluster>,
+) -> Option<String> {
+    let acts =
+        |cluster: &Cluster| !cluster.duplicate && cluster.cluster_uid.as_deref() == Some(uid);
+    if clusters.get(name).is_some_and(acts) {
+        return Some(name.to_owned());
+    }
+    let other = clusters.iter().find(|(_, cluster)| acts(cluster));
+    other.map(|(name, _)| name.clone())
 }
 
 #[cfg(test)]

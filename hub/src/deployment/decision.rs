@@ -10,12 +10,15 @@ use krypton_common::deployment::{DesiredDeployment, PASSED_ON};
 use krypton_common::drift::{DriftMode, DriftPolicy};
 use krypton_common::names;
 use krypton_crds::krypton_deployment::{
-    DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus,
+    DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus, Place,
 };
 use kube::ResourceExt as _;
 
 use super::aim::Cluster;
 use crate::deployments::Said;
+
+/// Bytes of an annotation that is passed on, at most: orders are on record on the member.
+const ANNOTATION_MAX: usize = 4 * 1024;
 
 /// Reasons of the condition `Ready` (operator reference 1.6), and those that it lacks.
 pub(super) mod ready {
@@ -25,40 +28,6 @@ pub(super) mod ready {
     pub(in crate::deployment) const EDGE_UNAVAILABLE: &str = "EdgeUnavailable";
     pub(in crate::deployment) const HELM_FAILED: &str = "HelmFailed";
     pub(in crate::deployment) const DELETING: &str = "Deleting";
-}
-
-/// A member that the release is ordered of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) cluster: String,
-    /// Of the kubeconfig in the member's Secret, where it was named.
-    pub(super) key: Option<String>,
-}
-
-/// What is on record of a KryptonDeployment's places; what cannot be read is none.
-pub(super) fn places(object: &KryptonDeployment) -> Vec<Place> {
-    let recorded = object.annotations().get(names::DEPLOYED_ON_ANNOTATION);
-    let entries = recorded.map_or("", String::as_str).split(',');
-    let place = |entry: &str| {
-        let (cluster, key) = match entry.split_once(':') {
-            Some((cluster, key)) => (cluster, Some(key.to_owned())),
-            None => (entry, None),
-        };
-        names::is_dns_subdomain(cluster).then(|| Place {
-            cluster: cluster.to_owned(),
-            key,
-        })
-    };
-    entries.map(str::trim).filter_map(place).collect()
-}
-
-fn recorded(places: &[Place]) -> Option<String> {
-    let entry = |place: &Place| match &place.key {
-        Some(key) => format!("{}:{key}", place.cluster),
-        None => place.cluster.clone(),
-    };
-    let entries: Vec<String> = places.iter().map(entry).collect();
-    (!entries.is_empty()).then(|| entries.join(","))
 }
 
 /// What was read afresh of a deletion, before anything follows from it (design §3, rule 2).
@@ -71,34 +40,33 @@ pub(super) enum Deletion {
     OfTheCrd,
 }
 
-/// A place, as it is now.
+/// What is known of a cluster that the release is, or is to be, ordered of.
 #[derive(Clone, Debug, Default)]
 pub(super) struct At {
-    /// `None`: there is no such member.
-    pub(super) cluster: Option<Cluster>,
+    /// The member that acts on it; `None`: there is no such member.
+    pub(super) member: Option<(String, Cluster)>,
     pub(super) said: Option<Said>,
     /// More is ordered of it than it takes.
     pub(super) full: bool,
 }
 
+/// A place, as it is on record, or to be put on record.
+#[derive(Clone, Debug)]
+pub(super) struct Site {
+    pub(super) place: Place,
+    pub(super) at: At,
+}
+
 /// All that a decision rests on.
 pub(super) struct View<'a> {
     pub(super) object: &'a KryptonDeployment,
-    /// The member that it is for, with the key that was named; else what `TargetClusterResolved` says.
-    pub(super) aim: Result<Place, State>,
-    /// Of its recorded places, and of the member that it is for.
-    pub(super) at: BTreeMap<String, At>,
+    /// What it is for; else what `TargetClusterResolved` says.
+    pub(super) aim: Result<Site, State>,
+    /// The places on record.
+    pub(super) sites: Vec<Site>,
     pub(super) deletion: Deletion,
     pub(super) check_every: u32,
     pub(super) now: Timestamp,
-}
-
-/// What is to be written on the object itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Marks {
-    pub(super) finalizers: Vec<String>,
-    /// Of [`names::DEPLOYED_ON_ANNOTATION`]; `None`: none.
-    pub(super) places: Option<String>,
 }
 
 /// Something to tell of on the object.
@@ -128,10 +96,10 @@ fn warning(reason: &'static str, message: impl Into<String>) -> News {
 pub(super) struct Decision {
     /// By member.
     pub(super) orders: BTreeMap<String, DesiredDeployment>,
-    /// `None`: they are as they should be.
-    pub(super) marks: Option<Marks>,
+    /// The object's finalizers, where they are others than it has.
+    pub(super) finalizers: Option<Vec<String>>,
     /// Told once they are written.
-    pub(super) with_marks: Vec<News>,
+    pub(super) with_finalizers: Vec<News>,
     pub(super) status: KryptonDeploymentStatus,
     /// Told once it is written.
     pub(super) with_status: Vec<News>,
@@ -182,25 +150,30 @@ impl View<'_> {
     }
 
     /// What was said of the very object; another of the name was another's.
-    fn said(&self, cluster: &str) -> Option<&Said> {
-        let said = self.at.get(cluster)?.said.as_ref()?;
+    fn said<'s>(&self, site: &'s Site) -> Option<&'s Said> {
+        let said = site.at.said.as_ref()?;
         let uid = self.object.metadata.uid.as_deref().unwrap_or_default();
         (said.report.uid == uid).then_some(said)
     }
 
-    /// The member has said that nothing is left to be done there, in answer to an order to remove.
-    fn gone(&self, cluster: &str) -> bool {
+    /// The member has said that nothing is left to be done there, in answer to this order to remove, which is
+    /// on record: what it had said of an earlier one says nothing.
+    fn gone(&self, site: &Site) -> bool {
         let generation = self.object.metadata.generation.unwrap_or_default();
-        self.said(cluster).is_some_and(|said| {
-            said.fresh && said.report.gone && said.report.observed_generation == generation
-        })
+        site.place.removing
+            && self.said(site).is_some_and(|said| {
+                said.fresh && said.report.gone && said.report.observed_generation == generation
+            })
     }
 
     fn order(&self, remove: bool) -> DesiredDeployment {
         let meta = &self.object.metadata;
         let annotation = |name: &&str| {
-            let value = self.annotated(name)?;
-            Some(((*name).to_owned(), value.to_owned()))
+            let value = self
+                .annotated(name)
+                .filter(|value| value.len() <= ANNOTATION_MAX)?;
+            // Nothing but the removal matters then, and it is to have room.
+            (!remove).then(|| ((*name).to_owned(), value.to_owned()))
         };
         DesiredDeployment {
             namespace: self.object.namespace().unwrap_or_default(),
@@ -217,6 +190,7 @@ impl View<'_> {
                 .is_some_and(|value| value != "false"),
             requested: self
                 .annotated(names::RECONCILE_REQUESTED_ANNOTATION)
+                .filter(|value| value.len() <= ANNOTATION_MAX)
                 .map(str::to_owned),
             // As the original did, whatever the fleet does with Tenants.
             drift: Some(DriftPolicy {
@@ -227,178 +201,198 @@ impl View<'_> {
         }
     }
 
-    fn marks(&self, finalized: bool, places: &[Place]) -> Option<Marks> {
-        let others = self.object.finalizers().iter();
-        let mut finalizers: Vec<String> = others
-            .filter(|name| finalized || *name != names::DEPLOYMENT_FINALIZER)
-            .cloned()
-            .collect();
-        if finalized && !self.finalized() {
+    /// Those that it is to have, if it has others.
+    fn finalizers(&self, finalized: bool) -> Option<Vec<String>> {
+        let mut finalizers = self.object.finalizers().to_vec();
+        finalizers.retain(|name| name != names::DEPLOYMENT_FINALIZER);
+        if finalized {
             finalizers.push(names::DEPLOYMENT_FINALIZER.to_owned());
         }
-        let places = recorded(places);
-        let same = finalizers == self.object.finalizers()
-            && places.as_deref() == self.annotated(names::DEPLOYED_ON_ANNOTATION);
-        (!same).then_some(Marks { finalizers, places })
+        (finalized != self.finalized()).then_some(finalizers)
+    }
+
+    /// Whether anything of it may still be where it was put on record before.
+    fn recorded(&self) -> Option<&[Place]> {
+        self.object.status.as_ref()?.places.as_deref()
     }
 
     /// It is to be there.
     fn stay(&self) -> Decision {
-        let before = places(self.object);
         let account = !self.object.spec.account.name.is_empty();
         let target = self.aim.as_ref().ok().filter(|_| account);
-        let mut places = before.clone();
-        let (mut with_marks, mut orders) = (Vec::new(), BTreeMap::new());
         let standing = self.standing(target, account);
-        if let Some(target) = target {
-            let there = standing.ready.truth == Truth::True
-                && self.said(&target.cluster).is_some_and(|said| said.fresh);
-            match places.iter_mut().find(|it| it.cluster == target.cluster) {
-                Some(place) => place.key.clone_from(&target.key),
-                None => {
-                    // Put on record before it is ordered: whatever ends in between, it is found again.
-                    places.push(target.clone());
-                    let region = self.region();
-                    let message =
-                        format!("routed to cluster {} of region {region}", target.cluster);
-                    with_marks.push(news("Routing", message));
-                }
+        let (mut told, mut places) = (Vec::new(), Vec::new());
+        let mut orders = BTreeMap::new();
+        let finalized = self.finalized();
+        let mut give = |site: &Site, remove: bool| {
+            if finalized && let Some((member, _)) = &site.at.member {
+                orders.insert(member.clone(), self.order(remove));
             }
-            if !self.finalized() {
-                let message = format!("account {} accepted", self.object.spec.account.name);
-                with_marks.insert(0, news("AccountValidated", message));
-                with_marks.insert(1, news("FinalizerAdded", names::DEPLOYMENT_FINALIZER));
-            }
-            // It was somewhere else before: that goes when this one is well.
-            let mut left = Vec::new();
-            places.retain(|place| {
-                let stays = place.cluster == target.cluster
-                    || !(self.orphaned() || self.gone(&place.cluster));
-                if !stays {
-                    left.push(place.cluster.clone());
-                }
-                stays
-            });
-            for cluster in left {
-                with_marks.push(self.let_go(&cluster));
-            }
-            if self.finalized() {
-                for place in before
-                    .iter()
-                    .filter(|place| places.contains(place) || place.cluster == target.cluster)
-                {
-                    let former = place.cluster != target.cluster;
-                    orders.insert(place.cluster.clone(), self.order(former && there));
-                }
-            }
-        } else if self.finalized() {
-            // Nothing that is known says that it should not be where it is. Who may not aim at a member any
-            // more gets nothing of it either.
-            let from = self.object.namespace().unwrap_or_default();
-            let allowed = |place: &&Place| {
-                let cluster = self
-                    .at
-                    .get(&place.cluster)
-                    .and_then(|at| at.cluster.as_ref());
-                cluster.is_some_and(|it| it.allowed.refusal(&place.cluster, &from).is_none())
-            };
-            let stands = before.iter().filter(allowed);
-            orders.extend(stands.map(|it| (it.cluster.clone(), self.order(false))));
-        }
-        let marks = self.marks(self.finalized() || target.is_some(), &places);
-        let with_marks = if marks.is_some() {
-            with_marks
-        } else {
-            Vec::new()
         };
-        let former: Vec<&str> = places
-            .iter()
-            .map(|place| place.cluster.as_str())
-            .filter(|cluster| target.is_some_and(|target| target.cluster != *cluster))
-            .collect();
-        let (status, with_status) = self.status(self.with_former(standing, &former));
+        if let Some(target) = target {
+            let uid = &target.place.cluster_uid;
+            let here = self
+                .sites
+                .iter()
+                .find(|site| site.place.cluster_uid == *uid);
+            // It runs there, by what was said of this very order.
+            let there = standing.ready.truth == Truth::True
+                && here.is_some_and(|here| !here.place.removing)
+                && self.said(target).is_some_and(|said| said.fresh);
+            for site in &self.sites {
+                if site.place.cluster_uid == *uid {
+                    // The same cluster may be another member by now, and may be wanted again.
+                    places.push(target.place.clone());
+                    if !site.place.removing && !target.at.full {
+                        give(target, false);
+                    }
+                } else if self.orphaned() || self.gone(site) {
+                    told.push(self.let_go(site));
+                } else {
+                    // It was somewhere else before: that goes when this one is well, and then for good.
+                    let removing = site.place.removing || there;
+                    places.push(Place {
+                        removing,
+                        ..site.place.clone()
+                    });
+                    give(site, site.place.removing);
+                }
+            }
+            if here.is_none() {
+                // Put on record before it is ordered: whatever ends in between, it is found again.
+                places.push(target.place.clone());
+                let (cluster, region) = (&target.place.cluster, self.region());
+                let message = format!("routed to cluster {cluster} of region {region}");
+                told.push(news("Routing", message));
+            }
+        } else {
+            // Nothing that is known says that it should not be where it is. Who may not aim at a member any more
+            // gets nothing of it either.
+            let from = self.object.namespace().unwrap_or_default();
+            for site in &self.sites {
+                places.push(site.place.clone());
+                let refusal =
+                    |(name, member): &(String, Cluster)| member.allowed.refusal(name, &from);
+                let refused = site.at.member.as_ref().and_then(refusal);
+                if refused.is_none() {
+                    give(site, site.place.removing);
+                }
+            }
+        }
+        let finalizers = self.finalizers(finalized || target.is_some());
+        let with_finalizers = finalizers.as_ref().map(|_| {
+            let message = format!("account {} accepted", self.object.spec.account.name);
+            vec![
+                news("AccountValidated", message),
+                news("FinalizerAdded", names::DEPLOYMENT_FINALIZER),
+            ]
+        });
+        let standing = match target {
+            Some(target) => self.with_former(standing, &target.place.cluster_uid),
+            None => standing,
+        };
+        self.decision(
+            orders,
+            (finalizers, with_finalizers),
+            (standing, places, told),
+        )
+    }
+
+    /// It is to go.
+    fn leave(&self) -> Decision {
+        let confirmed = self.deletion == Deletion::OfTheObject;
+        let lets_go = self.orphaned() || self.deletion == Deletion::OfTheCrd;
+        let held = self.finalized();
+        let (mut told, mut places) = (Vec::new(), Vec::new());
+        let mut orders = BTreeMap::new();
+        // An object of the original has its finalizer and nothing on record.
+        let unrecorded = held && self.recorded().is_none();
+        if held && lets_go {
+            let why = match self.deletion {
+                Deletion::OfTheCrd => "all KryptonDeployments are deleted with their CRD",
+                _ => "as it is annotated",
+            };
+            let left: Vec<&str> = self
+                .sites
+                .iter()
+                .map(|it| it.place.cluster.as_str())
+                .collect();
+            if !left.is_empty() || unrecorded {
+                let release = self.release();
+                let left = match left.is_empty() {
+                    true => "wherever it was".to_owned(),
+                    false => left.join(", "),
+                };
+                let message = format!("{release} is left where it is, on {left}: {why}");
+                told.push(warning("Orphaned", message));
+            }
+        } else if held {
+            let aimed = self.aim.as_ref().ok().filter(|_| unrecorded);
+            for site in self.sites.iter().chain(aimed) {
+                if self.gone(site) {
+                    told.push(self.let_go(site));
+                    continue;
+                }
+                let removing = site.place.removing || confirmed;
+                places.push(Place {
+                    removing,
+                    ..site.place.clone()
+                });
+                // Until it is known that it is to go, it is left as it is.
+                if let Some((member, _)) = site.at.member.as_ref().filter(|_| !unrecorded) {
+                    let order = self.order(site.place.removing);
+                    let paused = order.paused || !site.place.removing;
+                    orders.insert(member.clone(), DesiredDeployment { paused, ..order });
+                }
+            }
+        }
+        let unknown = unrecorded && !lets_go && self.aim.is_err();
+        let done = places.is_empty() && !unknown;
+        let finalizers = self.finalizers(held && !done);
+        let with_finalizers = finalizers.as_ref().map(|_| {
+            let mut all = std::mem::take(&mut told);
+            all.push(news("FinalizerRemoved", names::DEPLOYMENT_FINALIZER));
+            all
+        });
+        let read = held && !done && !lets_go && self.deletion == Deletion::NotRead;
+        let standing = self.leaving(&places, unknown);
         Decision {
-            orders: self.within(orders),
-            marks,
-            with_marks,
+            read: read && places.iter().any(|place| !place.removing),
+            ..self.decision(
+                orders,
+                (finalizers, with_finalizers),
+                (standing, places, told),
+            )
+        }
+    }
+
+    fn decision(
+        &self,
+        orders: BTreeMap<String, DesiredDeployment>,
+        (finalizers, with_finalizers): (Option<Vec<String>>, Option<Vec<News>>),
+        (standing, places, told): (Standing, Vec<Place>, Vec<News>),
+    ) -> Decision {
+        let (mut status, mut with_status) = self.status(standing);
+        let recorded = self.recorded();
+        status.places = (recorded.is_some() || !places.is_empty()).then_some(places);
+        if status.places.as_deref() != recorded {
+            with_status.splice(0..0, told);
+        }
+        Decision {
+            orders,
+            finalizers,
+            with_finalizers: with_finalizers.unwrap_or_default(),
             status,
             with_status,
             read: false,
         }
     }
 
-    /// It is to go.
-    fn leave(&self) -> Decision {
-        let mut places = places(self.object);
-        let orphaned = self.orphaned() || self.deletion == Deletion::OfTheCrd;
-        let mut with_marks = Vec::new();
-        let mut orders = BTreeMap::new();
-        let held = self.finalized();
-        if held && !places.is_empty() {
-            if orphaned {
-                let why = match self.deletion {
-                    Deletion::OfTheCrd => "all KryptonDeployments are deleted with their CRD",
-                    _ => "as it is annotated",
-                };
-                let left = places.iter().map(|place| place.cluster.as_str());
-                let left = left.collect::<Vec<_>>().join(", ");
-                let message = format!("{} is left where it is, on {left}: {why}", self.release());
-                with_marks.push(warning("Orphaned", message));
-                places.clear();
-            } else {
-                let removes = self.deletion == Deletion::OfTheObject;
-                let mut gone = Vec::new();
-                places.retain(|place| {
-                    let stays = !(removes && self.gone(&place.cluster));
-                    if !stays {
-                        gone.push(place.cluster.clone());
-                    }
-                    stays
-                });
-                for cluster in gone {
-                    with_marks.push(self.let_go(&cluster));
-                }
-                let each = places.iter();
-                orders.extend(each.map(|it| (it.cluster.clone(), self.order(removes))));
-            }
-        }
-        let done = places.is_empty();
-        if held && done {
-            with_marks.push(news("FinalizerRemoved", names::DEPLOYMENT_FINALIZER));
-        }
-        let marks = held.then(|| self.marks(!done, &places)).flatten();
-        let with_marks = if marks.is_some() {
-            with_marks
-        } else {
-            Vec::new()
-        };
-        let (status, with_status) = self.status(self.leaving(&places));
-        Decision {
-            read: held && !done && !orphaned && self.deletion == Deletion::NotRead,
-            orders: self.within(orders),
-            marks,
-            with_marks,
-            status,
-            with_status,
-        }
-    }
-
-    /// Without what a member does not take.
-    fn within(
-        &self,
-        mut orders: BTreeMap<String, DesiredDeployment>,
-    ) -> BTreeMap<String, DesiredDeployment> {
-        orders.retain(|cluster, _| {
-            let at = self.at.get(cluster);
-            at.is_some_and(|at| at.cluster.is_some() && !at.full)
-        });
-        orders
-    }
-
-    fn let_go(&self, cluster: &str) -> News {
-        let said = self.said(cluster).map(|said| &said.report.state.ready);
-        let left = said.filter(|ready| ready.reason == reason::UNINSTALLED);
-        if self.gone(cluster) {
+    fn let_go(&self, site: &Site) -> News {
+        let cluster = &site.place.cluster;
+        if self.gone(site) {
+            let said = self.said(site).map(|said| &said.report.state.ready);
+            let left = said.filter(|ready| ready.reason == reason::UNINSTALLED);
             let how = left.map_or("the release is uninstalled", |ready| &ready.message);
             return news("HelmUninstalled", format!("cluster {cluster}: {how}"));
         }
@@ -409,7 +403,7 @@ impl View<'_> {
         warning("Orphaned", message)
     }
 
-    fn standing(&self, target: Option<&Place>, account: bool) -> Standing {
+    fn standing(&self, target: Option<&Site>, account: bool) -> Standing {
         let region = self.region();
         if !account {
             let message = "spec.account.name is empty: write whose deployment it is";
@@ -429,21 +423,21 @@ impl View<'_> {
                 last_message: line,
             };
         };
-        let cluster = &target.cluster;
-        if let Some(line) = self.unheard(cluster) {
+        let cluster = &target.place.cluster;
+        if let Some(line) = unheard(target) {
             let line = format!("Edge cluster {region} not available: {line}");
             return Standing {
                 last_message: line.clone(),
                 ..error(State::new(Truth::Unknown, ready::EDGE_UNAVAILABLE, line))
             };
         }
-        if self.at.get(cluster).is_some_and(|at| at.full) {
+        if target.at.full {
             let message =
                 format!("cluster {cluster} has as many deployments as it takes; take some away");
             return error(State::new(Truth::False, ready::NOT_READY, message));
         }
         let generation = self.object.metadata.generation.unwrap_or_default();
-        let said = self.said(cluster).map(|said| &said.report);
+        let said = self.said(target).map(|said| &said.report);
         let Some(said) = said.filter(|it| it.observed_generation == generation && !it.gone) else {
             let message = format!("cluster {cluster} is yet to say how it stands");
             return pending(State::new(Truth::False, ready::NOT_READY, message));
@@ -477,67 +471,68 @@ impl View<'_> {
         }
     }
 
-    /// What keeps a member from being heard of.
-    fn unheard(&self, cluster: &str) -> Option<String> {
-        let Some(found) = self.at.get(cluster).and_then(|at| at.cluster.as_ref()) else {
-            return Some(format!("there is no EdgeCluster {cluster} any more"));
-        };
-        let connected = found.connected.as_ref();
-        let wrong = connected.filter(|state| state.truth != Truth::True);
-        wrong.map(|state| format!("EdgeCluster {cluster}: {}: {}", state.reason, state.message))
-    }
-
     /// It runs where it was before too.
-    fn with_former(&self, mut standing: Standing, former: &[&str]) -> Standing {
-        if former.is_empty() {
-            return standing;
-        }
-        let waits = match standing.ready.truth {
-            Truth::True => "goes",
-            _ => "stays until this one is ready",
-        };
+    fn with_former(&self, mut standing: Standing, here: &str) -> Standing {
+        let former = self.sites.iter().filter(|it| it.place.cluster_uid != here);
         let more: Vec<String> = former
-            .iter()
-            .map(|cluster| match self.unheard(cluster) {
-                Some(why) => format!(
-                    "what is on {cluster} {waits}; {why}; annotation {}=true lets go of it",
-                    names::ORPHAN_ANNOTATION
-                ),
-                None => format!("what is on {cluster} {waits}"),
+            .map(|site| {
+                let cluster = &site.place.cluster;
+                let waits = match site.place.removing {
+                    true => "goes",
+                    false => "stays until this one is ready",
+                };
+                match unheard(site) {
+                    Some(why) => format!(
+                        "what is on {cluster} {waits}; {why}; annotation {}=true lets go of it",
+                        names::ORPHAN_ANNOTATION
+                    ),
+                    None => format!("what is on {cluster} {waits}"),
+                }
             })
             .collect();
-        let more = more.join("; ");
-        for line in [&mut standing.ready.message, &mut standing.last_message] {
-            line.push_str("; ");
-            line.push_str(&more);
+        if !more.is_empty() {
+            for line in [&mut standing.ready.message, &mut standing.last_message] {
+                line.push_str("; ");
+                line.push_str(&more.join("; "));
+            }
         }
         standing
     }
 
-    fn leaving(&self, places: &[Place]) -> Standing {
-        let line = match (self.deletion, places.first()) {
-            (_, None) => "nothing is left to be removed".to_owned(),
-            (Deletion::NotRead, _) => "the deletion is looked at".to_owned(),
-            (_, Some(place)) => {
-                let cluster = &place.cluster;
-                if let Some(why) = self.unheard(cluster) {
-                    format!(
-                        "deletion waits: {why}; annotation {}=true lets go and leaves the release",
-                        names::ORPHAN_ANNOTATION
-                    )
+    fn leaving(&self, places: &[Place], unknown: bool) -> Standing {
+        let orphan = format!(
+            "annotation {}=true lets go and leaves the release",
+            names::ORPHAN_ANNOTATION
+        );
+        let aimed = self.aim.as_ref();
+        let site = places.first().and_then(|place| {
+            let mut all = self.sites.iter().chain(aimed.ok());
+            let is = |site: &&Site| site.place.cluster_uid == place.cluster_uid;
+            all.find(is)
+        });
+        let line = match site {
+            None if unknown => {
+                let why = aimed.err().map_or("", |why| &why.message);
+                format!("deletion waits: it is not known where it was deployed: {why}; {orphan}")
+            }
+            None => "nothing is left to be removed".to_owned(),
+            Some(site) => {
+                let cluster = &site.place.cluster;
+                let said = self.said(site).map(|said| &said.report.state);
+                let wrong = said.and_then(|state| state.error.as_ref());
+                let wrong = wrong.filter(|it| it.truth == Truth::True);
+                let going = said.and_then(|state| state.progress.as_ref());
+                if let Some(why) = unheard(site) {
+                    format!("deletion waits: {why}; {orphan}")
+                } else if !site.place.removing {
+                    "the deletion is looked at".to_owned()
+                } else if let Some(wrong) = wrong {
+                    let message = format!("cluster {cluster}: {}", wrong.message);
+                    return error(State::new(Truth::False, failed(&wrong.reason), message));
                 } else {
-                    let said = self.said(cluster).map(|said| &said.report.state);
-                    let wrong = said.and_then(|state| state.error.as_ref());
-                    let wrong = wrong.filter(|it| it.truth == Truth::True);
-                    let going = said.and_then(|state| state.progress.as_ref());
-                    match (wrong, going) {
-                        (Some(wrong), _) => {
-                            let message = format!("cluster {cluster}: {}", wrong.message);
-                            let reason = failed(&wrong.reason);
-                            return error(State::new(Truth::False, reason, message));
-                        }
-                        (None, Some(going)) => format!("cluster {cluster}: {}", going.message),
-                        (None, None) => format!("cluster {cluster} is yet to say how it stands"),
+                    match going {
+                        Some(going) => format!("cluster {cluster}: {}", going.message),
+                        None => format!("cluster {cluster} is yet to say how it stands"),
                     }
                 }
             }
@@ -553,22 +548,19 @@ impl View<'_> {
         let generation = self.object.metadata.generation.unwrap_or_default();
         let target = match &self.aim {
             Err(state) => state.clone(),
-            Ok(place) => {
-                let resolved = self
-                    .at
-                    .get(&place.cluster)
-                    .and_then(|at| at.cluster.as_ref());
-                let resolved = resolved.and_then(|cluster| cluster.resolved.clone());
+            Ok(site) => {
+                let member = site.at.member.as_ref();
+                let resolved = member.and_then(|(_, member)| member.resolved.clone());
                 resolved.map_or_else(
                     || {
                         State::new(
                             Truth::Unknown,
                             crate::facts::reason::STARTING,
-                            format!("EdgeCluster {} is new", place.cluster),
+                            format!("EdgeCluster {} is new", site.place.cluster),
                         )
                     },
                     |state| State {
-                        message: format!("EdgeCluster {}: {}", place.cluster, state.message),
+                        message: format!("EdgeCluster {}: {}", site.place.cluster, state.message),
                         ..state
                     },
                 )
@@ -590,11 +582,7 @@ impl View<'_> {
             self.now,
         );
         let mut told = Vec::new();
-        let applied = self
-            .aim
-            .as_ref()
-            .ok()
-            .and_then(|place| self.said(&place.cluster));
+        let applied = self.aim.as_ref().ok().and_then(|site| self.said(site));
         let applied = applied.map(|said| said.report.applied_chart.clone());
         let applied = applied.filter(|chart| !chart.is_empty());
         let chart_before = before.and_then(|status| status.last_applied_chart.clone());
@@ -613,6 +601,7 @@ impl View<'_> {
             last_applied_chart: applied.or(chart_before),
             observed_generation: Some(generation),
             conditions,
+            places: None,
         };
         (status, told)
     }
@@ -630,6 +619,19 @@ impl View<'_> {
             _ => warning("Refused", message),
         })
     }
+}
+
+/// What keeps a member from being heard of.
+fn unheard(site: &Site) -> Option<String> {
+    let cluster = &site.place.cluster;
+    let Some((name, found)) = &site.at.member else {
+        return Some(format!(
+            "there is no EdgeCluster {cluster} any more, or it is of another cluster"
+        ));
+    };
+    let connected = found.connected.as_ref();
+    let wrong = connected.filter(|state| state.truth != Truth::True);
+    wrong.map(|state| format!("EdgeCluster {name}: {}: {}", state.reason, state.message))
 }
 
 /// The original had one word for all that helm or its chart can do wrong.

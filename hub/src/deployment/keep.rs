@@ -1,6 +1,7 @@
 //! Keeps KryptonDeployments: whenever something has changed, all of them are decided on anew, and what
 //! differs is ordered and written.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use krypton_common::deployment::{DeploymentKey, DesiredDeployment};
 use krypton_common::error_chain::chain;
 use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_crds::krypton_deployment::{KryptonDeployment, Place};
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Config, Event, watcher};
@@ -24,7 +25,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::aim::{self, Cluster, Named as Aimed, Sight, named, trusted};
-use super::decision::{At, Decision, Deletion, News, Place, View, decide, places};
+use super::decision::{At, Decision, Deletion, News, Site, View, decide};
 use super::writes::{Reading, Write, Written, read, write};
 use crate::deployments::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::discovery::Kind;
@@ -40,6 +41,8 @@ const AFTER_FAILURE: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Writes and reads in flight: beyond it they wait.
 const REQUESTS: usize = 8;
+/// Secrets that are looked at for those who may not name them unless they are open to all.
+const UNTRUSTED_MAX: usize = 1_000;
 /// So often in a row home has to say that it knows no KryptonDeployments.
 const NOT_KNOWN: u32 = 2;
 
@@ -203,8 +206,9 @@ impl Step {
         if decision.read {
             return Some(Self::Read);
         }
-        if let Some(marks) = decision.marks {
-            return Some(Self::Write(Write::Marks(marks), decision.with_marks));
+        if let Some(finalizers) = decision.finalizers {
+            let news = decision.with_finalizers;
+            return Some(Self::Write(Write::Finalizers(finalizers), news));
         }
         let same = object.status.as_ref() == Some(&decision.status);
         (!same).then_some(Self::Write(
@@ -278,24 +282,32 @@ impl Desk {
             Aimed::Profile { .. } => None,
         };
         let aim = aim::aim(&aimed, &object.spec.region.name, &key.namespace, sight);
-        let aim = aim.map(|cluster| Place {
-            cluster,
-            key: key_named,
-        });
-        let here = places(object).into_iter().map(|place| place.cluster);
-        let each = here.chain(aim.as_ref().ok().map(|place| place.cluster.clone()));
-        let at = |cluster: String| {
-            let at = At {
-                cluster: self.clusters.get(&cluster).cloned(),
-                said: keep.deployments.said(&cluster, key),
-                full: full(&cluster),
-            };
-            (cluster, at)
+        let site = |place: Place| {
+            let member = aim::acting(&place.cluster_uid, &place.cluster, &self.clusters);
+            let at = member.and_then(|name| {
+                let cluster = self.clusters.get(&name)?.clone();
+                Some(At {
+                    said: keep.deployments.said(&name, key),
+                    full: full(&name),
+                    member: Some((name, cluster)),
+                })
+            });
+            Site {
+                place,
+                at: at.unwrap_or_default(),
+            }
         };
         View {
             object,
-            at: each.map(at).collect(),
-            aim,
+            sites: recorded(object).iter().cloned().map(site).collect(),
+            aim: aim.map(|(cluster, cluster_uid)| {
+                site(Place {
+                    cluster,
+                    cluster_uid,
+                    key: key_named,
+                    removing: false,
+                })
+            }),
             deletion: slot.deletion,
             check_every: u32::try_from(keep.check_interval.as_secs()).unwrap_or(u32::MAX),
             now: clock::wall(),
@@ -307,19 +319,34 @@ impl Desk {
         let mut all: BTreeMap<SecretName, Naming> = BTreeMap::new();
         let mut slots: Vec<(&DeploymentKey, &Slot)> = self.slots.iter().collect();
         slots.sort_by_key(|(key, slot)| (created(&slot.object), (*key).clone()));
+        let mut untrusted = 0;
         let mut name = |secret: SecretName, key: Option<String>, trusted: bool| {
             if secret.name == names::SELF_CLUSTER {
                 return;
             }
-            let naming = all.entry(secret).or_default();
-            // The elder's word counts.
-            naming.key = naming.key.take().or(key);
-            naming.trusted |= trusted;
+            let naming = match all.entry(secret) {
+                Entry::Occupied(naming) => naming.into_mut(),
+                // Whoever may not name it may have it looked at no more than this.
+                Entry::Vacant(_) if !trusted && untrusted >= UNTRUSTED_MAX => return,
+                Entry::Vacant(naming) => {
+                    untrusted += usize::from(!trusted);
+                    naming.insert(Naming::default())
+                }
+            };
+            // The elder's word counts, and that of who may name it before any other.
+            if trusted && !naming.trusted {
+                *naming = Naming { key, trusted };
+            } else if trusted == naming.trusted {
+                naming.key = naming.key.take().or(key);
+            }
         };
         for (key, slot) in slots {
-            for place in places(&slot.object) {
+            for place in recorded(&slot.object) {
                 let source = self.clusters.get(&place.cluster);
-                let source = source.and_then(|cluster| cluster.source.as_ref());
+                let same = |it: &&Cluster| it.cluster_uid.as_ref() == Some(&place.cluster_uid);
+                let source = source
+                    .filter(same)
+                    .and_then(|cluster| cluster.source.as_ref());
                 let source = source.filter(|source| source.kind == Kind::Secret.as_str());
                 if let Some((namespace, secret)) =
                     source.and_then(|source| source.namespace.clone().zip(source.name.clone()))
@@ -328,7 +355,7 @@ impl Desk {
                         namespace,
                         name: secret,
                     };
-                    name(secret, place.key, true);
+                    name(secret, place.key.clone(), true);
                 }
             }
             if let Aimed::Secret {
@@ -411,7 +438,7 @@ impl Desk {
                 };
                 let unknown = refused && self.refused == NOT_KNOWN && !self.synced;
                 if unknown || !refused {
-                    tracing::info!(error = %chain(&error), "KryptonDeployments cannot be listed, and none are carried out until they can; it is tried again");
+                    tracing::warn!(error = %chain(&error), waits = !self.synced && !unknown, "KryptonDeployments cannot be listed, and none are carried out until they can; it is tried again");
                 }
                 unknown
             }
@@ -421,6 +448,10 @@ impl Desk {
     fn put(&mut self, key: DeploymentKey, object: KryptonDeployment) {
         let same = |slot: &&mut Slot| slot.object.metadata.uid == object.metadata.uid;
         if let Some(slot) = self.slots.get_mut(&key).filter(same) {
+            // Of a home that was restored it may not be deleted any more.
+            if object.metadata.deletion_timestamp.is_none() {
+                slot.deletion = Deletion::NotRead;
+            }
             slot.object = Arc::new(object);
             return;
         }
@@ -505,6 +536,14 @@ impl Desk {
             slot.busy = false;
         }
     }
+}
+
+/// The places on record.
+fn recorded(object: &KryptonDeployment) -> &[Place] {
+    let status = object.status.as_ref();
+    status
+        .and_then(|status| status.places.as_deref())
+        .unwrap_or_default()
 }
 
 fn later() -> Boot {

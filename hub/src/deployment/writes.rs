@@ -7,21 +7,20 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_agent::effect;
 use krypton_common::deployment::DeploymentKey;
 use krypton_common::error_chain::chain;
-use krypton_common::names;
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
 use kube::Client;
 use kube::ResourceExt as _;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
-use super::decision::{Deletion, Marks, News};
+use super::decision::{Deletion, News};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// What is to be written of one object.
 #[derive(Debug)]
 pub(super) enum Write {
-    Marks(Marks),
+    Finalizers(Vec<String>),
     Status(KryptonDeploymentStatus),
 }
 
@@ -47,14 +46,13 @@ pub(super) async fn write(
     let params = PatchParams::default();
     let call = async {
         match &write {
-            Write::Marks(marks) => {
+            Write::Finalizers(finalizers) => {
                 let patch = Patch::Merge(json!({ "metadata": {
                     "resourceVersion": before,
-                    "finalizers": marks.finalizers,
-                    "annotations": { names::DEPLOYED_ON_ANNOTATION: marks.places },
+                    "finalizers": finalizers,
                 }}));
                 let call = api.patch(&key.name, &params, &patch);
-                effect!("deployment.marks", call).await
+                effect!("deployment.finalizers", call).await
             }
             Write::Status(status) => {
                 let patch = Patch::Merge(json!({

@@ -165,11 +165,17 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
             continue;
         };
         let origin = Origin::of(source);
-        let covering = origin
-            .as_ref()
-            .and_then(|origin| found.iter().find(|found| found.provider.covers(origin)));
-        let listing = covering.map(|found| &found.listing);
         let here = membership.members.contains_key(name);
+        let listing = origin.as_ref().and_then(|origin| {
+            let covering = || found.iter().filter(|found| found.provider.covers(origin));
+            // It is gone when all who look for it have looked; it is as who has found it says.
+            let telling = |found: &&&Found| match &found.listing.sources {
+                Some(sources) => here && sources.contains_key(origin),
+                None => !here,
+            };
+            let telling = covering().find(telling).or_else(|| covering().next());
+            telling.map(|found| &found.listing)
+        });
         match (listing, origin) {
             (Some(listing), Some(origin)) if here => {
                 if let Some(trouble) = trouble(&origin, listing.trouble.as_deref(), listing.closed)
@@ -197,7 +203,7 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
 }
 
 /// It is there, and how it is reached is being found out: neither a member with a fault nor gone.
-fn pending(source: &Source) -> Option<&Unresolved> {
+pub(super) fn pending(source: &Source) -> Option<&Unresolved> {
     let why = source.access.as_ref().err();
     why.filter(|why| why.reason == reason::STARTING)
 }

@@ -90,6 +90,8 @@ struct Slot {
     /// `None` until it was looked for.
     secret: Option<Option<Secret>>,
     trouble: Option<String>,
+    /// How often the watch has told of it.
+    told: u64,
 }
 
 type Slots = Arc<(Mutex<BTreeMap<SecretName, Slot>>, Notify)>;
@@ -106,11 +108,19 @@ impl Provider for NamedSecrets {
     }
 
     fn covers(&self, origin: &Origin) -> bool {
+        let Some(namespace) = origin
+            .namespace
+            .clone()
+            .filter(|_| origin.kind == Kind::Secret)
+        else {
+            return false;
+        };
+        let name = SecretName {
+            namespace,
+            name: origin.name.clone(),
+        };
         let named = self.named.borrow();
-        origin.kind == Kind::Secret
-            && named
-                .as_ref()
-                .is_none_or(|named| named.keys().any(|name| name.origin() == *origin))
+        named.as_ref().is_none_or(|named| named.contains_key(&name))
     }
 
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
@@ -151,10 +161,16 @@ impl NamedSecrets {
                 origin = finds.doubted() => {
                     let Some(namespace) = origin.namespace.clone() else { continue };
                     let name = SecretName { namespace, name: origin.name.clone() };
+                    let told = told(&slots, &name);
                     if following.contains_key(&name)
                         && let Some(secret) = secrets::again(&self.client, &origin, &name.name).await
                     {
-                        put(&slots, &name, |slot| slot.secret = Some(Some(secret)));
+                        // What the watch has told meanwhile is newer.
+                        put(&slots, &name, |slot| {
+                            if slot.told == told {
+                                slot.secret = Some(Some(secret));
+                            }
+                        });
                     }
                 }
             }
@@ -265,6 +281,11 @@ fn pending(name: &SecretName, message: String) -> Source {
     }
 }
 
+fn told(slots: &Slots, name: &SecretName) -> u64 {
+    let all = slots.0.lock().unwrap_or_else(PoisonError::into_inner);
+    all.get(name).map_or(0, |slot| slot.told)
+}
+
 fn put(slots: &Slots, name: &SecretName, change: impl FnOnce(&mut Slot)) {
     let mut all = slots.0.lock().unwrap_or_else(PoisonError::into_inner);
     change(all.entry(name.clone()).or_default());
@@ -289,6 +310,7 @@ async fn follow(client: Client, name: SecretName, slots: Slots) {
                     put(&slots, &name, |slot| {
                         slot.secret = Some(secret);
                         slot.trouble = None;
+                        slot.told += 1;
                     });
                 }
             }

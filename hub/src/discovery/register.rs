@@ -15,6 +15,7 @@ use kube::{Client, Error as KubeError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::membership::pending;
 use super::{Found, Origin};
 
 /// The ConfigMap, in the hub's namespace.
@@ -81,19 +82,22 @@ impl Register {
         departed: &BTreeSet<Origin>,
         bound: &BTreeMap<String, Option<SourceRef>>,
     ) -> Self {
-        let listed = |origin: &Origin| {
-            found
-                .iter()
-                .find(|found| found.provider.covers(origin))
-                .and_then(|found| found.listing.sources.as_ref())
-        };
         let stays = |((member, origin), uid): &(&Entry, &String)| {
-            // Nobody looks for it, or not yet: it is not known to be away.
-            listed(origin).is_none_or(|sources| {
-                sources
-                    .get(origin)
-                    .is_some_and(|source| source.member == *member && source.uid == **uid)
-            })
+            let mut covering = found
+                .iter()
+                .filter(|it| it.provider.covers(origin))
+                .peekable();
+            // Nobody looks for it, or one of them not yet: it is not known to be away.
+            covering.peek().is_none()
+                || covering.any(|found| {
+                    found.listing.sources.as_ref().is_none_or(|sources| {
+                        let source = sources.get(origin);
+                        source.is_some_and(|source| {
+                            let same = source.member == *member && source.uid == **uid;
+                            same || pending(source).is_some()
+                        })
+                    })
+                })
         };
         let entries = self.entries.iter().filter(stays);
         let mut entries: BTreeMap<Entry, String> = entries

@@ -157,6 +157,11 @@ fn what_is_said_of_a_placed_tenant_is_the_members_word_unless_home_knows_better(
     );
     let gone = report(UID, true, "TenantGone");
     let gone_of_another = report("home-0", true, "TenantGone");
+    let of_another_home = report(UID, true, "BelongsToAnother");
+    let of_before = PlacedReport {
+        observed_generation: 2,
+        ..report(UID, false, "Placed")
+    };
     let said = |report| View {
         said: Some(report),
         ..base
@@ -202,6 +207,12 @@ fn what_is_said_of_a_placed_tenant_is_the_members_word_unless_home_knows_better(
         (gone_member(), said(&mine), ("", "MemberLeft")),
         (deleted(stays()), base, ("", "Deleting")),
         (deleted(stays()), said(&gone), ("end", "TenantGone")),
+        (
+            deleted(stays()),
+            said(&of_another_home),
+            ("orphan", "BelongsToAnother"),
+        ),
+        (stays(), said(&of_before), ("", "Ordered")),
         (deleted(moved()), said(&gone), ("end", "TenantGone")),
         (deleted(stays()), said(&gone_of_another), ("", "Deleting")),
         (deleted(stays()), away, ("", "ClusterUnreachable")),

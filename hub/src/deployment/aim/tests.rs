@@ -110,6 +110,7 @@ impl World {
     fn member(mut self, name: &str, source: Option<SourceRef>) -> Self {
         let cluster = Cluster {
             source,
+            cluster_uid: Some(format!("uid-of-{name}")),
             ..Cluster::default()
         };
         self.clusters.insert(name.to_owned(), cluster);
@@ -128,7 +129,10 @@ impl World {
             findings: &self.findings,
             open_namespaces: &open_namespaces,
         };
-        aim(named, "paris", from, sight).map_err(|state| state.reason)
+        let aimed = aim(named, "paris", from, sight);
+        aimed
+            .map(|(member, _)| member)
+            .map_err(|state| state.reason)
     }
 }
 
@@ -257,8 +261,27 @@ fn a_region_that_an_agent_has_joined_needs_no_secret_unless_one_is_named() {
     let world = World::default().member("paris", Some(other));
     assert_eq!(world.aim(&default, "team").unwrap_err(), "Starting");
     let home = by(&secret("fleet", names::SELF_CLUSTER));
+    let with_home = World::default().member(names::SELF_CLUSTER, None);
+    assert_eq!(with_home.aim(&home, "team").unwrap(), names::SELF_CLUSTER);
     assert_eq!(
-        World::default().aim(&home, "team").unwrap(),
-        names::SELF_CLUSTER
+        World::default().aim(&home, "team").unwrap_err(),
+        "SourceGone"
+    );
+}
+
+#[test]
+fn a_cluster_that_was_never_reached_is_waited_for_or_its_fault_is_said() {
+    let of = secret("fleet", "admin");
+    let mut world = World::default()
+        .member("admin", Some(of.origin().source_ref()))
+        .finding(&of, there(false));
+    let cluster = world.clusters.get_mut("admin").unwrap();
+    cluster.cluster_uid = None;
+    assert_eq!(world.aim(&by(&of), "team").unwrap_err(), "Starting");
+    let cluster = world.clusters.get_mut("admin").unwrap();
+    cluster.resolved = Some(State::new(Truth::False, "KubeconfigInvalid", "no such key"));
+    assert_eq!(
+        world.aim(&by(&of), "team").unwrap_err(),
+        "KubeconfigInvalid"
     );
 }

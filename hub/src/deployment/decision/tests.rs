@@ -10,8 +10,9 @@ const UID: &str = "uid-of-acme";
 /// One object, and what members say of it.
 struct World {
     object: KryptonDeployment,
+    /// The member, or why there is none.
     aim: Result<&'static str, State>,
-    at: BTreeMap<String, At>,
+    members: BTreeMap<&'static str, At>,
     deletion: Deletion,
 }
 
@@ -35,10 +36,19 @@ fn world() -> World {
     World {
         object,
         aim: Ok("edge-1"),
-        at: BTreeMap::new(),
+        members: BTreeMap::new(),
         deletion: Deletion::NotRead,
     }
     .member("edge-1")
+}
+
+fn place(cluster: &str, removing: bool) -> Place {
+    Place {
+        cluster: cluster.to_owned(),
+        cluster_uid: format!("uid-of-{cluster}"),
+        key: None,
+        removing,
+    }
 }
 
 fn report(ready: (Truth, &str), error: Option<&str>) -> DeploymentReport {
@@ -68,25 +78,39 @@ fn gone() -> DeploymentReport {
 }
 
 impl World {
-    fn member(mut self, name: &str) -> Self {
+    fn member(mut self, name: &'static str) -> Self {
         let at = At {
-            cluster: Some(connected(Truth::True)),
+            member: Some((name.to_owned(), connected(Truth::True))),
             ..At::default()
         };
-        self.at.insert(name.to_owned(), at);
+        self.members.insert(name, at);
         self
     }
 
     fn says(mut self, member: &str, report: DeploymentReport) -> Self {
         let fresh = true;
-        self.at.get_mut(member).unwrap().said = Some(Said { report, fresh });
+        self.members.get_mut(member).unwrap().said = Some(Said { report, fresh });
         self
     }
 
-    /// The object is as a decision has marked it.
-    fn marked(mut self, places: &str) -> Self {
+    /// A member that is not heard.
+    fn silent(mut self, member: &str) -> Self {
+        let found = &mut self.members.get_mut(member).unwrap().member;
+        found.as_mut().unwrap().1 = connected(Truth::False);
+        self
+    }
+
+    fn finalized(mut self) -> Self {
         self.object.metadata.finalizers = Some(vec![names::DEPLOYMENT_FINALIZER.to_owned()]);
-        self.annotated(names::DEPLOYED_ON_ANNOTATION, places)
+        self
+    }
+
+    /// The object has its finalizer, and these places on record.
+    fn placed(mut self, places: &[(&str, bool)]) -> Self {
+        let places = places.iter().map(|(name, removing)| place(name, *removing));
+        let status = self.object.status.get_or_insert_default();
+        status.places = Some(places.collect());
+        self.finalized()
     }
 
     fn annotated(mut self, name: &str, value: &str) -> Self {
@@ -101,14 +125,25 @@ impl World {
         self
     }
 
+    fn site(&self, place: Place) -> Site {
+        let at = self.members.get(place.cluster.as_str());
+        Site {
+            at: at.cloned().unwrap_or_default(),
+            place,
+        }
+    }
+
     fn decide(&self) -> Decision {
+        let status = self.object.status.as_ref();
+        let places = status.and_then(|status| status.places.clone());
         decide(&View {
             object: &self.object,
-            aim: self.aim.clone().map(|cluster| Place {
-                cluster: cluster.to_owned(),
-                key: None,
-            }),
-            at: self.at.clone(),
+            aim: self.aim.clone().map(|name| self.site(place(name, false))),
+            sites: places
+                .into_iter()
+                .flatten()
+                .map(|it| self.site(it))
+                .collect(),
             deletion: self.deletion,
             check_every: 60,
             now: Timestamp::UNIX_EPOCH,
@@ -132,27 +167,39 @@ fn reasons(news: &[News]) -> Vec<&str> {
     news.iter().map(|news| news.reason).collect()
 }
 
+/// What is to be on record, and what is to go from there.
+fn places(decision: &Decision) -> Vec<(&str, bool)> {
+    let places = decision.status.places.iter().flatten();
+    places
+        .map(|place| (place.cluster.as_str(), place.removing))
+        .collect()
+}
+
+const HERE: [(&str, bool); 1] = [("edge-1", false)];
+
 #[test]
 fn it_is_put_on_record_before_it_is_ordered() {
     let decision = world().decide();
-    let marks = decision.marks.unwrap();
-    assert_eq!(marks.finalizers, [names::DEPLOYMENT_FINALIZER]);
-    assert_eq!(marks.places.as_deref(), Some("edge-1"));
+    let finalizers = decision.finalizers.as_deref().unwrap();
+    assert_eq!(finalizers, [names::DEPLOYMENT_FINALIZER]);
+    assert_eq!(places(&decision), HERE);
     assert!(decision.orders.is_empty(), "{:?}", decision.orders);
-    let told = ["AccountValidated", "FinalizerAdded", "Routing"];
-    assert_eq!(reasons(&decision.with_marks), told);
+    assert_eq!(
+        reasons(&decision.with_finalizers),
+        ["AccountValidated", "FinalizerAdded"]
+    );
+    assert!(reasons(&decision.with_status).contains(&"Routing"));
     // Nor by half a record.
-    for half in [
-        world().annotated(names::DEPLOYED_ON_ANNOTATION, "edge-1"),
-        world().marked("edge-0"),
-    ] {
+    let mut without = world().placed(&HERE);
+    without.object.metadata.finalizers = None;
+    for half in [without, world().finalized()] {
         let decision = half.decide();
         assert!(decision.orders.is_empty(), "{:?}", decision.orders);
-        assert!(decision.marks.is_some());
+        assert_eq!(places(&decision), HERE);
     }
-    let decision = world().marked("edge-1").decide();
-    assert_eq!(decision.marks, None);
-    assert_eq!(orders(&decision), [("edge-1", false)]);
+    let decision = world().placed(&HERE).decide();
+    assert_eq!(decision.finalizers, None);
+    assert_eq!(orders(&decision), HERE);
     let order = &decision.orders["edge-1"];
     assert_eq!((order.uid.as_str(), order.generation), (UID, 3));
     let drift = order.drift.unwrap();
@@ -208,10 +255,7 @@ fn what_its_member_says_is_what_the_object_says() {
             phase,
         ),
     ] {
-        let decision = world()
-            .marked("edge-1")
-            .says("edge-1", said.clone())
-            .decide();
+        let decision = world().placed(&HERE).says("edge-1", said.clone()).decide();
         let (truth, why) = expected;
         assert_eq!(ready(&decision), (truth, why.to_owned()), "{said:?}");
         assert_eq!(decision.status.phase, Some(in_phase), "{said:?}");
@@ -220,143 +264,221 @@ fn what_its_member_says_is_what_the_object_says() {
 
 #[test]
 fn a_member_that_is_not_heard_makes_it_unknown_and_takes_nothing_away() {
-    let mut away = world().marked("edge-1").says("edge-1", well());
-    away.at.get_mut("edge-1").unwrap().cluster = Some(connected(Truth::False));
-    let decision = away.decide();
+    let here = || world().placed(&HERE).says("edge-1", well());
+    let decision = here().silent("edge-1").decide();
     assert_eq!(
         ready(&decision),
         (Truth::Unknown, "EdgeUnavailable".to_owned())
     );
-    assert_eq!(orders(&decision), [("edge-1", false)]);
+    assert_eq!(orders(&decision), HERE);
     let why = || State::new(Truth::False, "SecretNotFound", "there is no Secret");
     for (aim, account) in [(Err(why()), "acme"), (Ok("edge-1"), "")] {
-        let mut world = world().marked("edge-1").says("edge-1", well());
+        let mut world = here();
         world.aim = aim;
         world.object.spec.account.name = account.to_owned();
         let decision = world.decide();
         assert_eq!(decision.status.phase, Some(DeploymentPhase::Error));
-        assert_eq!(orders(&decision), [("edge-1", false)]);
-        assert_eq!(decision.marks, None);
+        assert_eq!(orders(&decision), HERE);
+        assert_eq!(places(&decision), HERE);
         // Who may not aim at it any more gets nothing of it, and nothing is removed.
-        let cluster = world
-            .at
-            .get_mut("edge-1")
-            .unwrap()
-            .cluster
-            .as_mut()
-            .unwrap();
-        cluster.allowed = krypton_common::allowed::Allowed::new(Some(&[]));
+        let member = world.members.get_mut("edge-1").unwrap().member.as_mut();
+        member.unwrap().1.allowed = krypton_common::allowed::Allowed::new(Some(&[]));
         let decision = world.decide();
         assert!(orders(&decision).is_empty());
-        assert_eq!(decision.marks, None);
+        assert_eq!(places(&decision), HERE);
     }
 }
 
 #[test]
 fn where_it_was_before_it_goes_only_when_it_is_well_where_it_is_now() {
-    let moved = || world().member("edge-0").marked("edge-0,edge-1");
-    let both = [("edge-0", false), ("edge-1", false)];
-    let removed = [("edge-0", true), ("edge-1", false)];
-    assert_eq!(orders(&moved().decide()), both);
+    const BOTH: [(&str, bool); 2] = [("edge-0", false), ("edge-1", false)];
+    const LEAVES: [(&str, bool); 2] = [("edge-0", true), ("edge-1", false)];
+    let moved = || world().member("edge-0").placed(&BOTH);
+    assert_eq!(orders(&moved().decide()), BOTH);
     let installing = report((Truth::False, reason::INSTALLING), None);
-    assert_eq!(orders(&moved().says("edge-1", installing).decide()), both);
-    let here = moved().says("edge-1", well());
-    let decision = here.decide();
-    assert_eq!(orders(&decision), removed);
-    assert_eq!(decision.marks, None);
+    let decision = moved().says("edge-1", installing).decide();
+    assert_eq!(
+        (orders(&decision), places(&decision)),
+        (BOTH.to_vec(), BOTH.to_vec())
+    );
+    // First it is put on record that it goes, for good.
+    let decision = moved().says("edge-1", well()).decide();
+    assert_eq!(
+        (orders(&decision), places(&decision)),
+        (BOTH.to_vec(), LEAVES.to_vec())
+    );
     // What was said before the hub or the speaker was another is not enough.
     let mut stale = moved().says("edge-1", well());
-    let said = &mut stale.at.get_mut("edge-1").unwrap().said;
+    let said = &mut stale.members.get_mut("edge-1").unwrap().said;
     said.as_mut().unwrap().fresh = false;
-    assert_eq!(orders(&stale.decide()), both);
+    assert_eq!(places(&stale.decide()), BOTH);
 
-    let decision = here.says("edge-0", gone()).decide();
-    assert_eq!(decision.marks.unwrap().places.as_deref(), Some("edge-1"));
-    assert_eq!(reasons(&decision.with_marks), ["HelmUninstalled"]);
-    // Gone by an order of an earlier generation, and perhaps there again since.
+    let leaves = || world().member("edge-0").placed(&LEAVES);
+    for world in [
+        leaves(),
+        leaves().says("edge-1", well()),
+        leaves().silent("edge-1"),
+    ] {
+        let decision = world.decide();
+        assert_eq!(
+            (orders(&decision), places(&decision)),
+            (LEAVES.to_vec(), LEAVES.to_vec())
+        );
+    }
+    let decision = leaves().says("edge-0", gone()).decide();
+    assert_eq!(places(&decision), HERE);
+    assert!(reasons(&decision.with_status).contains(&"HelmUninstalled"));
+    // Gone by an order of an earlier generation, or by one that is not on record: perhaps there again.
     let before = DeploymentReport {
         observed_generation: 2,
         ..gone()
     };
-    let decision = moved()
-        .says("edge-1", well())
-        .says("edge-0", before)
-        .decide();
-    assert_eq!(decision.marks, None);
-    // Nothing can be ordered of a member that is no more: the annotation lets go.
-    let mut lost = moved().says("edge-1", well());
-    lost.at.get_mut("edge-0").unwrap().cluster = None;
-    let decision = lost.decide();
-    assert_eq!(orders(&decision), [("edge-1", false)]);
-    assert_eq!(decision.marks, None);
-    let line = decision.status.last_message.unwrap();
-    assert!(
-        line.contains("edge-0") && line.contains(names::ORPHAN_ANNOTATION),
-        "{line}"
-    );
-    let decision = lost.annotated(names::ORPHAN_ANNOTATION, "true").decide();
-    assert_eq!(decision.marks.unwrap().places.as_deref(), Some("edge-1"));
-    assert_eq!(reasons(&decision.with_marks), ["Orphaned"]);
+    assert_eq!(places(&leaves().says("edge-0", before).decide()), LEAVES);
+    assert_eq!(places(&moved().says("edge-0", gone()).decide()), BOTH);
+    // Wanted there again: first on record, then ordered.
+    let mut back = leaves();
+    back.aim = Ok("edge-0");
+    let decision = back.decide();
+    assert_eq!(places(&decision), BOTH);
+    assert_eq!(orders(&decision), HERE);
 }
 
 #[test]
-fn a_deletion_is_read_twice_then_ordered_and_over_when_its_member_says_so() {
-    let deleted = |deletion| {
+fn a_member_that_is_no_more_or_another_cluster_gets_no_order_until_the_annotation_lets_go() {
+    let lost = || {
+        let mut lost = world().placed(&[("edge-0", false), ("edge-1", false)]);
+        lost = lost.says("edge-1", well());
+        lost
+    };
+    let decision = lost().decide();
+    assert_eq!(orders(&decision), HERE);
+    assert_eq!(places(&decision), [("edge-0", true), ("edge-1", false)]);
+    let line = decision.status.last_message.unwrap();
+    let told = line.contains("edge-0") && line.contains(names::ORPHAN_ANNOTATION);
+    assert!(told, "{line}");
+    let decision = lost().annotated(names::ORPHAN_ANNOTATION, "true").decide();
+    assert_eq!(places(&decision), HERE);
+    assert!(reasons(&decision.with_status).contains(&"Orphaned"));
+}
+
+#[test]
+fn the_same_cluster_under_another_name_is_the_same_place() {
+    let mut world = world().member("kamaji").placed(&HERE);
+    let mut renamed = world.site(place("kamaji", false));
+    renamed.place.cluster_uid = "uid-of-edge-1".to_owned();
+    let view = View {
+        object: &world.object,
+        aim: Ok(renamed),
+        sites: vec![world.site(place("edge-1", false))],
+        deletion: Deletion::NotRead,
+        check_every: 60,
+        now: Timestamp::UNIX_EPOCH,
+    };
+    let decision = decide(&view);
+    assert_eq!(places(&decision), [("kamaji", false)]);
+    assert_eq!(orders(&decision), [("kamaji", false)]);
+    // And nothing is ever ordered to go for it.
+    world.object.status = Some(decision.status);
+    assert!(
+        places(&world.decide())
+            .iter()
+            .all(|(_, removing)| !removing)
+    );
+}
+
+#[test]
+fn a_deletion_is_read_twice_then_put_on_record_ordered_and_over_when_its_member_says_so() {
+    const GOES: [(&str, bool); 1] = [("edge-1", true)];
+    let at = |places: &[(&str, bool)], deletion| {
         world()
-            .marked("edge-1")
+            .placed(places)
             .says("edge-1", well())
             .deleted(deletion)
     };
-    let decision = deleted(Deletion::NotRead).decide();
+    let decision = at(&HERE, Deletion::NotRead).decide();
     assert!(decision.read);
-    assert_eq!(orders(&decision), [("edge-1", false)]);
-    assert_eq!(decision.marks, None);
-    let decision = deleted(Deletion::OfTheObject).decide();
+    assert_eq!(
+        (orders(&decision), places(&decision)),
+        (HERE.to_vec(), HERE.to_vec())
+    );
+    assert!(decision.orders["edge-1"].paused, "it is left as it is");
+    assert_eq!(decision.finalizers, None);
+    let decision = at(&HERE, Deletion::OfTheObject).decide();
     assert!(!decision.read);
-    assert_eq!(orders(&decision), [("edge-1", true)]);
-    assert_eq!(decision.marks, None);
-    assert_eq!(reasons(&decision.with_status), ["DeleteStarted"]);
-    let decision = deleted(Deletion::OfTheObject)
+    assert_eq!(
+        (orders(&decision), places(&decision)),
+        (HERE.to_vec(), GOES.to_vec())
+    );
+    // A hub that starts finds it on record.
+    for deletion in [Deletion::NotRead, Deletion::OfTheObject] {
+        let decision = at(&GOES, deletion).decide();
+        assert!(!decision.read);
+        assert_eq!(orders(&decision), GOES);
+        assert!(!decision.orders["edge-1"].paused);
+        assert_eq!(decision.finalizers, None);
+        let decision = at(&GOES, deletion).says("edge-1", gone()).decide();
+        assert_eq!(decision.finalizers, Some(Vec::new()));
+        let told = ["HelmUninstalled", "FinalizerRemoved"];
+        assert_eq!(reasons(&decision.with_finalizers), told);
+    }
+    let decision = at(&HERE, Deletion::OfTheObject)
         .says("edge-1", gone())
         .decide();
-    let marks = decision.marks.unwrap();
-    assert_eq!((marks.finalizers.len(), marks.places), (0, None));
-    let told = ["HelmUninstalled", "FinalizerRemoved"];
-    assert_eq!(reasons(&decision.with_marks), told);
-    // That it was not read again is as good as that it is not so.
-    let decision = deleted(Deletion::NotRead).says("edge-1", gone()).decide();
-    assert_eq!(decision.marks, None);
-    // Nothing was ever ordered.
-    let mut never = world().deleted(Deletion::NotRead);
-    never.object.metadata.finalizers = Some(vec![names::DEPLOYMENT_FINALIZER.to_owned()]);
-    let decision = never.decide();
-    assert!(decision.marks.unwrap().finalizers.is_empty());
+    assert_eq!(decision.finalizers, None, "that was another order");
+    let paused = at(&GOES, Deletion::NotRead).annotated(names::PAUSED_ANNOTATION, "true");
+    assert!(paused.decide().orders["edge-1"].paused);
+}
+
+#[test]
+fn what_the_original_has_placed_is_looked_for_where_it_is_aimed() {
+    let unrecorded = |deletion| world().finalized().deleted(deletion);
+    let decision = unrecorded(Deletion::NotRead).decide();
+    assert!(decision.read);
+    assert_eq!(places(&decision), HERE);
+    let decision = unrecorded(Deletion::OfTheObject).decide();
+    assert_eq!(places(&decision), [("edge-1", true)]);
+    assert_eq!(decision.finalizers, None);
+    let mut nowhere = unrecorded(Deletion::OfTheObject);
+    nowhere.aim = Err(State::new(Truth::False, "SecretNotFound", "no Secret x"));
+    let decision = nowhere.decide();
+    assert_eq!(decision.finalizers, None);
+    let line = decision.status.last_message.unwrap();
+    for word in ["deletion waits", "no Secret x", names::ORPHAN_ANNOTATION] {
+        assert!(line.contains(word), "{line}");
+    }
+    let let_go = nowhere.annotated(names::ORPHAN_ANNOTATION, "true").decide();
+    assert_eq!(let_go.finalizers, Some(Vec::new()));
+    assert_eq!(
+        reasons(&let_go.with_finalizers),
+        ["Orphaned", "FinalizerRemoved"]
+    );
+    // Nothing is left on record.
+    let done = world().placed(&[]).deleted(Deletion::NotRead).decide();
+    assert_eq!(done.finalizers, Some(Vec::new()));
 }
 
 #[test]
 fn the_annotation_and_a_deleted_crd_let_go_at_once_and_say_what_stays() {
-    let deleted = |deletion| world().marked("edge-1").deleted(deletion);
+    let deleted = |deletion| world().placed(&HERE).deleted(deletion);
     let orphan = deleted(Deletion::NotRead).annotated(names::ORPHAN_ANNOTATION, "true");
     for world in [orphan, deleted(Deletion::OfTheCrd)] {
         let decision = world.decide();
         assert!(decision.orders.is_empty());
-        assert!(decision.marks.unwrap().finalizers.is_empty());
-        assert_eq!(
-            reasons(&decision.with_marks),
-            ["Orphaned", "FinalizerRemoved"]
-        );
-        let said = &decision.with_marks[0].message;
+        assert_eq!(decision.finalizers, Some(Vec::new()));
+        let told = &decision.with_finalizers;
+        assert_eq!(reasons(told), ["Orphaned", "FinalizerRemoved"]);
         for word in ["ced-acme", "namespace acme", "edge-1"] {
-            assert!(said.contains(word), "{said}");
+            assert!(told[0].message.contains(word), "{}", told[0].message);
         }
     }
 }
 
 #[test]
 fn a_deletion_waits_for_a_member_that_is_away_and_says_so() {
-    let mut away = world().marked("edge-1").deleted(Deletion::OfTheObject);
-    away.at.get_mut("edge-1").unwrap().cluster = Some(connected(Truth::False));
-    let decision = away.decide();
+    let away = world()
+        .placed(&[("edge-1", true)])
+        .deleted(Deletion::OfTheObject);
+    let decision = away.silent("edge-1").decide();
     assert_eq!(orders(&decision), [("edge-1", true)]);
     let line = decision.status.last_message.unwrap();
     assert!(
@@ -368,7 +490,7 @@ fn a_deletion_waits_for_a_member_that_is_away_and_says_so() {
 
 #[test]
 fn it_is_told_when_it_is_another_and_not_again() {
-    let mut world = world().marked("edge-1").says("edge-1", well());
+    let mut world = world().placed(&HERE).says("edge-1", well());
     let decision = world.decide();
     assert_eq!(reasons(&decision.with_status), ["HelmDeployed", "Ready"]);
     world.object.status = Some(decision.status.clone());
@@ -383,25 +505,18 @@ fn it_is_told_when_it_is_another_and_not_again() {
 }
 
 #[test]
-fn places_are_read_as_they_were_written_and_what_is_none_is_left_out() {
-    let place = |cluster: &str, key: Option<&str>| Place {
-        cluster: cluster.to_owned(),
-        key: key.map(str::to_owned),
-    };
-    let all = [place("edge-1", None), place("a.b", Some("admin.conf"))];
-    let text = recorded(&all).unwrap();
-    assert_eq!(text, "edge-1,a.b:admin.conf");
-    assert_eq!(places(&world().marked(&text).object), all);
-    let odd = world().marked(" edge-1 ,,Not A Name,a.b:admin.conf");
-    assert_eq!(places(&odd.object), all);
-    assert_eq!(recorded(&[]), None);
-}
-
-#[test]
-fn of_more_than_a_member_takes_the_rest_is_told_and_not_ordered() {
-    let mut world = world().marked("edge-1");
-    world.at.get_mut("edge-1").unwrap().full = true;
+fn of_more_than_a_member_takes_the_rest_is_told_and_not_ordered_and_can_still_go() {
+    let mut world = world().placed(&HERE);
+    world.members.get_mut("edge-1").unwrap().full = true;
     let decision = world.decide();
     assert!(decision.orders.is_empty());
     assert_eq!(decision.status.phase, Some(DeploymentPhase::Error));
+    let long = "x".repeat(ANNOTATION_MAX + 1);
+    let going = world
+        .placed(&[("edge-1", true)])
+        .annotated(names::DRIFT_IGNORE_ANNOTATION, &long)
+        .deleted(Deletion::OfTheObject)
+        .decide();
+    assert_eq!(orders(&going), [("edge-1", true)]);
+    assert!(going.orders["edge-1"].annotations.is_empty());
 }

@@ -1,3 +1,5 @@
+use krypton_crds::edge_cluster::EdgeClusterStatus;
+use krypton_crds::krypton_deployment::KryptonDeploymentStatus;
 use kube::Config as Reach;
 use kube::core::ObjectMeta;
 
@@ -40,17 +42,30 @@ fn object(name: &str, region: serde_json::Value) -> KryptonDeployment {
     object
 }
 
-fn placed(name: &str, region: serde_json::Value, at: &str) -> KryptonDeployment {
+fn placed(name: &str, region: serde_json::Value, key: Option<&str>) -> KryptonDeployment {
     let mut object = object(name, region);
-    let place = (names::DEPLOYED_ON_ANNOTATION.to_owned(), at.to_owned());
-    object.metadata.annotations = Some([place].into());
+    let places = vec![Place {
+        cluster: "edge-1".to_owned(),
+        cluster_uid: "uid-of-edge-1".to_owned(),
+        key: key.map(str::to_owned),
+        removing: false,
+    }];
+    object.status = Some(KryptonDeploymentStatus {
+        places: Some(places),
+        ..KryptonDeploymentStatus::default()
+    });
     object
 }
 
 fn member(name: &str) -> EdgeCluster {
     let source =
         serde_json::json!({"sourceRef": {"kind": "Secret", "namespace": "fleet", "name": name}});
-    EdgeCluster::new(name, serde_json::from_value(source).unwrap())
+    let mut member = EdgeCluster::new(name, serde_json::from_value(source).unwrap());
+    member.status = Some(EdgeClusterStatus {
+        cluster_uid: Some(format!("uid-of-{name}")),
+        ..EdgeClusterStatus::default()
+    });
+    member
 }
 
 impl World {
@@ -99,7 +114,7 @@ async fn nothing_is_ordered_or_named_before_both_lists_are_complete() {
     let mut world = world();
     let region = || serde_json::json!({"name": "paris"});
     world.sees(Event::Init);
-    world.sees(Event::InitApply(placed("acme", region(), "edge-1")));
+    world.sees(Event::InitApply(placed("acme", region(), None)));
     world.sees_members(&["edge-1"]);
     world.decide();
     assert_eq!(world.ordered(), None);
@@ -136,7 +151,7 @@ async fn where_home_has_no_such_kind_there_is_nothing_to_order_and_what_was_know
     world.sees(Event::InitApply(placed(
         "acme",
         serde_json::json!({"name": "paris"}),
-        "edge-1",
+        None,
     )));
     world.sees(Event::InitDone);
     world.refused(404);
@@ -149,7 +164,7 @@ async fn where_home_has_no_such_kind_there_is_nothing_to_order_and_what_was_know
 async fn the_secret_of_a_place_stays_named_until_the_release_is_gone_from_there() {
     let mut world = world();
     let of = |namespace: &str, key: &str| serde_json::json!({"name": "x", "kubeconfig": {"secret": {"namespace": namespace, "name": "new", "key": key}}});
-    let mut elder = placed("elder", of("theirs", "admin.conf"), "edge-1:value");
+    let mut elder = placed("elder", of("theirs", "admin.conf"), Some("value"));
     let created = |second| ObjectMeta {
         creation_timestamp: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
             jiff::Timestamp::from_second(second).unwrap(),
@@ -161,9 +176,14 @@ async fn the_secret_of_a_place_stays_named_until_the_release_is_gone_from_there(
     younger.metadata.creation_timestamp = created(2).creation_timestamp;
     let mut also = object("also", of("accounts", "admin.conf"));
     also.metadata.creation_timestamp = created(1).creation_timestamp;
+    // Who may not name it has no say in what is read of it.
+    let mut stranger = object("stranger", of("victims", "another"));
+    stranger.metadata.creation_timestamp = created(0).creation_timestamp;
+    let mut victim = object("victim", of("victims", ""));
+    victim.metadata.namespace = Some("victims".to_owned());
     world.sees_members(&["edge-1"]);
     world.sees(Event::Init);
-    for object in [elder, younger, also] {
+    for object in [elder, younger, also, stranger, victim] {
         world.sees(Event::InitApply(object));
     }
     world.sees(Event::InitDone);
@@ -180,5 +200,6 @@ async fn the_secret_of_a_place_stays_named_until_the_release_is_gone_from_there(
     assert_eq!(naming("fleet", "edge-1"), ("value".to_owned(), true));
     assert_eq!(naming("theirs", "new"), ("admin.conf".to_owned(), false));
     assert_eq!(naming("accounts", "new"), ("admin.conf".to_owned(), true));
-    assert_eq!(named.len(), 3);
+    assert_eq!(naming("victims", "new"), (String::new(), true));
+    assert_eq!(named.len(), 4);
 }

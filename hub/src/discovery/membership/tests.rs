@@ -367,3 +367,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn of_a_secret_that_two_look_for_the_finders_word_counts_and_it_is_gone_when_neither_has_it() {
+    let secret = origin("fleet", "admin");
+    let bound = bound("admin", &secret);
+    let by_name = || source(secret.clone(), "admin", Some(1));
+    let labelled = || found("fleet", listing([]));
+    let member = decide(&[labelled(), found("fleet", listing([by_name()]))], &bound);
+    assert!(member.members.contains_key("admin"));
+    assert!(member.gone.is_empty() && member.unseen.is_empty());
+    let mut other = by_name();
+    other.member = "another-name".to_owned();
+    let both = [
+        found("fleet", listing([by_name()])),
+        found("fleet", listing([other])),
+    ];
+    let both = decide(&both, &bound);
+    assert!(both.members.contains_key("admin") && both.refused.is_empty());
+    // One of them has not looked yet.
+    let member = decide(&[labelled(), found("fleet", Listing::default())], &bound);
+    assert!(member.unseen.contains_key("admin"), "{member:?}");
+    let member = decide(&[labelled(), labelled()], &bound);
+    assert!(member.gone.contains_key("admin"), "{member:?}");
+}

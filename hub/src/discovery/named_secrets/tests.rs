@@ -37,6 +37,7 @@ fn slot(secret: Option<Option<Secret>>, trouble: Option<&str>) -> Slot {
     Slot {
         secret,
         trouble: trouble.map(str::to_owned),
+        told: 0,
     }
 }
 
