@@ -225,9 +225,10 @@ impl Desk {
         if !self.of_clusters.synced || !(self.synced || self.refused >= NOT_KNOWN) {
             return Vec::new();
         }
+        // Of one that does not act nothing is on record; what is, a person changes.
         for (name, cluster) in &mut self.clusters {
-            if let Some(uid) = keep.found.get(name).flatten() {
-                cluster.cluster_uid = Some(uid);
+            if cluster.cluster_uid.is_none() {
+                cluster.cluster_uid = keep.found.get(name).flatten();
             }
         }
         keep.named.send_if_modified(|before| {
