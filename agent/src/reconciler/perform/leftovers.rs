@@ -34,22 +34,9 @@ impl Performer {
         revision: u32,
         done: &mut Done,
     ) -> Result<(), Fault> {
-        // The release is as desired, whatever becomes of this.
-        self.say(job, done).await?;
-        let Some(newest) = &job.newest else {
-            return Err(Fault::Stale);
-        };
-        let failed = self.revision_secret(&job.release, revision).await?;
-        let kept = self.revision_secret(&job.release, newest.revision).await?;
-        let (Some(failed), Some(kept)) = (failed, kept) else {
-            return self.relist(job, done).await;
-        };
-        self.still_permitted()?;
-        self.remove_left_over(job, (&failed, &kept), Left::ByAttempt, false)
-            .await?;
-        self.mark_seen_to(job, &failed, json!({ RUN_LABEL: null }))
-            .await?;
-        self.relist(job, done).await
+        let unmarked = json!({ RUN_LABEL: null });
+        self.see_to(job, (revision, Left::ByAttempt), unmarked, done)
+            .await
     }
 
     /// Removes what the original has put into `default` of an adopted revision, now that ours has all of it in
@@ -60,23 +47,36 @@ impl Performer {
         revision: u32,
         done: &mut Done,
     ) -> Result<(), Fault> {
-        self.say(job, done).await?;
-        let Some(newest) = &job.newest else {
-            return Err(Fault::Stale);
-        };
-        let adopted = self.revision_secret(&job.release, revision).await?;
-        let kept = self.revision_secret(&job.release, newest.revision).await?;
-        let (Some(adopted), Some(kept)) = (adopted, kept) else {
-            return self.relist(job, done).await;
-        };
-        self.still_permitted()?;
-        self.remove_left_over(job, (&adopted, &kept), Left::InDefault, false)
-            .await?;
         let owner = json!({
             OWNER_UID_LABEL: job.subject.uid(),
             OWNER_NAMESPACE_LABEL: job.subject.namespace(),
         });
-        self.mark_seen_to(job, &adopted, owner).await?;
+        self.see_to(job, (revision, Left::InDefault), owner, done)
+            .await
+    }
+
+    /// Removes what a former revision left, and marks it with these labels.
+    async fn see_to(
+        &self,
+        job: &Job,
+        (revision, left): (u32, Left),
+        labels: Value,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        // The release is as desired, whatever becomes of this.
+        self.say(job, done).await?;
+        let Some(newest) = &job.newest else {
+            return Err(Fault::Stale);
+        };
+        let former = self.revision_secret(&job.release, revision).await?;
+        let kept = self.revision_secret(&job.release, newest.revision).await?;
+        let (Some(former), Some(kept)) = (former, kept) else {
+            return self.relist(job, done).await;
+        };
+        self.still_permitted()?;
+        self.remove_left_over(job, (&former, &kept), left, false)
+            .await?;
+        self.mark_seen_to(job, &former, labels).await?;
         self.relist(job, done).await
     }
 
