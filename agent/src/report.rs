@@ -79,47 +79,41 @@ impl ReportBoard {
     pub fn tenant(&self, key: &TenantKey, report: Option<TenantReport>) {
         // What is compared with what the hub holds must be what reaches it.
         let report = report.map(TenantReport::trimmed);
-        let mut slots = self.lock();
-        if slots.tenants.get(key) == report.as_ref() {
-            return;
-        }
-        match report {
-            Some(report) => slots.tenants.insert(key.clone(), report),
-            None => slots.tenants.remove(key),
-        };
-        slots.changed.insert(SlotKey::Tenant(key.clone()));
-        drop(slots);
-        self.changed.notify_one();
+        let slot = SlotKey::Tenant(key.clone());
+        self.set(|slots| &mut slots.tenants, key, report, slot);
     }
 
     /// Puts `report` into the deployment's slot; `None` when there is no order of it any more.
     pub fn deployment(&self, key: &DeploymentKey, report: Option<DeploymentReport>) {
         let report = report.map(DeploymentReport::trimmed);
-        let mut slots = self.lock();
-        if slots.deployments.get(key) == report.as_ref() {
-            return;
-        }
-        match report {
-            Some(report) => slots.deployments.insert(key.clone(), report),
-            None => slots.deployments.remove(key),
-        };
-        slots.changed.insert(SlotKey::Deployment(key.clone()));
-        drop(slots);
-        self.changed.notify_one();
+        let slot = SlotKey::Deployment(key.clone());
+        self.set(|slots| &mut slots.deployments, key, report, slot);
     }
 
     /// Puts `report` into the slot of an order to place a Tenant; `None` when there is none any more.
     pub fn placed(&self, key: &TenantKey, report: Option<PlacedReport>) {
         let report = report.map(PlacedReport::trimmed);
+        let slot = SlotKey::Placed(key.clone());
+        self.set(|slots| &mut slots.placed, key, report, slot);
+    }
+
+    fn set<K: Ord + Clone, R: PartialEq>(
+        &self,
+        of: impl FnOnce(&mut Slots) -> &mut BTreeMap<K, R>,
+        key: &K,
+        report: Option<R>,
+        slot: SlotKey,
+    ) {
         let mut slots = self.lock();
-        if slots.placed.get(key) == report.as_ref() {
+        let reports = of(&mut slots);
+        if reports.get(key) == report.as_ref() {
             return;
         }
         match report {
-            Some(report) => slots.placed.insert(key.clone(), report),
-            None => slots.placed.remove(key),
+            Some(report) => reports.insert(key.clone(), report),
+            None => reports.remove(key),
         };
-        slots.changed.insert(SlotKey::Placed(key.clone()));
+        slots.changed.insert(slot);
         drop(slots);
         self.changed.notify_one();
     }
