@@ -150,7 +150,8 @@ impl<O: Order> Carried<O> {
             };
         }
         // What was said by a speaker before stands until all is said again, and may be of others.
-        let kept = found.said.values().filter(|said| said.fresh).count() <= O::MOST;
+        let kept = found.said.len() <= O::MOST
+            || found.said.values().filter(|said| said.fresh).count() <= O::MOST;
         drop(members);
         self.changed.send_modify(|changes| *changes += 1);
         kept

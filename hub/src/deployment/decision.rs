@@ -211,7 +211,7 @@ impl View<'_> {
         (finalized != self.finalized()).then_some(finalizers)
     }
 
-    /// Whether anything of it may still be where it was put on record before.
+    /// The places on record; `None` before there was any.
     fn recorded(&self) -> Option<&[Place]> {
         self.object.status.as_ref()?.places.as_deref()
     }
@@ -350,9 +350,8 @@ impl View<'_> {
         let done = places.is_empty() && !unknown;
         let finalizers = self.finalizers(held && !done);
         let with_finalizers = finalizers.as_ref().map(|_| {
-            let mut all = std::mem::take(&mut told);
-            all.push(news("FinalizerRemoved", names::DEPLOYMENT_FINALIZER));
-            all
+            told.push(news("FinalizerRemoved", names::DEPLOYMENT_FINALIZER));
+            std::mem::take(&mut told)
         });
         let read = held && !done && !lets_go && self.deletion == Deletion::NotRead;
         let standing = self.leaving(&places, unknown);
@@ -593,7 +592,7 @@ impl View<'_> {
             told.push(news("HelmDeployed", format!("{}: {chart}", self.release())));
         }
         if was.as_deref() != Some(&standing.ready.reason) {
-            told.extend(self.transition(&standing.ready));
+            told.push(transition(&standing.ready));
         }
         let status = KryptonDeploymentStatus {
             phase: Some(standing.phase),
@@ -605,19 +604,19 @@ impl View<'_> {
         };
         (status, told)
     }
+}
 
-    fn transition(&self, to: &State) -> Option<News> {
-        let message = to.message.clone();
-        Some(match to.reason.as_str() {
-            ready::DEPLOYED => news("Ready", message),
-            ready::ACCOUNT_MISSING => warning("AccountMissing", message),
-            ready::EDGE_UNAVAILABLE => warning("EdgeUnavailable", message),
-            ready::DELETING => news("DeleteStarted", message),
-            ready::NOT_READY => news("NotReady", message),
-            reason::UNINSTALL_FAILED => warning("HelmUninstallFailed", message),
-            ready::HELM_FAILED => warning("HelmDeployFailed", message),
-            _ => warning("Refused", message),
-        })
+fn transition(to: &State) -> News {
+    let message = to.message.clone();
+    match to.reason.as_str() {
+        ready::DEPLOYED => news("Ready", message),
+        ready::ACCOUNT_MISSING => warning("AccountMissing", message),
+        ready::EDGE_UNAVAILABLE => warning("EdgeUnavailable", message),
+        ready::DELETING => news("DeleteStarted", message),
+        ready::NOT_READY => news("NotReady", message),
+        reason::UNINSTALL_FAILED => warning("HelmUninstallFailed", message),
+        ready::HELM_FAILED => warning("HelmDeployFailed", message),
+        _ => warning("Refused", message),
     }
 }
 

@@ -151,21 +151,14 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
             look_next = wake.map_or(look_next, |wake| wake.max(look_next));
         }
         let due = look.then_some(look_next);
+        let mut news = false;
         tokio::select! {
             () = stop.cancelled() => return,
             changed = lead.changed() => { if changed.is_err() { return } look = true; }
-            Ok(()) = said.changed() => (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY))),
-            Ok(()) = findings.changed() => (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY))),
-            Some(event) = objects.next() => {
-                if desk.see(event, &keep) {
-                    (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY)));
-                }
-            }
-            Some(event) = members.next() => {
-                if desk.see_member(event) {
-                    (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY)));
-                }
-            }
+            Ok(()) = said.changed() => news = true,
+            Ok(()) = findings.changed() => news = true,
+            Some(event) = objects.next() => news = desk.see(event, &keep),
+            Some(event) = members.next() => news = desk.see_member(event),
             Some(written) = writes.join_next(), if !writes.is_empty() => {
                 match written {
                     Ok(written) => desk.take_written(written, &keep.notices),
@@ -174,7 +167,7 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
                         desk.none_busy();
                     }
                 }
-                (look, look_next) = (true, Boot(now.0 + LOOK_EVERY));
+                news = true;
             }
             Some(reading) = readings.join_next(), if !readings.is_empty() => {
                 match reading {
@@ -184,9 +177,12 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
                         desk.none_busy();
                     }
                 }
-                (look, look_next) = (true, Boot(now.0 + LOOK_EVERY));
+                news = true;
             }
             () = clock::sleep_until(due, now) => {}
+        }
+        if news {
+            (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY)));
         }
     }
 }
@@ -231,17 +227,16 @@ impl Desk {
                 cluster.cluster_uid = keep.found.get(name).flatten();
             }
         }
+        // The older first: of more than a member takes, those wait that came last.
+        let slots = self.by_age();
         keep.named.send_if_modified(|before| {
-            let next = self.named(keep);
+            let next = self.named(&slots, keep);
             let news = before.as_deref() != Some(&next);
             if news {
                 *before = Some(Arc::new(next));
             }
             news
         });
-        // The older first: of more than a member takes, those wait that came last.
-        let mut slots: Vec<(&DeploymentKey, &Slot)> = self.slots.iter().collect();
-        slots.sort_by_key(|(key, slot)| (created(&slot.object), (*key).clone()));
         let mut ordered: BTreeMap<String, Vec<DesiredDeployment>> = BTreeMap::new();
         let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
         let mut decisions = Vec::new();
@@ -261,6 +256,12 @@ impl Desk {
         }
         keep.deployments.order(ordered);
         decisions
+    }
+
+    fn by_age(&self) -> Vec<(&DeploymentKey, &Slot)> {
+        let mut slots: Vec<_> = self.slots.iter().collect();
+        slots.sort_by_key(|(key, slot)| (created(&slot.object), *key));
+        slots
     }
 
     fn view<'a>(
@@ -316,10 +317,12 @@ impl Desk {
     }
 
     /// All Secrets that are named, and those of members that releases are still on.
-    fn named(&self, keep: &Keep) -> BTreeMap<SecretName, Naming> {
+    fn named(
+        &self,
+        by_age: &[(&DeploymentKey, &Slot)],
+        keep: &Keep,
+    ) -> BTreeMap<SecretName, Naming> {
         let mut all: BTreeMap<SecretName, Naming> = BTreeMap::new();
-        let mut slots: Vec<(&DeploymentKey, &Slot)> = self.slots.iter().collect();
-        slots.sort_by_key(|(key, slot)| (created(&slot.object), (*key).clone()));
         let mut untrusted = 0;
         let mut name = |secret: SecretName, key: Option<String>, trusted: bool| {
             if secret.name == names::SELF_CLUSTER {
@@ -341,7 +344,7 @@ impl Desk {
                 naming.key = naming.key.take().or(key);
             }
         };
-        for (key, slot) in slots {
+        for (key, slot) in by_age {
             for place in recorded(&slot.object) {
                 let source = self.clusters.get(&place.cluster);
                 let same = |it: &&Cluster| it.cluster_uid.as_ref() == Some(&place.cluster_uid);
@@ -432,11 +435,7 @@ impl Desk {
                 // Where there are none of the kind, or none for us, nobody waits for them. What was known
                 // stands.
                 let refused = matches!(status, 403 | 404) && self.of_clusters.synced;
-                self.refused = if refused {
-                    self.refused + 1
-                } else {
-                    self.refused
-                };
+                self.refused += u32::from(refused);
                 let unknown = refused && self.refused == NOT_KNOWN && !self.synced;
                 if unknown || !refused {
                     tracing::warn!(error = %chain(&error), waits = !self.synced && !unknown, "KryptonDeployments cannot be listed, and none are carried out until they can; it is tried again");

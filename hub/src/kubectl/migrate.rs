@@ -5,7 +5,7 @@ mod translation;
 
 use clap::Args;
 use krypton_agent::access::reason_of;
-use krypton_common::names::namespace_name;
+use krypton_common::names::{self, namespace_name};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use kube::Client;
 use kube::api::{Api, DynamicObject, PostParams};
@@ -25,7 +25,6 @@ const HEADER: [&str; 6] = [
     "RELEASE",
     "RESULT",
 ];
-const GROUP: &str = "mesh.openkcm.io";
 const VERSION: &str = "v1alpha1";
 /// What is to be done by hand, in this order.
 const FIRST: &str = "\
@@ -177,9 +176,9 @@ async fn create(client: &Client, kind: &ApiResource, row: &mut Translated) {
 /// An API of the original's, which has no type here.
 fn old(kind: &str, plural: &str) -> ApiResource {
     ApiResource {
-        group: GROUP.to_owned(),
+        group: names::GROUP.to_owned(),
         version: VERSION.to_owned(),
-        api_version: format!("{GROUP}/{VERSION}"),
+        api_version: format!("{}/{VERSION}", names::GROUP),
         kind: kind.to_owned(),
         plural: plural.to_owned(),
     }
