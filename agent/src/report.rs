@@ -6,7 +6,9 @@ use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
 
 use krypton_common::conditions::ClusterState;
-use krypton_common::deployment::{DeploymentKey, DeploymentReport};
+use krypton_common::deployment::{
+    Deed, DeploymentKey, DeploymentReport, DesiredDeployment, TOLD_AT_HOME,
+};
 use krypton_common::desired::Version;
 use krypton_common::member::MemberReport;
 use krypton_common::placed::PlacedReport;
@@ -145,21 +147,41 @@ impl ReportBoard {
             }
             Subject::Deployment(order) => {
                 let key = order.key();
-                let before = || {
-                    let slots = self.lock();
-                    let before = slots.deployments.get(&key);
-                    let before = before.filter(|before| before.uid == order.uid);
-                    before.map(|before| before.applied_chart.clone())
-                };
+                let before = self.lock().deployments.get(&key).cloned();
+                let before = before.filter(|before| before.uid == order.uid);
+                let (applied, deeds) = before
+                    .map(|before| (before.applied_chart, before.deeds))
+                    .unwrap_or_default();
                 let report = DeploymentReport {
                     uid: order.uid.clone(),
                     observed_generation,
                     gone,
-                    applied_chart: known.or_else(before).unwrap_or_default(),
+                    applied_chart: known.unwrap_or(applied),
                     state,
+                    deeds,
                 };
                 self.deployment(&key, Some(report));
             }
+        }
+    }
+
+    /// Adds to what is reported of the order what was done about it. Nobody is told before anything is reported.
+    pub(crate) fn did(&self, order: &DesiredDeployment, mut deed: Deed) {
+        let key = order.key();
+        let report = self.lock().deployments.get(&key).cloned();
+        let Some(mut report) = report.filter(|report| report.uid == order.uid) else {
+            return;
+        };
+        // What had been there is installed once more.
+        if deed.reason == "HelmInstallStart" && !report.applied_chart.is_empty() {
+            "ReleaseMissing".clone_into(&mut deed.reason);
+        }
+        if TOLD_AT_HOME
+            .iter()
+            .any(|(reason, ..)| *reason == deed.reason)
+        {
+            report.deeds.push(deed);
+            self.deployment(&key, Some(report));
         }
     }
 
@@ -295,7 +317,6 @@ mod tests {
     use std::sync::Arc;
 
     use krypton_common::conditions::{ClusterState, State, Truth};
-    use krypton_common::deployment::DesiredDeployment;
 
     use super::*;
 

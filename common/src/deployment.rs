@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::conditions::ClusterState;
 use crate::drift::DriftPolicy;
 use crate::names;
-use crate::tenant::trim_all;
+use crate::tenant::{trim, trim_all};
 
 /// A KryptonDeployment's namespace and name, at home.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -87,6 +87,33 @@ impl DesiredDeployment {
     }
 }
 
+/// What the member has done about an order, for home to tell as an event: on the member there is no object to
+/// tell it on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deed {
+    /// Nanoseconds since 1970 of the member's clock: tells one from another, and nothing else.
+    pub at: u64,
+    /// As an event's on a Tenant (reference 1.5).
+    pub reason: String,
+    pub message: String,
+}
+
+/// What home tells: the event as the member has it, as the original had it at home (reference 1.5), and whether
+/// it is a warning. All else home tells out of states.
+pub const TOLD_AT_HOME: [(&str, &str, bool); 8] = [
+    ("DriftDetected", "DriftDetected", true),
+    ("DriftHealed", "RepairTriggered", true),
+    ("HelmRolledBack", "HelmRolledBack", true),
+    ("ReleaseMissing", "ReleaseMissing", true),
+    ("ReleaseUnlocked", "ReleaseUnlocked", true),
+    ("ReleaseUnreadable", "ReleaseUnreadable", true),
+    ("WorkspaceCreated", "EdgeNamespaceCreated", false),
+    ("WorkspaceDeleted", "EdgeNamespaceDeleteRequested", false),
+];
+
+/// Of one order, the latest: what is beyond is lost, as events may be.
+pub const DEEDS_MAX: usize = 4;
+
 /// The newest report of one member on one order; an older one is worth nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeploymentReport {
@@ -100,6 +127,9 @@ pub struct DeploymentReport {
     /// As `status.lastAppliedChart`; empty while nothing is known to be applied.
     pub applied_chart: String,
     pub state: ClusterState,
+    /// In passing, so in no digest.
+    #[serde(skip)]
+    pub deeds: Vec<Deed>,
 }
 
 impl DeploymentReport {
@@ -107,6 +137,12 @@ impl DeploymentReport {
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         trim_all(&mut self.applied_chart, &mut self.state);
+        let more = self.deeds.len().saturating_sub(DEEDS_MAX);
+        self.deeds.drain(..more);
+        for deed in &mut self.deeds {
+            trim(&mut deed.reason);
+            trim(&mut deed.message);
+        }
         self
     }
 }

@@ -54,6 +54,6 @@ pub(crate) fn trim_all(applied_chart: &mut String, state: &mut ClusterState) {
     }
 }
 
-fn trim(text: &mut String) {
+pub(crate) fn trim(text: &mut String) {
     text.truncate(text.floor_char_boundary(MESSAGE_MAX));
 }

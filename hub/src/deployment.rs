@@ -3,6 +3,7 @@
 
 mod aim;
 mod decision;
+mod deeds;
 mod keep;
 mod writes;
 

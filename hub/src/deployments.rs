@@ -67,6 +67,7 @@ mod tests {
                 progress: None,
                 error: None,
             },
+            deeds: Vec::new(),
         }
     }
 

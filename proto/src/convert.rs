@@ -2,7 +2,7 @@
 
 use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::crd_policy::CrdPolicy;
-use krypton_common::deployment::{DeploymentKey, DeploymentReport, DesiredDeployment};
+use krypton_common::deployment::{Deed, DeploymentKey, DeploymentReport, DesiredDeployment};
 use krypton_common::desired::{ChartState, Confidential, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::{Handling, WaitPolicy};
@@ -523,6 +523,7 @@ impl v1::Deployment {
                     &report.applied_chart,
                     &report.state,
                 )),
+                deeds: report.deeds.iter().map(v1::Deed::new).collect(),
             }),
         }
     }
@@ -553,8 +554,27 @@ impl v1::Deployment {
             gone: said.gone,
             applied_chart: state.applied_chart.clone(),
             state: state.read(what)?,
+            deeds: said.deeds.into_iter().map(v1::Deed::read).collect(),
         };
         Ok((key, Some(report.trimmed())))
+    }
+}
+
+impl v1::Deed {
+    fn new(deed: &Deed) -> Self {
+        Self {
+            at: deed.at,
+            reason: deed.reason.clone(),
+            message: deed.message.clone(),
+        }
+    }
+
+    fn read(self) -> Deed {
+        Deed {
+            at: self.at,
+            reason: self.reason,
+            message: self.message,
+        }
     }
 }
 
@@ -921,6 +941,7 @@ mod tests {
             let report = DeploymentReport {
                 uid: "uid-1".to_owned(), observed_generation, gone, applied_chart,
                 state: ClusterState { ready, progress: None, error },
+                deeds: vec![Deed { at: 1, reason: "DriftHealed".to_owned(), message: "put right".to_owned() }],
             };
             let (read_key, read) = v1::Deployment::new(&key, Some(&report)).read().unwrap();
             prop_assert_eq!(read_key, key);

@@ -244,6 +244,7 @@ fn deployment() -> Deployment {
             uid: "uid-of-acme".to_owned(),
             gone: true,
             state: tenant(Truth::True.into()).state,
+            deeds: Vec::new(),
         }),
     }
 }

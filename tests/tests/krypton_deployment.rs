@@ -266,6 +266,7 @@ async fn a_deployment_is_routed_installed_put_right_and_goes_with_its_object(mod
         "AccountValidated",
         "FinalizerAdded",
         "Routing",
+        "EdgeNamespaceCreated",
         "HelmDeployed",
         "Ready",
     ];
@@ -286,6 +287,7 @@ async fn a_deployment_is_routed_installed_put_right_and_goes_with_its_object(mod
     desk.newest_is("acme", "ced-acme", 1, "deployed")
         .await
         .unwrap();
+    regions.told(key.0, key.1, &["RepairTriggered"]).await;
 
     // A hub that starts has nothing but what is on home.
     let before = desk.releases().await.unwrap();
@@ -303,7 +305,12 @@ async fn a_deployment_is_routed_installed_put_right_and_goes_with_its_object(mod
     regions.gone(key.0, key.1).await;
     assert!(desk.revisions("acme", "ced-acme").await.unwrap().is_empty());
     namespace_goes(&desk, "acme").await;
-    let told = ["DeleteStarted", "HelmUninstalled", "FinalizerRemoved"];
+    let told = [
+        "DeleteStarted",
+        "HelmUninstalled",
+        "EdgeNamespaceDeleteRequested",
+        "FinalizerRemoved",
+    ];
     regions.told(key.0, key.1, &told).await;
 }
 

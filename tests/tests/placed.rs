@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail, ensure};
-use futures::future::try_join_all;
+use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
 use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -313,17 +313,32 @@ async fn comes_back(home: &Desk) -> Result<()> {
 /// Members of a large fleet, and Tenants of each.
 const MEMBERS: usize = 4;
 const EACH: usize = 50;
+/// `all` is a fleet of full size: 2,000 Tenants, for which `make placed` asks.
+const SIZE: &str = "KRYPTON_PLACED";
+const FULL: (usize, usize) = (20, 100);
+/// Control planes that start at the same time.
+const AT_ONCE: usize = 2;
+
+fn size() -> (usize, usize) {
+    match std::env::var(SIZE).as_deref() {
+        Err(_) => (MEMBERS, EACH),
+        Ok("all") => FULL,
+        Ok(other) => panic!("{SIZE}={other}: only all is known"),
+    }
+}
 
 #[tokio::test]
 async fn a_hub_that_is_started_again_writes_nothing_on_the_members() {
     let home = Cluster::start("many-placed", Parts::ControlPlane)
         .await
         .unwrap();
-    let edges = (0..MEMBERS).map(|number| {
+    let (members_of_all, each) = size();
+    let edges = (0..members_of_all).map(|number| {
         let name = format!("many-placed-{number}");
         async move { Cluster::start(&name, Parts::ControlPlane).await }
     });
-    let edges = try_join_all(edges).await.unwrap();
+    let edges = futures::stream::iter(edges).buffered(AT_ONCE);
+    let edges: Vec<Cluster> = edges.try_collect().await.unwrap();
     let options = || {
         HubOptions::new(home.kubeconfig()).args([
             // Nobody fetches it: no Tenant has a workspace that it could go to.
@@ -344,9 +359,9 @@ async fn a_hub_that_is_started_again_writes_nothing_on_the_members() {
     }
     home.kubectl(["create", "namespace", TEAM]).await.unwrap();
     let desk = Desk::at(&home);
-    for number in 0..MEMBERS * EACH {
+    for number in 0..members_of_all * each {
         let spec = json!({
-            "clusterRef": {"secretName": format!("edge-{}", number % MEMBERS)},
+            "clusterRef": {"secretName": format!("edge-{}", number % members_of_all)},
             "workspace": "kube-system",
         });
         let name = format!("tenant-{number}");
@@ -364,7 +379,7 @@ async fn a_hub_that_is_started_again_writes_nothing_on_the_members() {
         eventually("all to be placed", PATIENCE, async || {
             let all = desk.tenants(TEAM).list(&ListParams::default()).await?;
             let placed = all.iter().filter(|tenant| refused(tenant)).count();
-            ensure!(placed == MEMBERS * EACH, "{placed} are");
+            ensure!(placed == members_of_all * each, "{placed} are");
             Ok(Some(()))
         })
         .await
@@ -404,7 +419,7 @@ async fn a_hub_that_is_started_again_writes_nothing_on_the_members() {
     .await
     .unwrap();
     // The last that there was is one more to be done by each: by then all before has been looked at.
-    for number in 0..MEMBERS {
+    for number in 0..members_of_all {
         let spec = json!({
             "clusterRef": {"secretName": format!("edge-{number}")},
             "workspace": "kube-system",

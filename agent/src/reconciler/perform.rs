@@ -16,7 +16,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_common::conditions::{ClusterState, reason};
 use krypton_common::crd_policy::CrdPolicy;
-use krypton_common::deployment::DesiredDeployment;
+use krypton_common::deployment::{Deed, DesiredDeployment};
 use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::error_chain::chain;
 use krypton_common::names;
@@ -31,7 +31,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use super::{Member, Tools};
 use crate::chart::{ChartFault, ChartRef};
 use crate::chart_crds::{self, ChartCrdError};
-use crate::clock::Boot;
+use crate::clock::{self, Boot};
 use crate::effect;
 use crate::events::Events;
 use crate::fence::Hold;
@@ -205,8 +205,16 @@ impl Performer {
 
     /// An event on the Tenant. Of a deployment home tells, out of the reports.
     pub(super) fn tell(&self, subject: &Subject, told: Told) {
-        if let Subject::Tenant(tenant) = subject {
-            self.events.tell(tenant, told);
+        match subject {
+            Subject::Tenant(tenant) => self.events.tell(tenant, told),
+            Subject::Deployment(order) => {
+                let deed = Deed {
+                    at: u64::try_from(clock::wall().as_nanosecond()).unwrap_or_default(),
+                    reason: told.reason.to_owned(),
+                    message: told.message,
+                };
+                self.board.did(order, deed);
+            }
         }
     }
 

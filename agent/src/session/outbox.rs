@@ -306,6 +306,7 @@ mod tests {
                 gone: false,
                 applied_chart: String::new(),
                 state: said.state,
+                deeds: Vec::new(),
             };
             board.deployment(&deployment(name), Some(said));
             let placed = PlacedReport {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_common::conditions::{self, READY, State, TARGET_RESOLVED, Truth, reason};
-use krypton_common::deployment::{DesiredDeployment, PASSED_ON};
+use krypton_common::deployment::{Deed, DesiredDeployment, PASSED_ON};
 use krypton_common::drift::{DriftMode, DriftPolicy};
 use krypton_common::names;
 use krypton_crds::krypton_deployment::{
@@ -154,6 +154,17 @@ impl View<'_> {
         let said = site.at.said.as_ref()?;
         let uid = self.object.metadata.uid.as_deref().unwrap_or_default();
         (said.report.uid == uid).then_some(said)
+    }
+
+    /// What members have done about it, by their names.
+    pub(super) fn deeds(&self) -> Vec<(String, Vec<Deed>)> {
+        let sites = self.sites.iter().chain(self.aim.as_ref().ok());
+        let of = |site: &Site| {
+            let said = self.said(site).filter(|said| said.fresh)?;
+            let (member, _) = site.at.member.as_ref()?;
+            Some((member.clone(), said.report.deeds.clone()))
+        };
+        sites.filter_map(of).collect()
     }
 
     /// The member has said that nothing is left to be done there, in answer to this order to remove, which is

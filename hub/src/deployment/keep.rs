@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::listed_anew;
-use krypton_common::deployment::{DeploymentKey, DesiredDeployment};
+use krypton_common::deployment::{Deed, DeploymentKey, DesiredDeployment};
 use krypton_common::error_chain::chain;
 use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -26,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::aim::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use super::decision::{At, Decision, Deletion, News, Site, View, decide};
+use super::deeds::Told;
 use super::writes::{Reading, Write, Written, read, write};
 use crate::deployments::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::discovery::Kind;
@@ -75,6 +77,7 @@ impl std::fmt::Debug for Keep {
 struct Slot {
     object: Arc<KryptonDeployment>,
     deletion: Deletion,
+    told: Told,
     /// Nothing is written or read before.
     next: Boot,
     busy: bool,
@@ -106,7 +109,7 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
     let mut members = listed_anew(move || watcher(members.clone(), Config::default()));
     let mut said = keep.deployments.changes();
     let mut findings = keep.findings.clone();
-    let mut desk = Desk::default();
+    let (mut desk, since) = (Desk::default(), clock::wall());
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut readings: JoinSet<Reading> = JoinSet::new();
     let (mut look, mut look_next) = (false, Boot::default());
@@ -118,7 +121,10 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
             (look, look_next) = (false, Boot(now.0 + LOOK_EVERY));
             let found = findings.borrow_and_update().clone();
             let decisions = desk.decide(&keep, &found);
-            for (key, decision) in decisions {
+            for (key, decision, deeds) in decisions {
+                if let Some(slot) = desk.slots.get_mut(&key).filter(|_| leading) {
+                    slot.tell(deeds, since, &keep.notices);
+                }
                 let free = writes.len() + readings.len() < REQUESTS;
                 let Some(slot) = desk
                     .slots
@@ -187,6 +193,9 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
     }
 }
 
+/// With it, what members have done.
+type Decided = (DeploymentKey, Decision, Vec<(String, Vec<Deed>)>);
+
 /// The one thing to do about an object.
 enum Step {
     Read,
@@ -214,10 +223,22 @@ impl Step {
     }
 }
 
+impl Slot {
+    /// Tells of what members have done; `since` then there is this hub.
+    fn tell(&mut self, deeds: Vec<(String, Vec<Deed>)>, since: Timestamp, notices: &Notices) {
+        let created = self.object.metadata.creation_timestamp.as_ref();
+        let was_there = created.is_some_and(|time| time.0 < since);
+        for (member, deeds) in deeds {
+            let news = self.told.news(&member, &deeds, was_there);
+            tell(&self.object, news, notices);
+        }
+    }
+}
+
 impl Desk {
     /// Decides on all, and gives the orders. Nothing follows before home's lists are complete (design §3,
     /// rule 1).
-    fn decide(&mut self, keep: &Keep, findings: &Findings) -> Vec<(DeploymentKey, Decision)> {
+    fn decide(&mut self, keep: &Keep, findings: &Findings) -> Vec<Decided> {
         if !self.of_clusters.synced || !(self.synced || self.refused >= NOT_KNOWN) {
             return Vec::new();
         }
@@ -246,13 +267,14 @@ impl Desk {
                 let bytes = sizes.get(cluster).copied().unwrap_or_default();
                 taken >= DEPLOYMENTS_MAX || bytes >= ORDERS_MAX
             };
-            let decision = decide(&self.view(key, slot, keep, findings, full));
+            let view = self.view(key, slot, keep, findings, full);
+            let (decision, deeds) = (decide(&view), view.deeds());
             for (cluster, order) in &decision.orders {
                 let orders = ordered.entry(cluster.clone()).or_default();
                 *sizes.entry(cluster.clone()).or_insert(0) += order.size();
                 orders.push(order.clone());
             }
-            decisions.push((key.clone(), decision));
+            decisions.push((key.clone(), decision, deeds));
         }
         keep.deployments.order(ordered);
         decisions
@@ -458,6 +480,7 @@ impl Desk {
         let slot = Slot {
             object: Arc::new(object),
             deletion: Deletion::default(),
+            told: Told::default(),
             next: Boot::default(),
             busy: false,
         };
@@ -499,10 +522,7 @@ impl Desk {
     /// What was written counts, unless the watch has brought something else since.
     fn take_written(&mut self, written: Written, notices: &Notices) {
         if let Some(object) = &written.object {
-            let about = reference(object);
-            for told in written.news {
-                notices.tell_about(about.clone(), told.warning, told.reason, told.message);
-            }
+            tell(object, written.news, notices);
         }
         // The watch may have told of its end before.
         let Some(slot) = self.slots.get_mut(&written.key) else {
@@ -535,6 +555,13 @@ impl Desk {
         for slot in self.slots.values_mut() {
             slot.busy = false;
         }
+    }
+}
+
+fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &Notices) {
+    let about = reference(object);
+    for told in news {
+        notices.tell_about(about.clone(), told.warning, told.reason, told.message);
     }
 }
 

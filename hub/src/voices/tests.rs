@@ -213,6 +213,7 @@ fn what_is_said_of_deployments_is_kept_apart_counted_with_the_rest_and_heard_of_
         gone: false,
         applied_chart: String::new(),
         state: report(why).state,
+        deeds: Vec::new(),
     };
     let of = |member: MemberReport, why: &str| Changes {
         member: Some(member),
