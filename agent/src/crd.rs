@@ -49,11 +49,35 @@ fn step(found: Option<u32>, exists: bool, ours: u32) -> Step {
 
 /// Makes sure that `wanted` is served.
 pub async fn ensure(client: &Client, wanted: &CustomResourceDefinition) -> Result<(), CrdError> {
+    let found = find(client, wanted).await?;
+    bring_up(client, wanted, found).await
+}
+
+/// The same where there is one of the name; one that is missing is not made.
+pub async fn follow(client: &Client, wanted: &CustomResourceDefinition) -> Result<(), CrdError> {
+    match find(client, wanted).await? {
+        None => Ok(()),
+        found => bring_up(client, wanted, found).await,
+    }
+}
+
+async fn find(
+    client: &Client,
+    wanted: &CustomResourceDefinition,
+) -> Result<Option<CustomResourceDefinition>, CrdError> {
     let name = wanted.metadata.name.clone().unwrap_or_default();
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let found = deadline(&name, api.get_opt(&name))
-        .await?
-        .map_err(|error| CrdError::Read(name.clone(), error))?;
+    let found = deadline(&name, api.get_opt(&name)).await?;
+    found.map_err(|error| CrdError::Read(name, error))
+}
+
+async fn bring_up(
+    client: &Client,
+    wanted: &CustomResourceDefinition,
+    found: Option<CustomResourceDefinition>,
+) -> Result<(), CrdError> {
+    let name = wanted.metadata.name.clone().unwrap_or_default();
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     if found
         .as_ref()
         .is_some_and(|crd| crd.metadata.deletion_timestamp.is_some())

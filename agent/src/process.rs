@@ -175,7 +175,6 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         namespaces: None,
         // Its Tenants are the member's own.
         allowed: watch::channel(Allowed::default()).1,
-        allow_chart_skip: false,
         retry_max: flags.retry_max,
         policy: Policy::new(
             flags.helm_timeout,

@@ -81,7 +81,6 @@ pub struct Member {
     pub namespaces: Option<BTreeSet<String>>,
     /// Whose Tenants may name this member, where they are home's.
     pub allowed: watch::Receiver<Allowed>,
-    pub allow_chart_skip: bool,
     /// The longest pause between two attempts.
     pub retry_max: Duration,
     pub policy: Policy,

@@ -199,6 +199,9 @@ impl DesiredState {
         if self.handling.delete_cert_manager_crds {
             content["deleteCertManagerCrds"] = Value::Bool(true);
         }
+        if self.handling.allow_chart_skip {
+            content["allowChartSkip"] = Value::Bool(true);
+        }
         if !self.deployments.is_empty() {
             content["deployments"] = serde_json::json!(self.deployments);
         }
@@ -345,6 +348,15 @@ mod tests {
             ..plain.clone()
         };
         assert_ne!(tidy.digest(), plain.digest());
+        let lenient = DesiredState {
+            handling: Handling {
+                allow_chart_skip: true,
+                ..Handling::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(lenient.digest(), plain.digest());
+        assert!(recorded.get("allowChartSkip").is_none(), "{recorded}");
         assert!(recorded.get("deployments").is_none(), "{recorded}");
         let order = DesiredDeployment {
             name: "acme".to_owned(),
@@ -393,6 +405,7 @@ mod tests {
             salted,
             hasty,
             tidy,
+            lenient,
             ordered,
             removes,
         ] {

@@ -433,8 +433,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             else {
                 continue;
             };
-            let counts = fleet.reports.counts(&name);
-            let summarised = fleet.reports.listing(&name, fleet.shared.allow_chart_skip);
+            let skip = fleet.shared.allow_chart_skip;
+            let counts = fleet.reports.counts(&name, skip);
+            let summarised = fleet.reports.listing(&name, skip);
             let generation = object.metadata.generation.unwrap_or_default();
             let status = facts::status(
                 &name,

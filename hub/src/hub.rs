@@ -187,6 +187,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let Some(epoch) = prepare_home(&client, &settings.namespace, &crds, &stop).await else {
         return Ok(());
     };
+    // Under the original's nothing that is on record of a deployment would last. Where there is none it is
+    // not for us to make one, and nobody waits for it.
+    if !settings.ensure_watch_crds
+        && let Err(error) = krypton_agent::crd::follow(&client, &KryptonDeployment::crd()).await
+    {
+        tracing::warn!(error = %chain(&error), "the CRD of KryptonDeployments is not brought up to date");
+    }
     drop(starting);
     tracing::info!(epoch, "home is ready");
 
@@ -320,7 +327,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         .remediated(settings.helm.retries, settings.helm.remediation)
         .with_history(settings.helm.history_max),
         retry_max: settings.retry_max,
-        allow_chart_skip: settings.allow_chart_skip,
+        allow_chart_skip: settings.handling.allow_chart_skip,
         watch_namespaces: settings.watch_namespaces.clone(),
         found: Arc::clone(&found),
         sources: sources.clone(),
@@ -330,7 +337,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
 
     let rules = Rules {
         self_cluster: settings.self_cluster,
-        allow_chart_skip: settings.allow_chart_skip,
+        allow_chart_skip: settings.handling.allow_chart_skip,
         namespaces: settings.watch_namespaces.clone(),
     };
     // Several hubs may run; one of them writes on home, as one writes on each member.

@@ -440,7 +440,6 @@ async fn reconcile(
             true => inputs.allowed.clone(),
             false => watch::channel(Allowed::default()).1,
         },
-        allow_chart_skip: shared.allow_chart_skip,
         retry_max: shared.retry_max,
         policy: shared.policy.clone(),
     };

@@ -52,7 +52,6 @@ pub struct Settings {
     pub tenant_values: bool,
     /// Whether Tenants of home that name another member are placed there.
     pub place_tenants: bool,
-    pub allow_chart_skip: bool,
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
     pub handling: Handling,

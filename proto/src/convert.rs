@@ -89,6 +89,7 @@ impl From<&DesiredState> for v1::Desired {
         let Handling {
             wait,
             delete_cert_manager_crds,
+            allow_chart_skip,
         } = handling;
         let ChartState {
             repo,
@@ -125,6 +126,7 @@ impl From<&DesiredState> for v1::Desired {
                 false => wait.to_string(),
             },
             delete_cert_manager_crds: *delete_cert_manager_crds,
+            allow_chart_skip: *allow_chart_skip,
             deployments: deployments.iter().map(Into::into).collect(),
             placed: placed.iter().map(Into::into).collect(),
         }
@@ -302,6 +304,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             delete_cert_manager_crds,
             deployments,
             placed,
+            allow_chart_skip,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
@@ -342,6 +345,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             handling: Handling {
                 wait,
                 delete_cert_manager_crds,
+                allow_chart_skip,
             },
             deployments: deployments
                 .into_iter()
@@ -693,6 +697,7 @@ mod tests {
             handling: Handling {
                 wait: WaitPolicy::Hooks,
                 delete_cert_manager_crds: true,
+                allow_chart_skip: true,
             },
             deployments: vec![DesiredDeployment {
                 namespace: "accounts".to_owned(),

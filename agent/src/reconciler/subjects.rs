@@ -317,7 +317,7 @@ impl Reconciler {
             &self.member.name,
             &plan.state,
             plan.applied_chart.as_deref(),
-            self.member.allow_chart_skip,
+            self.desired_now().handling.allow_chart_skip,
             Timestamp::UNIX_EPOCH,
         );
         tenant

@@ -208,7 +208,7 @@ impl Reports {
     }
 
     /// Tenants of a member by phase: all, ready, pending, error.
-    pub fn counts(&self, member: &str) -> Counts {
+    pub fn counts(&self, member: &str, allow_chart_skip: bool) -> Counts {
         let state = self.lock();
         let mut counts = Counts::default();
         for report in state
@@ -219,7 +219,7 @@ impl Reports {
         {
             let one = [(String::new(), report.state.clone())].into();
             counts.total += 1;
-            match conditions::summarise(&one, false).phase {
+            match conditions::summarise(&one, allow_chart_skip).phase {
                 conditions::Phase::Ready => counts.ready += 1,
                 conditions::Phase::Pending => counts.pending += 1,
                 conditions::Phase::Error => counts.error += 1,

@@ -28,6 +28,7 @@ pub(super) mod ready {
     pub(in crate::deployment) const EDGE_UNAVAILABLE: &str = "EdgeUnavailable";
     pub(in crate::deployment) const HELM_FAILED: &str = "HelmFailed";
     pub(in crate::deployment) const DELETING: &str = "Deleting";
+    pub(in crate::deployment) const CRD_OUTDATED: &str = "CrdOutdated";
 }
 
 /// What was read afresh of a deletion, before anything follows from it (design §3, rule 2).
@@ -65,6 +66,8 @@ pub(super) struct View<'a> {
     /// The places on record.
     pub(super) sites: Vec<Site>,
     pub(super) deletion: Deletion,
+    /// Home keeps no places: its CRD is another's, which does not know them.
+    pub(super) forgets: bool,
     pub(super) check_every: u32,
     pub(super) now: Timestamp,
 }
@@ -109,7 +112,10 @@ pub(super) struct Decision {
 
 /// Decides.
 pub(super) fn decide(view: &View<'_>) -> Decision {
-    if view.object.metadata.deletion_timestamp.is_some() {
+    let deleted = view.object.metadata.deletion_timestamp.is_some();
+    if view.forgets && !(deleted && view.lets_go()) {
+        view.hold(deleted)
+    } else if deleted {
         view.leave()
     } else {
         view.stay()
@@ -139,6 +145,11 @@ impl View<'_> {
 
     fn orphaned(&self) -> bool {
         self.annotated(names::ORPHAN_ANNOTATION) == Some("true")
+    }
+
+    /// Of one that is deleted: its finalizer goes at once.
+    fn lets_go(&self) -> bool {
+        self.orphaned() || self.deletion == Deletion::OfTheCrd
     }
 
     fn release(&self) -> String {
@@ -227,6 +238,25 @@ impl View<'_> {
         self.object.status.as_ref()?.places.as_deref()
     }
 
+    /// Nothing is ordered of what cannot be put on record first.
+    fn hold(&self, deleted: bool) -> Decision {
+        let message = "the CRD of KryptonDeployments at home is older than this hub and cannot keep where one is deployed; apply the one of folder crds/";
+        let standing = Standing {
+            phase: DeploymentPhase::Error,
+            ready: State::new(Truth::Unknown, ready::CRD_OUTDATED, message),
+            last_message: message.to_owned(),
+        };
+        let places = self.recorded().unwrap_or_default().to_vec();
+        Decision {
+            read: deleted && self.finalized() && self.deletion == Deletion::NotRead,
+            ..self.decision(
+                BTreeMap::new(),
+                (None, None),
+                (standing, places, Vec::new()),
+            )
+        }
+    }
+
     /// It is to be there.
     fn stay(&self) -> Decision {
         let account = !self.object.spec.account.name.is_empty();
@@ -312,7 +342,7 @@ impl View<'_> {
     /// It is to go.
     fn leave(&self) -> Decision {
         let confirmed = self.deletion == Deletion::OfTheObject;
-        let lets_go = self.orphaned() || self.deletion == Deletion::OfTheCrd;
+        let lets_go = self.lets_go();
         let held = self.finalized();
         let (mut told, mut places) = (Vec::new(), Vec::new());
         let mut orders = BTreeMap::new();
@@ -627,6 +657,7 @@ fn transition(to: &State) -> News {
         ready::NOT_READY => news("NotReady", message),
         reason::UNINSTALL_FAILED => warning("HelmUninstallFailed", message),
         ready::HELM_FAILED => warning("HelmDeployFailed", message),
+        ready::CRD_OUTDATED => warning(ready::CRD_OUTDATED, message),
         _ => warning("Refused", message),
     }
 }

@@ -39,6 +39,8 @@ use crate::notices::Notices;
 const PACE: Duration = Duration::from_secs(1);
 /// The pause after a write or a read that did not go through, give or take half of it.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
+/// Whether home keeps places by now is tried so often, with one object.
+const TRY_AGAIN: Duration = Duration::from_secs(60);
 /// Two looks at all of them.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Writes and reads in flight: beyond it they wait.
@@ -99,6 +101,8 @@ struct Desk {
     refused: u32,
     clusters: BTreeMap<String, Cluster>,
     of_clusters: Known,
+    /// Home did not keep the places of this one: with it, it is tried again at that time.
+    forgotten: Option<(DeploymentKey, Boot)>,
 }
 
 /// Keeps them until `stop`. Orders are given by every hub, and only the one that leads writes.
@@ -156,7 +160,10 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
             }
             look_next = wake.map_or(look_next, |wake| wake.max(look_next));
         }
-        let due = look.then_some(look_next);
+        let mut due = look.then_some(look_next);
+        if let Some((_, again)) = desk.forgotten.as_ref().filter(|(_, again)| *again > now) {
+            due = Some(due.map_or(*again, |due| due.min(*again)));
+        }
         let mut news = false;
         tokio::select! {
             () = stop.cancelled() => return,
@@ -185,7 +192,7 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
                 }
                 news = true;
             }
-            () = clock::sleep_until(due, now) => {}
+            () = clock::sleep_until(due, now) => look = true,
         }
         if news {
             (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY)));
@@ -242,6 +249,8 @@ impl Desk {
         if !self.of_clusters.synced || !(self.synced || self.refused >= NOT_KNOWN) {
             return Vec::new();
         }
+        let gone = |(tried, _): &mut (DeploymentKey, Boot)| !self.slots.contains_key(tried);
+        self.forgotten.take_if(gone);
         // Of one that does not act nothing is on record; what is, a person changes.
         for (name, cluster) in &mut self.clusters {
             if cluster.cluster_uid.is_none() {
@@ -278,6 +287,12 @@ impl Desk {
         }
         keep.deployments.order(ordered);
         decisions
+    }
+
+    /// Whether nothing of it could be put on record.
+    fn forgets(&self, key: &DeploymentKey) -> bool {
+        let waits = |(tried, again): &(DeploymentKey, Boot)| tried != key || Boot::now() < *again;
+        self.forgotten.as_ref().is_some_and(waits)
     }
 
     fn by_age(&self) -> Vec<(&DeploymentKey, &Slot)> {
@@ -333,6 +348,7 @@ impl Desk {
                 })
             }),
             deletion: slot.deletion,
+            forgets: self.forgets(key),
             check_every: u32::try_from(keep.check_interval.as_secs()).unwrap_or(u32::MAX),
             now: clock::wall(),
         }
@@ -521,7 +537,16 @@ impl Desk {
 
     /// What was written counts, unless the watch has brought something else since.
     fn take_written(&mut self, written: Written, notices: &Notices) {
-        if let Some(object) = &written.object {
+        if written.forgotten {
+            if self.forgotten.is_none() {
+                tracing::warn!(deployment = %written.key, "home does not keep status.places of KryptonDeployments: its CRD is older than this hub, and none are carried out until it is brought up to date");
+            }
+            let again = Boot(Boot::now().0 + TRY_AGAIN);
+            self.forgotten = Some((written.key.clone(), again));
+        } else if let Some(object) = &written.object {
+            if recorded(object).first().is_some() {
+                self.forgotten = None;
+            }
             tell(object, written.news, notices);
         }
         // The watch may have told of its end before.

@@ -31,6 +31,8 @@ pub(super) struct Written {
     pub(super) before: Option<String>,
     /// `None` when nothing was written.
     pub(super) object: Option<KryptonDeployment>,
+    /// Places were written, and are not there.
+    pub(super) forgotten: bool,
     /// To be told now.
     pub(super) news: Vec<News>,
 }
@@ -77,10 +79,17 @@ pub(super) async fn write(
             None
         }
     };
+    let wrote = match &write {
+        Write::Status(status) => status.places.as_ref(),
+        Write::Finalizers(_) => None,
+    };
+    let kept = |object: &KryptonDeployment| object.status.as_ref()?.places.as_ref().map(drop);
+    let forgotten = wrote.is_some() && object.as_ref().is_some_and(|it| kept(it).is_none());
     Written {
         key,
         before,
         object,
+        forgotten,
         news,
     }
 }

@@ -59,7 +59,6 @@ pub(super) fn resolve(
         chart_values_from: inputs.chart_values_from(flags)?,
         tenant_values: inputs.boolean("tenant-values", &flags.tenant_values)?,
         place_tenants: inputs.boolean("place-tenants", &flags.place_tenants)?,
-        allow_chart_skip: inputs.allow_chart_skip(),
         drift: inputs.drift(flags)?,
         chart_crds: {
             let given = inputs.text("chart-crds", &flags.chart_crds);
@@ -554,6 +553,7 @@ impl Inputs<'_> {
         Ok(Handling {
             wait,
             delete_cert_manager_crds: self.boolean("delete-cert-manager-crds", flag)?,
+            allow_chart_skip: self.allow_chart_skip(),
         })
     }
 

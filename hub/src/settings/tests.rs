@@ -74,7 +74,9 @@ fn without_anything_the_defaults_of_the_original_hold() {
     assert_eq!(settings.watch_namespaces, None);
     assert_eq!(settings.home.choice, HomeChoice::Local);
     assert_eq!(settings.check_interval, Duration::from_secs(60));
-    assert!(!settings.allow_chart_skip && !settings.ensure_watch_crds && settings.self_cluster);
+    assert!(
+        !settings.handling.allow_chart_skip && !settings.ensure_watch_crds && settings.self_cluster
+    );
     assert_eq!(
         settings.metrics_bind_address.as_ref().unwrap().to_string(),
         ":8080"
@@ -348,7 +350,7 @@ fn allow_chart_skip_takes_exactly_true() {
         ("1", false, 1),
     ] {
         let settings = resolve(&[], &[("ALLOW_CHART_SKIP", text)]).unwrap();
-        assert_eq!(settings.allow_chart_skip, expected, "{text:?}");
+        assert_eq!(settings.handling.allow_chart_skip, expected, "{text:?}");
         assert_eq!(settings.notes.len(), notes, "{text:?}");
     }
 }

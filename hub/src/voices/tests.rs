@@ -101,7 +101,7 @@ fn of_an_agent_and_a_proxy_the_holder_of_the_lease_is_heard_whichever_it_is() {
         &[("t", "OfTheAgent"), ("u", "OfTheAgent")],
     );
     fleet.voices.say(MEMBER, agent, seen, Some(0), at(3));
-    assert_eq!(fleet.reports.counts(MEMBER).total, 1);
+    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
     assert_eq!(*fleet.voices.presence(MEMBER).borrow(), Presence::Ready);
     // The proxy yields: the agent is asked for all it has, since nobody listened before.
     fleet.voices.close(MEMBER, proxy, at(4));
@@ -109,7 +109,7 @@ fn of_an_agent_and_a_proxy_the_holder_of_the_lease_is_heard_whichever_it_is() {
     let holds = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
     fleet.voices.say(MEMBER, agent, holds, Some(1), at(5));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
-    assert_eq!(fleet.reports.counts(MEMBER).total, 2);
+    assert_eq!(fleet.reports.counts(MEMBER, false).total, 2);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn what_the_whole_account_leaves_out_is_gone_and_before_it_nothing_is() {
         .voices
         .say(MEMBER, agent, changes(None, &[("u", "B")]), None, at(4));
     assert_eq!(
-        fleet.reports.counts(MEMBER).total,
+        fleet.reports.counts(MEMBER, false).total,
         2,
         "an unfinished account removes nothing"
     );
@@ -137,7 +137,7 @@ fn what_the_whole_account_leaves_out_is_gone_and_before_it_nothing_is() {
         Some(0),
         at(5),
     );
-    assert_eq!(fleet.reports.counts(MEMBER).total, 1);
+    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn an_observing_proxy_is_heard_when_the_agent_is_cut_off_and_says_who_holds_the_
         fleet.facts.get(MEMBER).unwrap().holder.as_deref(),
         Some("agent/a")
     );
-    assert_eq!(fleet.reports.counts(MEMBER).total, 1);
+    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn what_is_said_of_deployments_is_kept_apart_counted_with_the_rest_and_heard_of_
     let first = of(writing("hub/a"), "OfTheProxy");
     fleet.voices.say(MEMBER, proxy, first, Some(0), at(1));
     assert_eq!(held(), ("OfTheProxy".to_owned(), true));
-    assert_eq!(fleet.reports.counts(MEMBER).total, 0);
+    assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
     let asks = fleet.voices.open(MEMBER, agent, at(2));
     let seen = of(observing("hub/a"), "OfTheAgent");
     fleet.voices.say(MEMBER, agent, seen, Some(0), at(3));

@@ -288,7 +288,6 @@ impl Rim {
             status: StatusMode::Write,
             namespaces: None,
             allowed: watch::channel(Allowed::default()).1,
-            allow_chart_skip: false,
             retry_max: Duration::from_secs(5),
             policy: Policy::new(Duration::from_secs(180), []),
         }

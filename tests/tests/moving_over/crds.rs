@@ -1,17 +1,19 @@
 //! The original's CRDs, each of them, under objects that are stored: ours takes their place, and what was stored
 //! is read as it was.
 
+use anyhow::ensure;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_tests::{
     Cluster, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile},
-    in_both_modes,
+    in_both_modes, kubectl_krypton,
     original::apply_crd,
 };
 use kube::{
     Api, CustomResourceExt, ResourceExt,
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
 };
 use serde_json::{Value, json};
 
@@ -19,9 +21,13 @@ use super::{ALL_READY, BY_HAND, charts, flags, no_helm_ran, original};
 
 const API_CRDS: &str = "tenant-g1-api-crds.yaml";
 const WITHOUT_WORKSPACE: &str = "tenant-g3-generated.yaml";
+const EMBEDDED: &str = "kryptondeployment-embedded.yaml";
 const OF_THE_CHART: &str = "kryptondeployment-chart.yaml";
 
-in_both_modes!(tenants_of_each_generation_are_adopted_and_nothing_is_installed_again);
+in_both_modes!(
+    tenants_of_each_generation_are_adopted_and_nothing_is_installed_again,
+    deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again,
+);
 
 async fn crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
     Api::all(cluster.client()).get(name).await.unwrap()
@@ -86,7 +92,7 @@ async fn each_crd_of_the_original_gives_way_to_ours_and_what_was_stored_is_kept(
             read: None,
         },
         Stored {
-            file: "kryptondeployment-embedded.yaml",
+            file: EMBEDDED,
             spec: json!({"account": account, "region": region(&secret)}),
             status: condition("Ready"),
             read: None,
@@ -140,7 +146,7 @@ async fn gives_way(
     let slash = condition("ClusterReady/edge-1");
     // Most of the original's own copies do not take what it writes.
     let takes = write(&slash).await.is_ok();
-    let lenient = [BY_HAND, "kryptondeployment-embedded.yaml"];
+    let lenient = [BY_HAND, EMBEDDED];
     assert_eq!(takes, lenient.contains(&file), "{file}");
     let found = write(&stored.status).await.unwrap();
 
@@ -299,4 +305,91 @@ async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(m
         (object.uid(), &object.data["spec"])
     );
     assert_eq!(kept.finalizers(), object.finalizers());
+}
+
+async fn deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again(mode: Mode) {
+    let charts = charts().await;
+    let mut pair = Pair::start("moving-deployments", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let (desk, home) = (pair.desk(), Desk::at(pair.home()));
+    let region = match mode {
+        Mode::Agent => json!({"name": pair.name()}),
+        _ => json!({"name": "paris", "kubeconfig":
+            {"secret": {"name": pair.name(), "namespace": "default"}}}),
+    };
+    let spec = json!({"account": {"name": "acme"}, "region": region});
+    for file in [EMBEDDED, "cryptoedgedeployment-g4.yaml"] {
+        apply_crd(pair.home(), file).await.unwrap();
+    }
+    let make = async |kind: &str, finalizer: &str, name: &str| {
+        let kind = GroupVersionKind::gvk("mesh.openkcm.io", "v1alpha1", kind);
+        let kind = ApiResource::from_gvk(&kind);
+        let api: Api<DynamicObject> = Api::namespaced_with(home.client.clone(), "default", &kind);
+        let mut object = DynamicObject::new(name, &kind).data(json!({ "spec": spec }));
+        object.metadata.finalizers = Some(vec![format!("mesh.openkcm.io/{finalizer}")]);
+        eventually(name, PATIENCE, async || {
+            Ok(Some(api.create(&PostParams::default(), &object).await?))
+        })
+        .await
+        .unwrap();
+        let patch = Patch::Merge(json!({ "status": condition("Ready") }));
+        api.patch_status(name, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+        api
+    };
+    {
+        let original = original(&pair, &charts);
+        for name in ["acme", "goes", "second"] {
+            let release = format!("ced-{name}");
+            original.install(&release, name).await.unwrap();
+        }
+    }
+    let finalizer = "kryptondeployment-finalizer";
+    let deployments = make("KryptonDeployment", finalizer, "acme").await;
+    make("KryptonDeployment", finalizer, "goes").await;
+    let finalizer = "cryptoedgedeployment-finalizer";
+    let olds = make("CryptoEdgeDeployment", finalizer, "second").await;
+    let old = olds.get("second").await.unwrap();
+    let before = desk.releases().await.unwrap();
+    assert_eq!(before.len(), 3);
+
+    // Nobody has told the hub to make that CRD.
+    let values = ValuesFile::new("{}").unwrap();
+    pair.open(flags(&charts, &values)).await.unwrap();
+    let is_ready = async |name: &str| {
+        eventually("a KryptonDeployment to be ready", PATIENCE, async || {
+            let found = deployments.get(name).await?;
+            let status = &found.data["status"];
+            let ready = status["phase"] == "Ready" && status["places"].is_array();
+            ensure!(ready, "{name}: {status}");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    };
+    is_ready("acme").await;
+    is_ready("goes").await;
+    assert!(is_ours(
+        &crd(pair.home(), KryptonDeployment::crd_name()).await
+    ));
+    kubectl_krypton(pair.home(), &["migrate"]).await.unwrap();
+    is_ready("second").await;
+    let kept = olds.get("second").await.unwrap();
+    assert_eq!(kept.resource_version(), old.resource_version());
+    no_helm_ran(&mut pair).await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+
+    let params = DeleteParams::default();
+    deployments.delete("goes", &params).await.unwrap();
+    eventually("the deleted one to be gone", PATIENCE, async || {
+        Ok(deployments.get_opt("goes").await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    let left = desk.revisions("goes", "ced-goes").await.unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    // The original has not marked what it has made.
+    assert!(desk.namespace("goes").await.unwrap().is_some());
 }

@@ -49,7 +49,7 @@ impl Performer {
                 &self.member.name,
                 state,
                 job.plan.applied_chart.as_deref(),
-                self.member.allow_chart_skip,
+                job.desired.handling.allow_chart_skip,
                 clock::wall(),
             );
             if newest.status.as_ref() != Some(&next) {
