@@ -52,6 +52,9 @@ impl Backoff for WatchBackoff {
 /// Nor does it ever leave a resourceVersion that is refused as too old before the stream has begun. And its
 /// pause does not grow: the announcement of a list, which comes before the request, passes for a success.
 ///
+/// Who may list and not watch, or whom no watch reaches, is listed anew every eight seconds at most: a watch
+/// counts as a success when it has told of something, or has stood for as long.
+///
 /// A list without anything, where there was something before, is asked for again after a while: who answers
 /// may not have known yet what there is, and of what does not change the watch never tells.
 pub fn listed_anew<K, W>(
@@ -66,13 +69,25 @@ where
         events: Option<BoxStream<'static, watcher::Result<Event<K>>>>,
         pauses: WatchBackoff,
         failed: bool,
+        /// The list is whole since then.
+        whole: Option<Instant>,
         doubt: Doubt,
+    }
+    impl<K, O> State<K, O> {
+        fn fails(&mut self) {
+            (self.events, self.failed) = (None, true);
+            let whole = self.whole.take();
+            if whole.is_some_and(|since| since.elapsed() >= LONGEST) {
+                self.pauses.reset();
+            }
+        }
     }
     let state = State {
         open,
         events: None,
         pauses: WatchBackoff::default(),
         failed: false,
+        whole: None,
         doubt: Doubt::default(),
     };
     stream::unfold(state, |mut this| async move {
@@ -92,17 +107,19 @@ where
             };
             match next {
                 Some(Ok(event)) => {
-                    if !matches!(event, Event::Init | Event::InitApply(_)) {
-                        this.pauses.reset();
+                    match event {
+                        Event::Init | Event::InitApply(_) => {}
+                        Event::InitDone => this.whole = Some(Instant::now()),
+                        Event::Apply(_) | Event::Delete(_) => this.pauses.reset(),
                     }
                     this.doubt.see(&event);
                     return Some((Ok(event), this));
                 }
                 Some(Err(error)) => {
-                    (this.events, this.failed) = (None, true);
+                    this.fails();
                     return Some((Err(error), this));
                 }
-                None => (this.events, this.failed) = (None, true),
+                None => this.fails(),
             }
         }
     })
@@ -197,6 +214,23 @@ mod tests {
             assert!(*pause >= full / 2 && *pause <= full, "{pauses:?}");
         }
         assert!(pauses[5] <= FIRST, "from the start again: {pauses:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_no_watch_is_possible_lists_are_made_more_and_more_seldom() {
+        let mut events = listed_anew(|| {
+            let events = [
+                Ok(Event::Init),
+                Ok(Event::InitApply(1)),
+                Ok(Event::InitDone),
+            ];
+            stream::iter(events.into_iter().chain([failure()]))
+        });
+        let (mut lists, began) = (0, Instant::now());
+        while began.elapsed() < Duration::from_secs(600) {
+            lists += u32::from(matches!(events.next().await, Some(Ok(Event::InitDone))));
+        }
+        assert!((75..170).contains(&lists), "{lists} in ten minutes");
     }
 
     /// Of these lists the one at `full` has something and ends badly, all others are empty.

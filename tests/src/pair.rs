@@ -21,6 +21,8 @@ pub struct Pair {
     acting: Option<(Membership, Hub)>,
     mode: Mode,
     flags: Vec<String>,
+    /// Of the hub.
+    variables: Vec<(String, String)>,
     home: Cluster,
     /// None where home is the member.
     edge: Option<Cluster>,
@@ -62,6 +64,7 @@ impl Pair {
             acting: None,
             mode,
             flags: Vec::new(),
+            variables: Vec::new(),
             home,
             edge,
         })
@@ -86,6 +89,12 @@ impl Pair {
         let membership = joining.await?;
         self.acting = Some((membership, hub));
         Ok(())
+    }
+
+    /// Environment of the hubs that are started from now on.
+    pub fn variables(&mut self, variables: &[(&str, &str)]) {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        self.variables = variables.iter().map(owned).collect();
     }
 
     /// Ends the hub, then the agent, if there is one.
@@ -196,6 +205,11 @@ impl Pair {
     }
 
     fn options(&self) -> HubOptions<'_> {
-        HubOptions::new(self.home.kubeconfig()).args(self.flags.iter().map(String::as_str))
+        let flags = self.flags.iter().map(String::as_str);
+        let mut options = HubOptions::new(self.home.kubeconfig()).args(flags);
+        for (name, value) in &self.variables {
+            options = options.env(name, value);
+        }
+        options
     }
 }

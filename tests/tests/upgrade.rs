@@ -5,7 +5,7 @@
     reason = "the bodies of tests: an error that was returned would end the clusters and their logs"
 )]
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
     eventually,
@@ -212,6 +212,23 @@ async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs(mode: 
     desk.told("default", "new", "ChartVersionInvalid")
         .await
         .unwrap();
+
+    // Where that is no error, it is said all the same.
+    pair.variables(&[("ALLOW_CHART_SKIP", "true")]);
+    pair.open(flags("9.9.9")).await.unwrap();
+    eventually("phases that leave it out", PATIENCE, async || {
+        let refused = [(error.as_str(), "True", "VersionNotFound")];
+        for (name, phase) in [("old", "Ready"), ("new", "Pending")] {
+            let tenant = desk.shows("default", name, &refused).await?;
+            let found = tenant.status.and_then(|status| status.phase);
+            ensure!(found.as_deref() == Some(phase), "{name} is {found:?}");
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    pair.stop().await.unwrap();
+    pair.variables(&[]);
 
     // One fault after the other, each in the way of the same Tenant: a hub forgets none.
     repository.set_fault(Fault::Down(503));

@@ -209,7 +209,7 @@ pub struct Flags {
     /// No effect: the hub runs as one replica. Accepted because the original's manifest passes it.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Process")]
     pub leader_elect: Option<String>,
-    /// No effect: members are watched, so nothing is polled. Accepted as the Knative operator's.
+    /// No effect: members are watched, or listed anew every 8 s at most. Accepted as the Knative operator's.
     #[arg(long, value_name = "DURATION", help_heading = "Process")]
     pub remote_deployments_poll_interval: Option<String>,
 

@@ -342,7 +342,7 @@ pub const ROWS: &[Row] = &[
         "remote-deployments-poll-interval",
         &[],
         "10s",
-        "as in the Knative operator, below 1s too; members are watched, so nothing is polled",
+        "as in the Knative operator, below 1s too; members are watched, and listed anew every 8 s at most where no watch is possible",
     ),
     flag("zap-devel", &[], "", "all generations"),
     flag("zap-stacktrace-level", &[], "", "all generations"),

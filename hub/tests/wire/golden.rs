@@ -72,6 +72,10 @@ async fn what_agents_of_0_1_and_of_the_version_after_it_say_is_taken_in() {
             facts.holder.as_deref() == Some("agent/krypton-agent-0")
         })
         .await;
-        assert_ne!(home.reports.counts("edge-0", false), Counts::default(), "{name}");
+        assert_ne!(
+            home.reports.counts("edge-0", false),
+            Counts::default(),
+            "{name}"
+        );
     }
 }
