@@ -31,6 +31,7 @@ use krypton_tests::{
 use kube::{
     Api, Client,
     api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    config::Kubeconfig,
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
@@ -489,6 +490,51 @@ async fn kubeconfigs_in_files_are_followed_and_what_is_bad_or_gone_takes_nothing
     fs::remove_dir_all(&later).unwrap();
     let doubt = ("TargetClusterResolved", "Unknown", "SourceUnavailable");
     desk.member_shows("edge-2", &[doubt]).await.unwrap();
+}
+
+#[tokio::test]
+async fn home_is_the_context_that_is_named_of_a_file_and_members_are_looked_for_there() {
+    let (home, local) = tokio::try_join!(
+        Cluster::start("watched", Parts::ControlPlane),
+        Cluster::start("watching", Parts::ControlPlane),
+    )
+    .unwrap();
+    let read = |cluster: &Cluster| Kubeconfig::from_yaml(&cluster.kubeconfig_with_token()).unwrap();
+    // Its current context is the cluster that the hub runs on.
+    let both = read(&local).merge(read(&home)).unwrap();
+    let context = both.contexts.last().unwrap().name.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("both.yaml");
+    fs::write(&file, serde_json::to_string(&both).unwrap()).unwrap();
+    let values = [
+        ("WATCH_KUBECONFIG", file.to_str().unwrap()),
+        ("WATCH_CONTEXT", &context),
+    ];
+    let flags = [
+        "--chart-repo=https://charts.example.org",
+        "--chart-name=small",
+        "--chart-version=1.0.0",
+        "--self-cluster=false",
+        "--ensure-watch-crds",
+    ];
+    let options = HubOptions::new(local.kubeconfig()).args(flags);
+    let options = values
+        .iter()
+        .fold(options, |options, (name, value)| options.env(name, value));
+    let mut hub = Hub::start(&options).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let label = (names::DISCOVERY_LABEL, "true");
+    let kubeconfig = local.kubeconfig_with_token();
+    let secret = secret(EDGE, "Opaque", label, &[("kubeconfig", &kubeconfig)]);
+    apply_secret(&home.client(), HUB_NAMESPACE, secret).await;
+    let desk = Desk::at(&home);
+    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    for kind in ["edgeclusters", "kryptondeployments"] {
+        let named = format!("{kind}.mesh.openkcm.io");
+        home.kubectl(["get", "crd", &named]).await.unwrap();
+        let there = local.kubectl(["get", "crd", &named, "--ignore-not-found"]);
+        assert_eq!(there.await.unwrap(), "");
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use anyhow::ensure;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_tests::{
-    Cluster, Mode, Pair, Parts, eventually,
+    Cluster, Mode, Original, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile},
     in_both_modes, kubectl_krypton,
     original::apply_crd,
@@ -193,8 +193,11 @@ async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(m
         let original = original(&pair, &charts);
         let well = original.status(None);
         let bare = json!({"phase": "Ready", "lastMessage": "release installed"});
+        // It is on the edge and at home, and names the edge in both places.
+        let reference = json!({"secretName": pair.name(), "secretNamespace": "default"});
+        let named = json!({"workspace": "first-ws", "clusterRef": reference});
         let generations = [
-            (BY_HAND, "first", json!({"workspace": "first-ws"}), well),
+            (BY_HAND, "first", named.clone(), well.clone()),
             (
                 API_CRDS,
                 "second",
@@ -231,7 +234,14 @@ async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(m
         desk.annotate("default", "lost", "example.org/touched", "true")
             .await
             .unwrap();
-        apply_crd(pair.home(), OF_THE_CHART).await.unwrap();
+        for file in [OF_THE_CHART, BY_HAND] {
+            apply_crd(pair.home(), file).await.unwrap();
+        }
+        let at_home = Original {
+            cluster: pair.home(),
+            ..original
+        };
+        at_home.tenant("first", named, well).await.unwrap();
     }
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     let deployments: Api<DynamicObject> =
@@ -284,6 +294,8 @@ async fn tenants_of_each_generation_are_adopted_and_nothing_is_installed_again(m
         assert_eq!(tenant.workspace(), workspace);
         assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Ready"));
     }
+    let mirrored = [ALL_READY, (ready.as_str(), "True", "Installed")];
+    home.shows("default", "first", &mirrored).await.unwrap();
     let told = [(error.as_str(), "True", "ReleaseInUse")];
     let lost = desk.shows("default", "lost", &told).await.unwrap();
     let message = lost.status.unwrap().last_message.unwrap();
