@@ -499,7 +499,12 @@ async fn home_is_the_context_that_is_named_of_a_file_and_members_are_looked_for_
         Cluster::start("watching", Parts::ControlPlane),
     )
     .unwrap();
-    let read = |cluster: &Cluster| Kubeconfig::from_yaml(&cluster.kubeconfig_with_token()).unwrap();
+    // Of two users of one name the first would count.
+    let read = |cluster: &Cluster| {
+        let user = format!("admin-of-{}", cluster.name());
+        let yaml = cluster.kubeconfig_with_token().replace("admin", &user);
+        Kubeconfig::from_yaml(&yaml).unwrap()
+    };
     // Its current context is the cluster that the hub runs on.
     let both = read(&local).merge(read(&home)).unwrap();
     let context = both.contexts.last().unwrap().name.clone();
