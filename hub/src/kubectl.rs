@@ -2,6 +2,7 @@
 //! clusters that join it, the rotation of its CA, and the way here from the former operator.
 
 mod clusters;
+mod deployments;
 mod join;
 mod layout;
 mod migrate;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use kube::api::{DynamicObject, ListParams};
 use kube::core::ApiResource;
@@ -26,6 +28,7 @@ use crate::settings::{HomeChoice, HomeSource, LocalSource};
 use krypton_agent::access::{client_named, reason_of};
 
 pub use clusters::clusters_table;
+pub use deployments::deployments_table;
 pub use join::{JoinError, ReplaceError};
 pub use rotate_ca::RotateCaError;
 pub use tenants::tenants_table;
@@ -49,7 +52,7 @@ pub struct Cli {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Print a table of clusters or Tenants.
+    /// Print a table of clusters, Tenants or KryptonDeployments.
     Get(Get),
     /// Print a join bundle: a file that lets the agent of a cluster into the fleet, once.
     Join(join::Join),
@@ -68,7 +71,7 @@ struct Get {
     /// The one of this name; a Tenant with a line for each cluster that it is on.
     #[arg(conflicts_with = "all_namespaces")]
     name: Option<String>,
-    /// Namespace of the Tenants; by default that of the context.
+    /// Namespace of Tenants and KryptonDeployments; by default that of the context.
     #[arg(
         short,
         long,
@@ -76,7 +79,7 @@ struct Get {
         conflicts_with = "all_namespaces"
     )]
     namespace: Option<String>,
-    /// Tenants of all namespaces.
+    /// Those of all namespaces.
     #[arg(short = 'A', long)]
     all_namespaces: bool,
     /// Format: a table with more columns and a line per cluster, or the objects themselves.
@@ -103,6 +106,8 @@ enum Kind {
     Clusters,
     #[value(aliases = ["tenant", "tn"])]
     Tenants,
+    #[value(aliases = ["deployment", "kryptondeployment", "kryptondeployments", "kd"])]
+    Deployments,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -223,13 +228,14 @@ async fn run_get(
     let place = place(&get, &home);
     let context = home.context_name;
     let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
-    let (clusters, tenants) = (
-        ApiResource::erase::<EdgeCluster>(&()),
-        ApiResource::erase::<Tenant>(&()),
-    );
+    let clusters = ApiResource::erase::<EdgeCluster>(&());
     let (kind, what) = match get.kind {
         Kind::Clusters => (&clusters, "EdgeCluster"),
-        Kind::Tenants => (&tenants, "Tenant"),
+        Kind::Tenants => (&ApiResource::erase::<Tenant>(&()), "Tenant"),
+        Kind::Deployments => (
+            &ApiResource::erase::<KryptonDeployment>(&()),
+            "KryptonDeployment",
+        ),
     };
     let name = get.name.as_deref();
     let objects = list(client.clone(), kind, &place, name, &context).await?;
@@ -403,6 +409,7 @@ fn printed(
         _ => match get.kind {
             Kind::Clusters => clusters_table(&objects, wide, now),
             Kind::Tenants => tenants_table(&objects, wide, now),
+            Kind::Deployments => deployments_table(&objects, wide, now),
         },
     };
     Ok(Printed {

@@ -87,6 +87,11 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     format!("{}…", kept.trim_end())
 }
 
+/// `cert-manager:1.19.1` of `https://charts.jetstack.io/cert-manager:1.19.1`.
+pub(super) fn last_segment(chart: &str) -> String {
+    chart.rsplit('/').next().unwrap_or(chart).to_owned()
+}
+
 /// A text field of an untyped object, by path.
 pub(super) fn text_at(object: &Value, pointer: &str) -> Option<String> {
     object

@@ -8,7 +8,9 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, SummarisedTenan
 use krypton_crds::tenant::{Tenant, TenantStatus};
 use serde_json::Value;
 
-use super::layout::{Table, age_of, one_line, or_dash, reason_and_message, shortened, text_at};
+use super::layout::{
+    Table, age_of, last_segment, one_line, or_dash, reason_and_message, shortened, text_at,
+};
 use super::{Printed, decoded};
 
 const HEADER: [&str; 7] = [
@@ -195,9 +197,4 @@ fn cluster_line(cluster: &str, state: &ClusterState) -> Vec<String> {
         String::new(),
         reason_and_message(&told.reason, &told.message),
     ]
-}
-
-/// `cert-manager:1.19.1` of `https://charts.jetstack.io/cert-manager:1.19.1`.
-fn last_segment(chart: &str) -> String {
-    chart.rsplit('/').next().unwrap_or(chart).to_owned()
 }

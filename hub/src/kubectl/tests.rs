@@ -131,6 +131,44 @@ default     odd    <not readable>
 }
 
 #[test]
+fn deployments_are_shown_with_their_region_and_the_clusters_that_they_are_on() {
+    let deployment = |name: &str, status: Value| {
+        json!({
+            "apiVersion": "mesh.openkcm.io/v1alpha1",
+            "kind": "KryptonDeployment",
+            "metadata": {"namespace": "default", "name": name, "creationTimestamp": "2026-01-02T03:02:00Z"},
+            "spec": {"account": {"name": "acme"}, "region": {"name": "rome"}},
+            "status": status,
+        })
+    };
+    let place = |cluster: &str, removing: bool| json!({"cluster": cluster, "clusterUid": "u", "removing": removing});
+    let moved = json!({
+        "phase": "Ready",
+        "lastAppliedChart": "https://charts.example.org/small:1.0.0",
+        "lastMessage": "Successfully deployed to region rome",
+        "places": [place("paris", true), place("rome", false)],
+        "conditions": [condition("Ready", "True", "Deployed", "")],
+    });
+    let objects = [
+        deployment("acme", moved),
+        deployment("new", Value::Null),
+        deployment("odd", json!({"places": "none"})),
+    ];
+    let expected = "\
+NAMESPACE   NAME   REGION           CLUSTER               PHASE   READY     CHART         MESSAGE                                AGE
+default     acme   rome             paris(leaving),rome   Ready   True      small:1.0.0   Successfully deployed to region rome   2m5s
+default     new    rome             -                     -       Unknown   -             -                                      2m5s
+default     odd    <not readable>
+";
+    assert_eq!(deployments_table(&objects, false, now()), expected);
+    let wide = deployments_table(&objects, true, now());
+    assert!(
+        wide.contains("https://charts.example.org/small:1.0.0"),
+        "{wide}"
+    );
+}
+
+#[test]
 fn wide_tenants_have_a_line_for_each_cluster() {
     let expected = "\
 NAMESPACE   NAME             PHASE     READY     CHART                                            MESSAGE                                                                             AGE
@@ -323,6 +361,11 @@ async fn tenants_are_listed_in_the_asked_namespace_the_contexts_or_all() {
         (&["get", "tn", "-A"], "/v1alpha1/tenants"),
         (&["get", "clusters"], "/v1alpha1/edgeclusters"),
         (&["get", "ec", "-n", "other"], "/v1alpha1/edgeclusters"),
+        (
+            &["get", "deployments"],
+            "/namespaces/team/kryptondeployments",
+        ),
+        (&["get", "kd", "-A"], "/v1alpha1/kryptondeployments"),
     ];
     for (args, path) in cases {
         let server = Server::start(vec![list_of(Vec::new(), "")]).await;

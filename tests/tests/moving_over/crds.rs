@@ -388,6 +388,12 @@ async fn deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again(m
     ));
     kubectl_krypton(pair.home(), &["migrate"]).await.unwrap();
     is_ready("second").await;
+    let words = ["get", "deployments", "-n", "default"];
+    let table = kubectl_krypton(pair.home(), &words).await.unwrap();
+    let row = table.lines().find(|line| line.contains("second")).unwrap();
+    for cell in [pair.name(), "Ready", "True", "plain:1.0.0"] {
+        assert!(row.contains(cell), "{table}");
+    }
     let kept = olds.get("second").await.unwrap();
     assert_eq!(kept.resource_version(), old.resource_version());
     no_helm_ran(&mut pair).await;
