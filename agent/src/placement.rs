@@ -7,19 +7,36 @@ use krypton_common::names::{
     PLACED_ON_ANNOTATION, RECONCILE_REQUESTED_ANNOTATION,
 };
 use krypton_common::placed::PlacedTenant;
-use krypton_crds::tenant::{Tenant, TenantSpec};
+use krypton_crds::tenant::{Tenant, TenantPlace, TenantSpec};
 use kube::ResourceExt;
 
-/// The member that this Tenant of home is placed on, whatever its `clusterRef` says by now: it is looked
-/// after there, and not here. Empty where that is not on record any more.
+/// The member that this Tenant of home is placed on, by the name that it had then and whatever `clusterRef`
+/// says by now: it is looked after there, and not here. Its status says so, which whoever writes the Tenant
+/// anew does not touch; else the finalizer, with the annotation. Empty where none of them names it any more.
 pub fn placed_on(tenant: &Tenant) -> Option<&str> {
-    let finalizers = tenant.finalizers();
-    if !finalizers.iter().any(|name| name == PLACED_FINALIZER) {
-        return None;
+    let deleted = tenant.metadata.deletion_timestamp.is_some();
+    match (place(tenant), is_held(tenant)) {
+        (None, false) => None,
+        // Let go.
+        (Some(_), false) if deleted => None,
+        (Some(place), _) => Some(&place.cluster),
+        (None, true) => {
+            let recorded = tenant.annotations().get(PLACED_ON_ANNOTATION);
+            let recorded = recorded.map(String::as_str);
+            Some(recorded.or(tenant.names_member()).unwrap_or_default())
+        }
     }
-    let recorded = tenant.annotations().get(PLACED_ON_ANNOTATION);
-    let recorded = recorded.map(String::as_str);
-    Some(recorded.or(tenant.names_member()).unwrap_or_default())
+}
+
+/// The cluster that it is placed on, where home has that on record.
+pub fn place(tenant: &Tenant) -> Option<&TenantPlace> {
+    tenant.status.as_ref()?.place.as_ref()
+}
+
+/// Whoever deletes it waits for the member.
+pub fn is_held(tenant: &Tenant) -> bool {
+    let mut finalizers = tenant.finalizers().iter();
+    finalizers.any(|name| name == PLACED_FINALIZER)
 }
 
 /// What the decision rests on, beside the order.
@@ -417,6 +434,26 @@ mod tests {
         tenant.annotations_mut().clear();
         tenant.spec.cluster_ref = None;
         assert_eq!(placed_on(&tenant), Some(""));
+    }
+
+    #[test]
+    fn what_the_status_says_counts_before_all_else_until_it_is_deleted_and_let_go() {
+        let spec = serde_json::json!({ "clusterRef": { "secretName": "edge-2" } });
+        let mut tenant = Tenant::new("acme", serde_json::from_value(spec).unwrap());
+        tenant.status.get_or_insert_default().place = Some(TenantPlace {
+            cluster: "edge-1".to_owned(),
+            cluster_uid: "u-1".to_owned(),
+        });
+        // As somebody has written it anew, without what home had put there.
+        assert_eq!(placed_on(&tenant), Some("edge-1"));
+        let annotation = (PLACED_ON_ANNOTATION.to_owned(), "edge-3".to_owned());
+        tenant.annotations_mut().extend([annotation]);
+        tenant.finalizers_mut().push(PLACED_FINALIZER.to_owned());
+        assert_eq!(placed_on(&tenant), Some("edge-1"));
+        tenant.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        assert_eq!(placed_on(&tenant), Some("edge-1"));
+        tenant.finalizers_mut().clear();
+        assert_eq!(placed_on(&tenant), None);
     }
 
     #[test]
