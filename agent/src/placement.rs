@@ -123,6 +123,14 @@ fn present(order: &PlacedTenant, found: &Tenant) -> Placing {
             return others(order, reason::BELONGS_TO_ANOTHER, &message);
         }
     }
+    if order.remove {
+        let mut aside = found.clone();
+        put_aside(order, &mut aside);
+        // As long as it is set aside here, it does not go: that follows home to the last.
+        if aside != *found {
+            return Placing::Update(Box::new(aside));
+        }
+    }
     if found.metadata.deletion_timestamp.is_some() {
         let message = match order.remove {
             true => "the Tenant is being deleted on this cluster, as home has ordered",
@@ -181,14 +189,11 @@ fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
         .insert(MANAGED_BY_LABEL.to_owned(), MANAGED_BY_HUB.to_owned());
     let annotations = tenant.annotations_mut();
     annotations.insert(HOME_UID_ANNOTATION.to_owned(), order.uid.clone());
-    match order.paused {
-        true => annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned()),
-        false => annotations.remove(PAUSED_ANNOTATION),
-    };
     if let Some(requested) = &order.requested {
         let key = RECONCILE_REQUESTED_ANNOTATION.to_owned();
         annotations.insert(key, requested.clone());
     }
+    put_aside(order, &mut tenant);
     tenant.spec = TenantSpec {
         workspace: order.spec.workspace.clone(),
         // It is for the cluster that it is on.
@@ -196,6 +201,15 @@ fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
         values: order.spec.values.clone(),
     };
     tenant
+}
+
+/// Whether its release is left as it is.
+fn put_aside(order: &PlacedTenant, tenant: &mut Tenant) {
+    let annotations = tenant.annotations_mut();
+    match order.paused {
+        true => annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned()),
+        false => annotations.remove(PAUSED_ANNOTATION),
+    };
 }
 
 fn not(why: &str, message: &str) -> State {
@@ -299,12 +313,17 @@ mod tests {
             let annotations = tenant.annotations_mut();
             annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
         });
+        let going_paused = paused.clone().map(|mut tenant| {
+            tenant.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+            tenant
+        });
         let annotated = changed(|tenant| {
             let annotations = tenant.annotations_mut();
             annotations.insert("mine".to_owned(), "stays".to_owned());
         });
         let adopts = || with(|order| order.adopt = true);
         let put_back = || with(|order| order.former_uid = Some("home-0".to_owned()));
+        let removal_paused = || with(|order| (order.remove, order.paused) = (true, true));
         let table: &[(PlacedTenant, &Option<Tenant>, &str)] = &[
             (order(), &None, "create"),
             (order(), &ours, "Placed"),
@@ -345,11 +364,14 @@ mod tests {
             (with(|order| order.paused = true), &None, "Paused"),
             (with(|order| order.paused = true), &ours, "update"),
             (with(|order| order.paused = true), &paused, "Placed"),
-            (
-                with(|order| (order.remove, order.paused) = (true, true)),
-                &ours,
-                "Paused",
-            ),
+            // A deletion is set aside with it, and goes on with it.
+            (removal_paused(), &ours, "update"),
+            (removal_paused(), &paused, "Paused"),
+            (removal_paused(), &going, "update"),
+            (removal_paused(), &going_paused, "Deleting"),
+            (removal(), &paused, "update"),
+            (removal(), &going_paused, "update"),
+            (order(), &going_paused, "Deleting"),
             (
                 with(|order| order.requested = Some("now".to_owned())),
                 &ours,
@@ -361,7 +383,9 @@ mod tests {
             assert_eq!(word(&placing), *expected, "{order:?} {found:?}");
             // Whatever is written, the next look finds nothing to write.
             if let Placing::Update(wanted) = placing {
-                assert_eq!(word(&at(order, Some(&wanted))), "Placed");
+                let next = at(order, Some(&wanted));
+                assert_ne!(word(&next), "update", "{order:?} {found:?}");
+                assert!(order.remove || word(&next) == "Placed");
                 let versions = found.as_ref().map(|found| &found.metadata.resource_version);
                 assert_eq!(Some(&wanted.metadata.resource_version), versions);
             }
