@@ -161,10 +161,16 @@ async fn in_force(client: &Client, wanted: &CustomResourceDefinition) {
     }
 }
 
-/// The fields of a spec, by name.
+/// The fields of spec and status, by name.
 fn fields(schema: &Value) -> Option<BTreeSet<String>> {
-    let spec = schema.pointer("/properties/spec/properties")?;
-    Some(spec.as_object()?.keys().cloned().collect())
+    let of = |part: &str| {
+        let fields = schema.pointer(&format!("/properties/{part}/properties"))?;
+        let names = fields.as_object()?.keys();
+        Some(names.map(|name| format!("{part}.{name}")).collect())
+    };
+    let mut all: BTreeSet<String> = of("spec")?;
+    all.extend(of("status").unwrap_or_default());
+    Some(all)
 }
 
 fn published_fields(document: &Value, kind: &str) -> Option<BTreeSet<String>> {
@@ -257,6 +263,9 @@ mod tests {
         let published = published_fields(&document, "Tenant");
         assert_eq!(published, fields(&spec(&["clusterRef", "workspace"])));
         assert_ne!(published, fields(&spec(&["clusterRef"])));
+        let mut said = spec(&["clusterRef", "workspace"]);
+        said["properties"]["status"] = serde_json::json!({"properties": {"phase": {}}});
+        assert_ne!(published, fields(&said));
         assert_eq!(published_fields(&document, "TenantList"), None);
     }
 }

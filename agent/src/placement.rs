@@ -7,19 +7,36 @@ use krypton_common::names::{
     PLACED_ON_ANNOTATION, RECONCILE_REQUESTED_ANNOTATION,
 };
 use krypton_common::placed::PlacedTenant;
-use krypton_crds::tenant::{Tenant, TenantSpec};
+use krypton_crds::tenant::{Tenant, TenantPlace, TenantSpec};
 use kube::ResourceExt;
 
-/// The member that this Tenant of home is placed on, whatever its `clusterRef` says by now: it is looked
-/// after there, and not here. Empty where that is not on record any more.
+/// The member that this Tenant of home is placed on, by the name that it had then and whatever `clusterRef`
+/// says by now: it is looked after there, and not here. Its status says so, which whoever writes the Tenant
+/// anew does not touch; else the finalizer, with the annotation. Empty where none of them names it any more.
 pub fn placed_on(tenant: &Tenant) -> Option<&str> {
-    let finalizers = tenant.finalizers();
-    if !finalizers.iter().any(|name| name == PLACED_FINALIZER) {
-        return None;
+    let deleted = tenant.metadata.deletion_timestamp.is_some();
+    match (place(tenant), is_held(tenant)) {
+        (None, false) => None,
+        // Let go.
+        (Some(_), false) if deleted => None,
+        (Some(place), _) => Some(&place.cluster),
+        (None, true) => {
+            let recorded = tenant.annotations().get(PLACED_ON_ANNOTATION);
+            let recorded = recorded.map(String::as_str);
+            Some(recorded.or(tenant.names_member()).unwrap_or_default())
+        }
     }
-    let recorded = tenant.annotations().get(PLACED_ON_ANNOTATION);
-    let recorded = recorded.map(String::as_str);
-    Some(recorded.or(tenant.names_member()).unwrap_or_default())
+}
+
+/// The cluster that it is placed on, where home has that on record.
+pub fn place(tenant: &Tenant) -> Option<&TenantPlace> {
+    tenant.status.as_ref()?.place.as_ref()
+}
+
+/// Whoever deletes it waits for the member.
+pub fn is_held(tenant: &Tenant) -> bool {
+    let mut finalizers = tenant.finalizers().iter();
+    finalizers.any(|name| name == PLACED_FINALIZER)
 }
 
 /// What the decision rests on, beside the order.
@@ -106,6 +123,14 @@ fn present(order: &PlacedTenant, found: &Tenant) -> Placing {
             return others(order, reason::BELONGS_TO_ANOTHER, &message);
         }
     }
+    if order.remove {
+        let mut aside = found.clone();
+        put_aside(order, &mut aside);
+        // As long as it is set aside here, it does not go: that follows home to the last.
+        if aside != *found {
+            return Placing::Update(Box::new(aside));
+        }
+    }
     if found.metadata.deletion_timestamp.is_some() {
         let message = match order.remove {
             true => "the Tenant is being deleted on this cluster, as home has ordered",
@@ -164,14 +189,11 @@ fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
         .insert(MANAGED_BY_LABEL.to_owned(), MANAGED_BY_HUB.to_owned());
     let annotations = tenant.annotations_mut();
     annotations.insert(HOME_UID_ANNOTATION.to_owned(), order.uid.clone());
-    match order.paused {
-        true => annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned()),
-        false => annotations.remove(PAUSED_ANNOTATION),
-    };
     if let Some(requested) = &order.requested {
         let key = RECONCILE_REQUESTED_ANNOTATION.to_owned();
         annotations.insert(key, requested.clone());
     }
+    put_aside(order, &mut tenant);
     tenant.spec = TenantSpec {
         workspace: order.spec.workspace.clone(),
         // It is for the cluster that it is on.
@@ -179,6 +201,15 @@ fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
         values: order.spec.values.clone(),
     };
     tenant
+}
+
+/// Whether its release is left as it is.
+fn put_aside(order: &PlacedTenant, tenant: &mut Tenant) {
+    let annotations = tenant.annotations_mut();
+    match order.paused {
+        true => annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned()),
+        false => annotations.remove(PAUSED_ANNOTATION),
+    };
 }
 
 fn not(why: &str, message: &str) -> State {
@@ -282,12 +313,17 @@ mod tests {
             let annotations = tenant.annotations_mut();
             annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
         });
+        let going_paused = paused.clone().map(|mut tenant| {
+            tenant.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+            tenant
+        });
         let annotated = changed(|tenant| {
             let annotations = tenant.annotations_mut();
             annotations.insert("mine".to_owned(), "stays".to_owned());
         });
         let adopts = || with(|order| order.adopt = true);
         let put_back = || with(|order| order.former_uid = Some("home-0".to_owned()));
+        let removal_paused = || with(|order| (order.remove, order.paused) = (true, true));
         let table: &[(PlacedTenant, &Option<Tenant>, &str)] = &[
             (order(), &None, "create"),
             (order(), &ours, "Placed"),
@@ -328,11 +364,14 @@ mod tests {
             (with(|order| order.paused = true), &None, "Paused"),
             (with(|order| order.paused = true), &ours, "update"),
             (with(|order| order.paused = true), &paused, "Placed"),
-            (
-                with(|order| (order.remove, order.paused) = (true, true)),
-                &ours,
-                "Paused",
-            ),
+            // A deletion is set aside with it, and goes on with it.
+            (removal_paused(), &ours, "update"),
+            (removal_paused(), &paused, "Paused"),
+            (removal_paused(), &going, "update"),
+            (removal_paused(), &going_paused, "Deleting"),
+            (removal(), &paused, "update"),
+            (removal(), &going_paused, "update"),
+            (order(), &going_paused, "Deleting"),
             (
                 with(|order| order.requested = Some("now".to_owned())),
                 &ours,
@@ -344,7 +383,9 @@ mod tests {
             assert_eq!(word(&placing), *expected, "{order:?} {found:?}");
             // Whatever is written, the next look finds nothing to write.
             if let Placing::Update(wanted) = placing {
-                assert_eq!(word(&at(order, Some(&wanted))), "Placed");
+                let next = at(order, Some(&wanted));
+                assert_ne!(word(&next), "update", "{order:?} {found:?}");
+                assert!(order.remove || word(&next) == "Placed");
                 let versions = found.as_ref().map(|found| &found.metadata.resource_version);
                 assert_eq!(Some(&wanted.metadata.resource_version), versions);
             }
@@ -417,6 +458,26 @@ mod tests {
         tenant.annotations_mut().clear();
         tenant.spec.cluster_ref = None;
         assert_eq!(placed_on(&tenant), Some(""));
+    }
+
+    #[test]
+    fn what_the_status_says_counts_before_all_else_until_it_is_deleted_and_let_go() {
+        let spec = serde_json::json!({ "clusterRef": { "secretName": "edge-2" } });
+        let mut tenant = Tenant::new("acme", serde_json::from_value(spec).unwrap());
+        tenant.status.get_or_insert_default().place = Some(TenantPlace {
+            cluster: "edge-1".to_owned(),
+            cluster_uid: "u-1".to_owned(),
+        });
+        // As somebody has written it anew, without what home had put there.
+        assert_eq!(placed_on(&tenant), Some("edge-1"));
+        let annotation = (PLACED_ON_ANNOTATION.to_owned(), "edge-3".to_owned());
+        tenant.annotations_mut().extend([annotation]);
+        tenant.finalizers_mut().push(PLACED_FINALIZER.to_owned());
+        assert_eq!(placed_on(&tenant), Some("edge-1"));
+        tenant.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        assert_eq!(placed_on(&tenant), Some("edge-1"));
+        tenant.finalizers_mut().clear();
+        assert_eq!(placed_on(&tenant), None);
     }
 
     #[test]

@@ -125,6 +125,19 @@ pub struct TenantStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
+    /// Where home has placed it. Kept by the hub: put there before anything is ordered, and not changed after.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<TenantPlace>,
+}
+
+/// The cluster that a Tenant of home is placed on.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TenantPlace {
+    /// The member, by the name that it had then.
+    pub cluster: String,
+    /// By which the cluster is known, whichever member it is.
+    pub cluster_uid: String,
 }
 
 /// Clusters of a Tenant by how they stand.

@@ -753,6 +753,7 @@ fn targets(known: &EdgeClusters) -> Targets {
             let target = Target {
                 source_namespace: source.and_then(|source| source.namespace.clone()),
                 allowed: allowed(object),
+                cluster_uid: (object.status.as_ref()).and_then(|status| status.cluster_uid.clone()),
                 resolved: find(conditions(object), TARGET_RESOLVED),
             };
             (name.clone(), target)

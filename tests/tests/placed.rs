@@ -5,6 +5,11 @@
     reason = "this file is tests only, its helping functions included"
 )]
 
+#[path = "placed/held_back.rs"]
+mod held_back;
+#[path = "placed/record.rs"]
+mod record;
+
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail, ensure};
@@ -86,6 +91,19 @@ impl Scene {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
         let tenants = desk.tenants(TEAM);
         tenants.patch(name, &params, &patch).await.unwrap();
+    }
+
+    /// Sets or takes off the annotation of the Tenant at home that sets it aside.
+    async fn pause(&self, name: &str, paused: bool) {
+        let value = if paused { "true" } else { "false" };
+        let annotate = self
+            .home
+            .annotate(TEAM, name, names::PAUSED_ANNOTATION, value);
+        annotate.await.unwrap();
+    }
+
+    async fn edges(&self, name: &str) -> Option<Tenant> {
+        self.edge.tenants(TEAM).get_opt(name).await.unwrap()
     }
 
     /// Waits until the member's Tenant is so.

@@ -11,6 +11,7 @@ use krypton_agent::effect;
 use krypton_agent::events::Events;
 use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
+use krypton_agent::placement::{is_held, place};
 use krypton_agent::status::Told;
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::error_chain::chain;
@@ -39,6 +40,9 @@ const PACE: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
+
+/// So long after home's CRD did not keep where a Tenant is placed, that is not tried again.
+const RECORD_AGAIN: Duration = Duration::from_secs(600);
 
 /// One of home's Tenants.
 #[derive(Debug)]
@@ -70,7 +74,7 @@ impl Slot {
 #[derive(Debug)]
 pub(super) enum Change {
     Status(Box<TenantStatus>),
-    /// It is placed on this member: finalizer and record.
+    /// It is placed on this member: finalizer and annotation.
     Begin(String),
     /// It is let go; `orphaned` is what is told then.
     End {
@@ -83,6 +87,8 @@ pub(super) enum Change {
 pub(super) struct Desk {
     /// Where the hub places Tenants.
     placing: Option<Placing>,
+    /// Until then home's CRD counts as one that does not keep where a Tenant is placed.
+    no_records: Option<Boot>,
     /// What the orders were last made by.
     targets: Option<Arc<Targets>>,
     slots: BTreeMap<TenantKey, Slot>,
@@ -99,6 +105,8 @@ struct Written {
     key: TenantKey,
     before: Option<String>,
     object: Option<Tenant>,
+    /// Where the Tenant is placed was to be put on record.
+    recording: bool,
 }
 
 /// Keeps the status of home's Tenants until `stop`, while `lead` says that this hub is the one; with
@@ -222,13 +230,15 @@ impl Desk {
     }
 
     /// What is done about a Tenant's place, and said of it.
-    fn placement(&self, key: &TenantKey, tenant: &Tenant, heard: &Heard) -> Verdict {
-        let member = placement::member(tenant).unwrap_or_default();
+    fn placement(&self, key: &TenantKey, tenant: &Tenant, heard: &Heard, now: Boot) -> Verdict {
+        let targets = heard.targets.as_deref();
+        let member = placement::member(tenant, targets).unwrap_or_default();
         let placing = self.placing.as_ref();
         let said = placing.and_then(|placing| placing.placements.said(member, key));
         let view = placement::View {
             place: placing.is_some(),
-            targets: heard.targets.as_deref(),
+            records: self.no_records.is_none_or(|until| until <= now),
+            targets,
             silent: placement::silent(heard, member),
             said: said.as_ref().map(|said| &said.report),
             left_out: placing.is_some_and(|placing| placing.is_left_out(member, key)),
@@ -263,10 +273,13 @@ impl Desk {
                 krypton_common::conditions::clusters(conditions.unwrap_or_default());
             let heard = reports.of(&key, |name| recorded_with.contains_key(name), now.boot);
             let mut decision = decide(&tenant, &heard, rules, &slot.memory, now);
-            let verdict = self.placement(&key, &tenant, &heard);
+            let verdict = self.placement(&key, &tenant, &heard, now.boot);
             let generation = tenant.metadata.generation.unwrap_or_default();
             let placed = verdict.placed.as_ref();
             placement::put(&mut decision.status, placed, generation, now.wall);
+            if verdict.place.is_some() {
+                decision.status.place = verdict.place;
+            }
             if let Some(due) = decision.due {
                 self.later.insert((due, key.clone()));
             }
@@ -393,6 +406,14 @@ impl Desk {
             return;
         };
         slot.writing = false;
+        if let Some(object) = written.object.as_ref().filter(|_| written.recording) {
+            match place(object) {
+                // What follows is no write of the status, and somebody waits for it.
+                Some(_) if !is_held(object) => slot.next = Boot::default(),
+                Some(_) => {}
+                None => self.no_records = Some(Boot(Boot::now().0 + RECORD_AGAIN)),
+            }
+        }
         let newest = slot.version() == written.before.as_ref();
         if let Some(object) = written.object.filter(|_| newest) {
             self.put(written.key, object, reports);
@@ -450,6 +471,8 @@ fn orphaned(message: &str) -> Told {
 async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Change) -> Written {
     let api: Api<Tenant> = Api::namespaced(client, &key.namespace);
     let before = tenant.metadata.resource_version.clone();
+    let recording =
+        matches!(&change, Change::Status(status) if status.place.as_ref() != place(&tenant));
     let call = async {
         let params = PatchParams::default();
         let metadata = |finalizers: Vec<String>, on: Option<&str>| {
@@ -506,6 +529,7 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
         key,
         before,
         object,
+        recording,
     }
 }
 

@@ -2,7 +2,7 @@
 //! home, and the condition `Placed`. Pure.
 
 use jiff::Timestamp;
-use krypton_agent::placement::placed_on;
+use krypton_agent::placement::{is_held, place, placed_on};
 use krypton_agent::plan::PREVIOUS_UID_ANNOTATION;
 use krypton_common::conditions::{self, State, Truth, reason};
 use krypton_common::names::{
@@ -10,16 +10,19 @@ use krypton_common::names::{
     SELF_CLUSTER,
 };
 use krypton_common::placed::{PlacedReport, PlacedSpec, PlacedTenant};
-use krypton_crds::tenant::{Tenant, TenantStatus};
+use krypton_crds::tenant::{Tenant, TenantPlace, TenantStatus};
 use kube::ResourceExt;
 
-use super::reports::{Heard, Hearing, Targets};
+use super::reports::{Heard, Hearing, Target, Targets};
+use crate::facts;
 
 /// What a decision rests on, beside the Tenant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     /// The hub places Tenants.
     pub(super) place: bool,
+    /// Home's CRD keeps what the status says of the place.
+    pub(super) records: bool,
     /// `None` until the EdgeClusters are known.
     pub(super) targets: Option<&'a Targets>,
     /// Why the member is not heard.
@@ -51,7 +54,7 @@ pub(super) enum Deletion {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Nothing,
-    /// It gets the finalizer, and is on record as placed on this member: only then an order is given.
+    /// It gets the finalizer, and the name of this member beside it: only then an order is given.
     Begin(String),
     /// It is let go; `orphaned` says what stays where.
     End {
@@ -64,6 +67,19 @@ pub(super) struct Verdict {
     pub(super) step: Step,
     /// The condition; `None` takes it away.
     pub(super) placed: Option<State>,
+    /// To be put on record. It stays there as long as the Tenant does.
+    pub(super) place: Option<TenantPlace>,
+}
+
+/// Why what is placed cannot be asked for.
+#[derive(Debug)]
+enum Away<'a> {
+    /// No member has that name, and none is that cluster.
+    Left,
+    /// The member of that name has not been reached yet.
+    Unreached,
+    /// The member of that name is this other cluster.
+    Another(&'a str),
 }
 
 /// What is ordered, and of which member. Computed from a Tenant that was read with its finalizer: whoever
@@ -73,7 +89,8 @@ pub(super) fn order(
     targets: &Targets,
     deletion: Deletion,
 ) -> Option<(String, PlacedTenant)> {
-    let member = placed_on(tenant).filter(|member| !member.is_empty())?;
+    let on = placed_on(tenant).filter(|_| is_held(tenant))?;
+    let member = acting(tenant, on, targets).ok()?;
     let remove = tenant.metadata.deletion_timestamp.is_some();
     // Its place is given up by the annotation alone.
     if remove && (orphaned(tenant) || deletion != Deletion::Its) {
@@ -104,10 +121,37 @@ pub(super) fn order(
     Some((member.to_owned(), order))
 }
 
-/// The member that the Tenant is placed on, or is to be.
-pub(super) fn member(tenant: &Tenant) -> Option<&str> {
-    let named = || tenant.names_member().filter(|name| *name != SELF_CLUSTER);
-    placed_on(tenant).or_else(named)
+/// The member that the Tenant is placed on, by the name that it has now, or is to be.
+pub(super) fn member<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Option<&'a str> {
+    let Some(on) = placed_on(tenant) else {
+        return tenant.names_member().filter(|name| *name != SELF_CLUSTER);
+    };
+    let acting = targets.and_then(|targets| acting(tenant, on, targets).ok());
+    Some(acting.unwrap_or(on))
+}
+
+/// Who is asked for what is placed `on` that member: the cluster on record, by whatever name it has now.
+/// Where none is on record, because an older hub has placed it or home's CRD does not keep it, the name is
+/// all that there is.
+fn acting<'a>(tenant: &'a Tenant, on: &'a str, targets: &'a Targets) -> Result<&'a str, Away<'a>> {
+    let here = targets.get(on);
+    let Some(place) = place(tenant) else {
+        return here.map(|_| on).ok_or(Away::Left);
+    };
+    let is = |target: &Target| target.cluster_uid.as_ref() == Some(&place.cluster_uid);
+    if here.is_some_and(is) {
+        return Ok(on);
+    }
+    // On home itself the Tenant is the one of home.
+    let mut others = targets.iter().filter(|(name, _)| *name != SELF_CLUSTER);
+    if let Some((name, _)) = others.find(|(_, target)| is(target)) {
+        return Ok(name);
+    }
+    Err(match here.map(|target| target.cluster_uid.as_deref()) {
+        None => Away::Left,
+        Some(None) => Away::Unreached,
+        Some(Some(uid)) => Away::Another(uid),
+    })
 }
 
 /// Why the member is not heard, as long as it is to be heard by now.
@@ -144,12 +188,38 @@ pub(super) fn put(
 }
 
 pub(super) fn decide(tenant: &Tenant, view: &View<'_>) -> Verdict {
-    match (placed_on(tenant), member(tenant)) {
-        (Some(member), _) => placed(tenant, member, view),
-        (None, Some(member)) if view.place => to_be_placed(tenant, member, view),
-        // As ever: somebody makes it on the member, or nobody does.
-        _ => said(None),
+    let Some(on) = placed_on(tenant) else {
+        return match member(tenant, view.targets).filter(|_| view.place) {
+            Some(member) => to_be_placed(tenant, member, view),
+            // As ever: somebody makes it on the member, or nobody does.
+            None => said(None),
+        };
+    };
+    // It is about to be placed, or somebody has written it anew without what home had put there.
+    if view.place && !is_held(tenant) {
+        return Verdict {
+            step: Step::Begin(on.to_owned()),
+            ..said(Some(waits(on)))
+        };
     }
+    Verdict {
+        place: unrecorded(tenant, on, view),
+        ..placed(tenant, on, view)
+    }
+}
+
+/// What an older hub has placed, and could not put on record.
+fn unrecorded(tenant: &Tenant, on: &str, view: &View<'_>) -> Option<TenantPlace> {
+    let target = view.targets?.get(on)?;
+    (view.records && place(tenant).is_none()).then_some(())?;
+    on_record(on, target)
+}
+
+fn on_record(member: &str, target: &Target) -> Option<TenantPlace> {
+    Some(TenantPlace {
+        cluster: member.to_owned(),
+        cluster_uid: target.cluster_uid.clone()?,
+    })
 }
 
 fn to_be_placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
@@ -159,37 +229,52 @@ fn to_be_placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
     if tenant.metadata.deletion_timestamp.is_some() {
         return said(recorded(tenant));
     }
-    match refused(tenant, member, targets) {
-        Some(refused) => said(Some(refused)),
-        None => Verdict {
-            step: Step::Begin(member.to_owned()),
-            placed: Some(waits(member)),
-        },
+    if let Some(refused) = refused(tenant, member, targets) {
+        return said(Some(refused));
+    }
+    // Which cluster it is, is on record before anything is ordered of it: the name may be another's one day.
+    let target = targets.get(member);
+    let Some(place) = target.and_then(|target| on_record(member, target)) else {
+        let why = view.silent.unwrap_or("it is reached for the first time");
+        let message = format!("{member} is not heard: {why}");
+        let away = State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, message);
+        return said(Some(away));
+    };
+    let waits = said(Some(waits(member)));
+    if view.records {
+        return Verdict {
+            place: Some(place),
+            ..waits
+        };
+    }
+    Verdict {
+        step: Step::Begin(member.to_owned()),
+        ..waits
     }
 }
 
-fn placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
+fn placed(tenant: &Tenant, on: &str, view: &View<'_>) -> Verdict {
     let deleted = tenant.metadata.deletion_timestamp.is_some();
     if deleted && orphaned(tenant) {
         let message = format!(
-            "let go by annotation {ORPHAN_ANNOTATION}: what was placed on {member} stays there, with its release"
+            "let go by annotation {ORPHAN_ANNOTATION}: what was placed on {on} stays there, with its release"
         );
         return Verdict {
             step: Step::End {
                 orphaned: Some(message.clone()),
             },
-            placed: Some(State::new(Truth::False, reason::DELETING, message)),
+            ..said(Some(State::new(Truth::False, reason::DELETING, message)))
         };
     }
     if deleted && view.deletion == Deletion::OfTheCrdForGood {
         let message = format!(
-            "the CRD of Tenants is being deleted at home: what was placed on {member} stays there"
+            "the CRD of Tenants is being deleted at home: what was placed on {on} stays there"
         );
         return Verdict {
             step: Step::End {
                 orphaned: Some(message.clone()),
             },
-            placed: Some(State::new(Truth::False, reason::DELETING, message)),
+            ..said(Some(State::new(Truth::False, reason::DELETING, message)))
         };
     }
     let way_out = || match deleted {
@@ -202,12 +287,39 @@ fn placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
     };
     if !view.place {
         let message = format!(
-            "the hub runs without --place-tenants: what was placed on {member} stays as it is, and is looked after there"
+            "the hub runs without --place-tenants: what was placed on {on} stays as it is, and is looked after there"
         );
         return unknown(reason::NOT_PLACING, message);
     }
     let Some(targets) = view.targets else {
         return said(recorded(tenant));
+    };
+    let member = match acting(tenant, on, targets) {
+        Ok(member) => member,
+        Err(Away::Left) => {
+            let message = format!(
+                "there is no EdgeCluster {on} any more; what was placed there stays, until it is back"
+            );
+            return unknown(reason::MEMBER_LEFT, message);
+        }
+        Err(Away::Unreached) => {
+            let message = format!(
+                "{on} is not heard: nothing is ordered of it before it has been reached, and is known to be the cluster that this is placed on"
+            );
+            return unknown(reason::CLUSTER_UNREACHABLE, message);
+        }
+        Err(Away::Another(uid)) => {
+            let recorded = place(tenant).map_or("", |place| &place.cluster_uid);
+            let mut message = format!(
+                "EdgeCluster {on} is another cluster by now, with the UID {uid}: what was placed on the one with the UID {recorded} stays there, and nothing is ordered of this one"
+            );
+            if !deleted {
+                message += &format!(
+                    "; to have it here, annotate the Tenant with {ORPHAN_ANNOTATION}=true, delete it and create it anew"
+                );
+            }
+            return unknown(facts::reason::IDENTITY_CHANGED, message);
+        }
     };
     let mine = view
         .said
@@ -221,17 +333,11 @@ fn placed(tenant: &Tenant, member: &str, view: &View<'_>) -> Verdict {
             step: Step::End {
                 orphaned: anothers.map(|state| format!("{member}: {}", state.message)),
             },
-            placed: state,
+            ..said(state)
         };
     }
-    if !targets.contains_key(member) {
-        let message = format!(
-            "there is no EdgeCluster {member} any more; what was placed there stays, until it is back"
-        );
-        return unknown(reason::MEMBER_LEFT, message);
-    }
     if !deleted {
-        if tenant.names_member() != Some(member) {
+        if ![Some(on), Some(member)].contains(&tenant.names_member()) {
             let message = format!(
                 "clusterRef names {} now, and cannot be changed once the Tenant is placed: it stays on {member}; put clusterRef back, or delete the Tenant and create it anew",
                 tenant.names_member().unwrap_or("nobody")
@@ -313,6 +419,7 @@ fn is_homes_word(why: &str) -> bool {
         reason::CLUSTER_NOT_FOUND,
         reason::CLUSTER_REF_CHANGED,
         reason::CLUSTER_UNREACHABLE,
+        facts::reason::IDENTITY_CHANGED,
         reason::MEMBER_LEFT,
         reason::NAMESPACE_NOT_ALLOWED,
         reason::NOT_PLACING,
@@ -330,6 +437,7 @@ fn said(placed: Option<State>) -> Verdict {
     Verdict {
         step: Step::Nothing,
         placed,
+        place: None,
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Target {
     /// Of the object that it was found by, which a `clusterRef` may name too.
     pub source_namespace: Option<String>,
     pub allowed: Allowed,
+    /// The cluster that it is, once it has been reached.
+    pub cluster_uid: Option<String>,
     /// `TargetClusterResolved` of its EdgeCluster.
     pub resolved: Option<State>,
 }

@@ -260,13 +260,12 @@ fn what_a_member_says_goes_to_no_tenant_that_names_it_from_a_namespace_it_does_n
     let limit = |members: &[&str]| -> Targets {
         let all = [names::SELF_CLUSTER, "edge-1", "edge-2"].into_iter();
         let target = |name: &str| Target {
-            source_namespace: None,
             allowed: if members.contains(&name) {
                 Allowed::new(Some(&["team-a".to_owned()]))
             } else {
                 Allowed::default()
             },
-            resolved: None,
+            ..Target::default()
         };
         all.map(|name| (name.to_owned(), target(name))).collect()
     };
@@ -340,9 +339,8 @@ fn a_refusal_stays_over_a_restart_and_goes_with_the_limit_also_when_the_member_i
     let mut acme = naming("team-b", Some("edge-1"));
     let allowed = Allowed::new(Some(&["team-a".to_owned()]));
     let target = Target {
-        source_namespace: None,
         allowed,
-        resolved: None,
+        ..Target::default()
     };
     let limits: Targets = [("edge-1".to_owned(), target)].into();
     let nothing = BTreeMap::new();

@@ -2,7 +2,7 @@ use krypton_common::conditions::{ClusterState, State, Truth, reason};
 use krypton_common::tenant::TenantReport;
 use krypton_crds::tenant::TenantSpec;
 
-use super::super::reports::{Changed, Hearing};
+use super::super::reports::{Changed, Hearing, Target};
 use super::*;
 
 const MEMBER: &str = "edge-1";
@@ -67,6 +67,7 @@ fn written(before: &str, object: Option<Tenant>) -> Written {
         key: key(),
         before: Some(before.to_owned()),
         object,
+        recording: false,
     }
 }
 
@@ -127,4 +128,47 @@ fn a_late_answer_to_a_write_does_not_undo_what_the_watch_has_brought_since() {
     desk.slots.clear();
     desk.take_written(written("3", Some(object("4", None))), &reports);
     assert!(desk.slots.is_empty());
+}
+
+#[test]
+fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no_record() {
+    let reports = Reports::default();
+    let target = Target {
+        cluster_uid: Some("cluster-1".to_owned()),
+        ..Target::default()
+    };
+    reports.aim([(MEMBER.to_owned(), target)].into());
+    let named = |version: &str, status: Option<TenantStatus>| {
+        let spec = json!({ "clusterRef": { "secretName": MEMBER } });
+        let mut tenant = object(version, status);
+        tenant.spec = serde_json::from_value(spec).unwrap();
+        tenant
+    };
+    for keeps in [true, false] {
+        let mut desk = Desk {
+            placing: Some(Placing::new(Arc::default())),
+            ..Desk::default()
+        };
+        desk.put(key(), named("1", None), &reports);
+        let Some((_, _, Change::Status(mut status))) = desk.next(&reports, &rules(), at(0)) else {
+            panic!("it is not put on record");
+        };
+        assert_eq!(status.place.as_ref().unwrap().cluster_uid, "cluster-1");
+        if !keeps {
+            status.place = None;
+        }
+        let answer = Written {
+            recording: true,
+            ..written("1", Some(named("2", Some(*status))))
+        };
+        desk.take_written(answer, &reports);
+        assert_eq!(desk.no_records.is_some(), !keeps);
+        let due = if keeps { 1 } else { 1000 };
+        assert!(keeps || desk.next(&reports, &rules(), at(1)).is_none());
+        let change = desk.next(&reports, &rules(), at(due));
+        assert!(
+            matches!(&change, Some((_, _, Change::Begin(on))) if on == MEMBER),
+            "{change:?}"
+        );
+    }
 }

@@ -7,6 +7,8 @@ use super::super::reports::Target;
 use super::*;
 
 const UID: &str = "home-1";
+/// The cluster that edge-1 is.
+const CLUSTER: &str = "cluster-1";
 
 /// Names edge-1.
 fn tenant() -> Tenant {
@@ -24,9 +26,29 @@ fn with_spec(spec: Value) -> Tenant {
 }
 
 /// As it is once it is placed on edge-1.
-fn placed(mut tenant: Tenant) -> Tenant {
+fn placed(tenant: Tenant) -> Tenant {
+    on_record_at(held(tenant), "edge-1", CLUSTER)
+}
+
+/// As an older hub has placed it there.
+fn held(mut tenant: Tenant) -> Tenant {
     tenant.finalizers_mut().push(PLACED_FINALIZER.to_owned());
     annotated(tenant, PLACED_ON_ANNOTATION, "edge-1")
+}
+
+fn on_record_at(mut tenant: Tenant, cluster: &str, uid: &str) -> Tenant {
+    tenant.status.get_or_insert_default().place = Some(TenantPlace {
+        cluster: cluster.to_owned(),
+        cluster_uid: uid.to_owned(),
+    });
+    tenant
+}
+
+/// As it is after somebody has written it anew, without what home had put there.
+fn wiped(mut tenant: Tenant) -> Tenant {
+    tenant.metadata.finalizers = None;
+    tenant.metadata.annotations = None;
+    tenant
 }
 
 fn annotated(mut tenant: Tenant, name: &str, value: &str) -> Tenant {
@@ -41,21 +63,24 @@ fn deleted(mut tenant: Tenant) -> Tenant {
 }
 
 fn recorded(mut tenant: Tenant, why: &str) -> Tenant {
-    let mut status = TenantStatus::default();
+    let status = tenant.status.get_or_insert_default();
     let state = State::new(Truth::True, why, "");
-    put(&mut status, Some(&state), 3, Timestamp::UNIX_EPOCH);
-    tenant.status = Some(status);
+    put(status, Some(&state), 3, Timestamp::UNIX_EPOCH);
     tenant
 }
 
 fn targets() -> Targets {
+    let cluster = |uid: &str| Target {
+        cluster_uid: Some(uid.to_owned()),
+        ..Target::default()
+    };
     let limited = Target {
         allowed: Allowed::new(Some(&["others".to_owned()])),
-        ..Target::default()
+        ..cluster("cluster-2")
     };
     let sourced = Target {
         source_namespace: Some("krypton".to_owned()),
-        ..Target::default()
+        ..cluster(CLUSTER)
     };
     [
         ("edge-1".to_owned(), sourced),
@@ -76,6 +101,7 @@ fn report(uid: &str, gone: bool, why: &str) -> PlacedReport {
 fn view(targets: &Targets) -> View<'_> {
     View {
         place: true,
+        records: true,
         targets: Some(targets),
         silent: None,
         said: None,
@@ -87,6 +113,7 @@ fn view(targets: &Targets) -> View<'_> {
 /// The step and the reason, in words.
 fn words(verdict: &Verdict) -> (&str, &str) {
     let step = match &verdict.step {
+        Step::Nothing if verdict.place.is_some() => "record",
         Step::Nothing => "",
         Step::Begin(_) => "begin",
         Step::End { orphaned: None } => "end",
@@ -108,7 +135,7 @@ fn a_tenant_is_placed_when_its_member_is_known_and_takes_it() {
     };
     let named = |spec: Value| with_spec(json!({ "clusterRef": spec }));
     for (tenant, expected) in [
-        (tenant(), ("begin", "Ordered")),
+        (tenant(), ("record", "Ordered")),
         (with_spec(json!({})), ("", "")),
         (named(json!({ "secretName": "self-cluster" })), ("", "")),
         (
@@ -121,7 +148,7 @@ fn a_tenant_is_placed_when_its_member_is_known_and_takes_it() {
         ),
         (
             named(json!({ "secretName": "edge-1", "secretNamespace": "krypton" })),
-            ("begin", "Ordered"),
+            ("record", "Ordered"),
         ),
         (
             named(json!({ "secretName": "edge-1", "secretNamespace": "other" })),
@@ -133,6 +160,14 @@ fn a_tenant_is_placed_when_its_member_is_known_and_takes_it() {
         assert_eq!((found.0.as_str(), found.1.as_str()), expected, "{tenant:?}");
         // No order without the finalizer, and nothing at all without the flag.
         assert_eq!(order(&tenant, &targets, Deletion::Its), None);
+        // Where home cannot keep the record, there is none to wait for.
+        let unkept = View {
+            records: false,
+            ..view(&targets)
+        };
+        let begins = expected.0 == "record";
+        let step = if begins { "begin" } else { expected.0 };
+        assert_eq!(at(&tenant, unkept).0, step);
         let off = View {
             place: false,
             ..view(&targets)
@@ -189,7 +224,7 @@ fn what_is_said_of_a_placed_tenant_is_the_members_word_unless_home_knows_better(
         ))
     };
     let unnamed = || placed(with_spec(json!({})));
-    let gone_member = || annotated(stays(), PLACED_ON_ANNOTATION, "edge-2");
+    let gone_member = || on_record_at(stays(), "edge-2", "cluster-9");
     let orphan = |tenant| annotated(tenant, ORPHAN_ANNOTATION, "true");
     let table: Vec<(Tenant, View<'_>, (&str, &str))> = vec![
         (stays(), base, ("", "Ordered")),
@@ -278,7 +313,7 @@ fn an_order_says_what_the_tenant_says_and_of_one_that_goes_only_that() {
     ));
     assert_eq!(order(&moved, &targets, Deletion::Its).unwrap().0, "edge-1");
     // Not allowed any more: nothing is ordered of what stays, and what was placed can still go.
-    let refused = annotated(placed(tenant()), PLACED_ON_ANNOTATION, "limited");
+    let refused = on_record_at(placed(tenant()), "limited", "cluster-2");
     assert_eq!(order(&refused, &targets, Deletion::Its), None);
     assert!(
         order(&deleted(refused), &targets, Deletion::Its)
@@ -298,6 +333,152 @@ fn an_order_says_what_the_tenant_says_and_of_one_that_goes_only_that() {
     // Let go.
     let orphan = annotated(deleted(placed(tenant())), ORPHAN_ANNOTATION, "true");
     assert_eq!(order(&orphan, &targets, Deletion::Its), None);
+}
+
+#[test]
+fn it_is_on_record_before_it_is_held_and_held_before_anything_is_ordered() {
+    let mut targets = targets();
+    let ordered = |tenant: &Tenant, targets: &Targets| {
+        let order = order(tenant, targets, Deletion::Its);
+        order.map(|(member, _)| member)
+    };
+    let verdict = decide(&tenant(), &view(&targets));
+    let place = verdict.place.unwrap();
+    assert_eq!(
+        (place.cluster.as_str(), place.cluster_uid.as_str()),
+        ("edge-1", CLUSTER)
+    );
+    let on_record = on_record_at(tenant(), "edge-1", CLUSTER);
+    let begin = Step::Begin("edge-1".to_owned());
+    assert_eq!(decide(&on_record, &view(&targets)).step, begin);
+    assert_eq!(ordered(&on_record, &targets), None);
+    assert_eq!(
+        ordered(&placed(tenant()), &targets).as_deref(),
+        Some("edge-1")
+    );
+
+    // Written anew without all that, and with another clusterRef: it stays where it is, and is held again.
+    let elsewhere = with_spec(json!({ "clusterRef": { "secretName": "limited" } }));
+    let nowhere = with_spec(json!({}));
+    for tenant in [elsewhere, nowhere] {
+        let wiped = wiped(placed(tenant));
+        assert_eq!(decide(&wiped, &view(&targets)).step, begin, "{wiped:?}");
+        assert_eq!(ordered(&wiped, &targets), None);
+        let off = View {
+            place: false,
+            ..view(&targets)
+        };
+        assert_eq!(words(&decide(&wiped, &off)), ("", "NotPlacing"));
+        let early = View {
+            targets: None,
+            ..view(&targets)
+        };
+        assert_eq!(decide(&wiped, &early).step, begin);
+        let again = on_record_at(held(wiped.clone()), "edge-1", CLUSTER);
+        assert_eq!(
+            words(&decide(&again, &view(&targets))),
+            ("", "ClusterRefChanged")
+        );
+        assert_eq!(ordered(&again, &targets).as_deref(), Some("edge-1"));
+        // There is nothing to hold any more.
+        let deleted = deleted(wiped);
+        assert_eq!(decide(&deleted, &view(&targets)).step, Step::Nothing);
+        assert_eq!(ordered(&deleted, &targets), None);
+    }
+
+    // Which cluster it is, is not known yet.
+    targets.get_mut("edge-1").unwrap().cluster_uid = None;
+    for silent in [None, Some("no agent")] {
+        let base = view(&targets);
+        let verdict = decide(&tenant(), &View { silent, ..base });
+        assert_eq!(words(&verdict), ("", "ClusterUnreachable"));
+    }
+}
+
+#[test]
+fn only_the_cluster_on_record_is_asked_whatever_name_it_has_by_now() {
+    let gone = report(UID, true, "TenantGone");
+    let at = |names: &[(&str, Option<&str>)]| -> Targets {
+        let target = |uid: Option<&str>| Target {
+            cluster_uid: uid.map(str::to_owned),
+            ..Target::default()
+        };
+        let named = names.iter();
+        named
+            .map(|(name, uid)| ((*name).to_owned(), target(*uid)))
+            .collect()
+    };
+    let another = ("edge-1", Some("cluster-8"));
+    let renamed = || with_spec(json!({ "clusterRef": { "secretName": "edge-7" } }));
+    let away = |why| (None, ("", why), ("", why));
+    let asked = |member| (Some(member), ("", "TenantGone"), ("end", "TenantGone"));
+    let by_name = |step, member| (Some(member), (step, "TenantGone"), ("end", "TenantGone"));
+    // Who is asked; what becomes of it, and of one that is deleted, when who is asked has said that it is gone.
+    let table = [
+        (
+            placed(tenant()),
+            at(&[("edge-1", Some(CLUSTER))]),
+            asked("edge-1"),
+        ),
+        (
+            placed(tenant()),
+            at(&[another]),
+            away("ClusterIdentityChanged"),
+        ),
+        (
+            placed(tenant()),
+            at(&[("edge-1", None)]),
+            away("ClusterUnreachable"),
+        ),
+        (placed(tenant()), at(&[]), away("MemberLeft")),
+        (
+            placed(tenant()),
+            at(&[("self-cluster", Some(CLUSTER))]),
+            away("MemberLeft"),
+        ),
+        (
+            placed(tenant()),
+            at(&[another, ("edge-7", Some(CLUSTER))]),
+            asked("edge-7"),
+        ),
+        (
+            placed(renamed()),
+            at(&[("edge-7", Some(CLUSTER))]),
+            asked("edge-7"),
+        ),
+        // Of an older hub.
+        (held(tenant()), at(&[another]), by_name("record", "edge-1")),
+        (
+            held(tenant()),
+            at(&[("edge-1", None)]),
+            by_name("", "edge-1"),
+        ),
+        (held(tenant()), at(&[]), away("MemberLeft")),
+    ];
+    for (tenant, targets, (asked, stays, goes)) in table {
+        let member = order(&tenant, &targets, Deletion::Its).map(|(member, _)| member);
+        assert_eq!(member.as_deref(), asked, "{tenant:?} {targets:?}");
+        let view = View {
+            said: Some(&gone),
+            ..view(&targets)
+        };
+        assert_eq!(
+            words(&decide(&tenant, &view)),
+            stays,
+            "{tenant:?} {targets:?}"
+        );
+        let deleted = deleted(tenant);
+        let member = order(&deleted, &targets, Deletion::Its).map(|(member, _)| member);
+        assert_eq!(member.as_deref(), asked, "{deleted:?} {targets:?}");
+        let verdict = decide(&deleted, &view);
+        assert_eq!(words(&verdict), goes, "{deleted:?} {targets:?}");
+        let orphan = annotated(deleted, ORPHAN_ANNOTATION, "true");
+        assert_eq!(words(&decide(&orphan, &view)), ("orphan", "Deleting"));
+        if asked.is_none() {
+            let message = verdict.placed.unwrap().message;
+            assert!(message.contains(ORPHAN_ANNOTATION), "{message}");
+        }
+    }
 }
 
 #[test]

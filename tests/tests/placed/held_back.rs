@@ -1,0 +1,132 @@
+//! Placed Tenants that are not to be written for a while: paused at home, of a namespace that the member does
+//! not take, or more than a member is given.
+
+use krypton_common::names;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::tenant::Tenant;
+use krypton_tests::{Mode, in_both_modes};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::{EDGE, PLACED, Scene, TEAM, message};
+
+in_both_modes!(what_is_paused_not_allowed_or_too_much_waits_and_what_is_placed_stays);
+
+const PAUSED: (&str, &str, &str) = ("Placed", "False", "Paused");
+const NOT_ALLOWED: (&str, &str, &str) = ("Placed", "False", "NamespaceNotAllowed");
+const TOO_MANY: (&str, &str, &str) = ("Placed", "False", "TooMany");
+
+async fn what_is_paused_not_allowed_or_too_much_waits_and_what_is_placed_stays(mode: Mode) {
+    let scene = Scene::open("placed-held", mode).await;
+    paused(&scene).await;
+    not_allowed(&scene).await;
+    too_many(&scene).await;
+}
+
+async fn paused(scene: &Scene) {
+    let spec = json!({
+        "workspace": "later-ws",
+        "clusterRef": {"secretName": EDGE},
+        "values": {"replicaCount": 0},
+    });
+    let annotations = [(names::PAUSED_ANNOTATION, "true")];
+    let create = scene
+        .home
+        .create_annotated(TEAM, "later", spec, &annotations);
+    create.await.unwrap();
+    scene.home.shows(TEAM, "later", &[PAUSED]).await.unwrap();
+    assert_eq!(scene.edges("later").await, None);
+    scene.pause("later", false).await;
+    scene.is_placed(TEAM, "later").await;
+
+    scene.pause("later", true).await;
+    let edit = json!({"spec": {"values": {"message": "second"}}});
+    scene.patch(&scene.home, "later", edit).await;
+    let is = |found: &Tenant| message(found) == Some("second");
+    scene.on_edge("later", "the edit to be passed on", is).await;
+    let progress = scene.pair.condition("ClusterProgress");
+    let aside = [(progress.as_str(), "False", "Paused")];
+    scene.edge.shows(TEAM, "later", &aside).await.unwrap();
+    let release = scene.pair.release("later");
+    let revisions = scene.edge.revisions("later-ws", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+
+    scene.home.delete(TEAM, "later").await.unwrap();
+    let waits = scene.home.shows(TEAM, "later", &[PAUSED]).await.unwrap();
+    assert_eq!(waits.finalizers(), [names::PLACED_FINALIZER]);
+    let stays = scene.edges("later").await.unwrap();
+    assert_eq!(stays.metadata.deletion_timestamp, None);
+    scene.pause("later", false).await;
+    scene.home.gone(TEAM, "later").await.unwrap();
+    assert_eq!(scene.edges("later").await, None);
+}
+
+async fn not_allowed(scene: &Scene) {
+    let members: Api<EdgeCluster> = Api::all(scene.home.client.clone());
+    let allow = async |namespaces: Value| {
+        let patch = Patch::Merge(json!({"spec": {"allowedNamespaces": namespaces}}));
+        let params = PatchParams::default();
+        members.patch(EDGE, &params, &patch).await.unwrap();
+    };
+    scene.place(TEAM, "first").await;
+    let first = scene.is_placed(TEAM, "first").await;
+    allow(json!(["others"])).await;
+    scene
+        .home
+        .shows(TEAM, "first", &[NOT_ALLOWED])
+        .await
+        .unwrap();
+    scene.place(TEAM, "second").await;
+    let refused = scene.home.shows(TEAM, "second", &[NOT_ALLOWED]).await;
+    assert!(refused.unwrap().finalizers().is_empty());
+    assert_eq!(scene.edges("second").await, None);
+
+    allow(json!(["others", TEAM])).await;
+    scene.is_placed(TEAM, "second").await;
+    let stays = scene.is_placed(TEAM, "first").await;
+    assert_eq!(stays.metadata.uid, first.metadata.uid);
+    assert_eq!(stays.metadata.generation, first.metadata.generation);
+
+    // An edit does not follow, and what is deleted goes all the same.
+    allow(json!(["others"])).await;
+    let shown = scene.home.shows(TEAM, "second", &[NOT_ALLOWED]);
+    shown.await.unwrap();
+    let edit = json!({"spec": {"values": {"message": "second"}}});
+    scene.patch(&scene.home, "first", edit).await;
+    let shown = scene.home.shows(TEAM, "first", &[NOT_ALLOWED]);
+    shown.await.unwrap();
+    scene.home.delete(TEAM, "second").await.unwrap();
+    scene.home.gone(TEAM, "second").await.unwrap();
+    assert_eq!(scene.edges("second").await, None);
+    let stays = scene.edges("first").await.unwrap();
+    assert_eq!(stays.metadata.uid, first.metadata.uid);
+    assert_eq!(message(&stays), None);
+    let release = scene.pair.release("first");
+    let revisions = scene.edge.revisions("first-ws", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    allow(Value::Null).await;
+    scene.is_placed(TEAM, "first").await;
+}
+
+/// Of as many bytes as there is room for two.
+async fn too_many(scene: &Scene) {
+    let names = ["large-1", "large-2", "large-3"];
+    for name in names {
+        let spec = json!({
+            // Nothing is installed there.
+            "workspace": "kube-system",
+            "clusterRef": {"secretName": EDGE},
+            "values": {"text": "x".repeat(150 * 1024)},
+        });
+        scene.home.create(TEAM, name, spec).await.unwrap();
+    }
+    for (name, says) in std::iter::zip(names, [PLACED, PLACED, TOO_MANY]) {
+        scene.home.shows(TEAM, name, &[says]).await.unwrap();
+    }
+    assert_eq!(scene.edges("large-3").await, None);
+    scene.home.delete(TEAM, "large-1").await.unwrap();
+    scene.home.gone(TEAM, "large-1").await.unwrap();
+    scene.home.shows(TEAM, "large-3", &[PLACED]).await.unwrap();
+    assert!(scene.edges("large-2").await.is_some());
+}

@@ -1,0 +1,124 @@
+//! What home has on record of where a Tenant is placed: somebody who writes the Tenant anew does not change
+//! it, and another cluster of the member's name is not asked.
+
+use std::io::Write;
+
+use k8s_openapi::api::core::v1::Namespace;
+use krypton_common::names;
+use krypton_crds::tenant::TenantPlace;
+use krypton_tests::{
+    Agent, AgentOptions, Cluster, Mode, Parts,
+    fleet::{Desk, PATIENCE},
+    in_both_modes,
+    membership::replaced,
+};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use tempfile::NamedTempFile;
+
+use super::{EDGE, PLACED, Scene, TEAM};
+
+in_both_modes!(a_tenant_stays_on_the_cluster_on_record_and_no_other_of_its_name_is_asked);
+
+const ANOTHER: (&str, &str, &str) = ("Placed", "Unknown", "ClusterIdentityChanged");
+
+/// `kubectl replace`: nothing of the object stays but what is in the manifest, and the status.
+async fn replace(home: &Cluster, manifest: &Value) {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(manifest.to_string().as_bytes()).unwrap();
+    let words = ["replace", "-f", file.path().to_str().unwrap()];
+    home.kubectl(words).await.unwrap();
+}
+
+async fn uid(cluster: &Cluster) -> String {
+    let namespaces: Api<Namespace> = Api::all(cluster.client());
+    namespaces.get("kube-system").await.unwrap().uid().unwrap()
+}
+
+async fn a_tenant_stays_on_the_cluster_on_record_and_no_other_of_its_name_is_asked(mode: Mode) {
+    let mut scene = Scene::open("placed-record", mode).await;
+    scene.place(TEAM, "acme").await;
+    scene.place(TEAM, "kept").await;
+    let made = scene.is_placed(TEAM, "acme").await;
+    let kept = scene.is_placed(TEAM, "kept").await;
+    let place = TenantPlace {
+        cluster: EDGE.to_owned(),
+        cluster_uid: uid(scene.pair.cluster()).await,
+    };
+    let anew = json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"namespace": TEAM, "name": "acme"},
+        "spec": {
+            "workspace": "acme-ws",
+            "clusterRef": {"secretName": "edge-2"},
+            "values": {"replicaCount": 0},
+        },
+    });
+    replace(scene.pair.home(), &anew).await;
+    let refused = [("Placed", "False", "ClusterRefChanged")];
+    let written = scene.home.shows(TEAM, "acme", &refused).await.unwrap();
+    assert_eq!(written.finalizers(), [names::PLACED_FINALIZER]);
+    assert_eq!(written.annotations()[names::PLACED_ON_ANNOTATION], EDGE);
+    assert_eq!(written.status.unwrap().place, Some(place));
+    let same = scene.edges("acme").await.unwrap();
+    assert_eq!(same.metadata.uid, made.metadata.uid);
+    assert_eq!(same.metadata.generation, made.metadata.generation);
+    // Home waits for the first one, and that is gone by then.
+    scene.home.delete(TEAM, "acme").await.unwrap();
+    scene.home.gone(TEAM, "acme").await.unwrap();
+    assert_eq!(scene.edges("acme").await, None);
+    let release = scene.pair.release("acme");
+    let left = scene.edge.revisions("acme-ws", &release).await.unwrap();
+    assert!(left.is_empty(), "{left:?}");
+
+    // A person says that another cluster is the member of that name now.
+    let other = Cluster::start("placed-record-other", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let agent = takes_the_name(&mut scene, &other, mode).await;
+    scene.home.shows(TEAM, "kept", &[ANOTHER]).await.unwrap();
+    scene.home.delete(TEAM, "kept").await.unwrap();
+    let waits = scene.home.shows(TEAM, "kept", &[ANOTHER]).await.unwrap();
+    assert!(waits.metadata.deletion_timestamp.is_some());
+    // What it is ordered of after that, it has made and removed.
+    let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "kube-system"});
+    scene.home.create(TEAM, "fresh", spec).await.unwrap();
+    scene.home.shows(TEAM, "fresh", &[PLACED]).await.unwrap();
+    let at_other = Desk::at(&other);
+    assert!(at_other.tenants(TEAM).get("fresh").await.is_ok());
+    scene.home.delete(TEAM, "fresh").await.unwrap();
+    scene.home.gone(TEAM, "fresh").await.unwrap();
+    let found = at_other.tenants(TEAM).get_opt("kept").await.unwrap();
+    assert_eq!(found, None);
+    let waits = scene.home.shows(TEAM, "kept", &[ANOTHER]).await.unwrap();
+    assert_eq!(waits.finalizers(), [names::PLACED_FINALIZER]);
+    let let_go = (names::ORPHAN_ANNOTATION, "true");
+    let annotated = scene.home.annotate(TEAM, "kept", let_go.0, let_go.1);
+    annotated.await.unwrap();
+    scene.home.gone(TEAM, "kept").await.unwrap();
+    let same = scene.edges("kept").await.unwrap();
+    assert_eq!(same.metadata.uid, kept.metadata.uid);
+    assert_eq!(same.metadata.deletion_timestamp, None);
+    drop(agent);
+}
+
+/// The agent of the cluster that has the member's name from now on, where it has one.
+async fn takes_the_name(scene: &mut Scene, other: &Cluster, mode: Mode) -> Option<Agent> {
+    if mode != Mode::Agent {
+        let access = other.kubeconfig_with_token();
+        scene.home.add_member(EDGE, &access).await.unwrap();
+        let changed = ("Healthy", "False", "ClusterIdentityChanged");
+        scene.home.member_shows(EDGE, &[changed]).await.unwrap();
+        replaced(scene.pair.home(), EDGE).await.unwrap();
+        return None;
+    }
+    scene.pair.actor().unwrap().stop().await.unwrap();
+    let bundle = replaced(scene.pair.home(), EDGE).await.unwrap();
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(bundle.as_bytes()).unwrap();
+    let options = AgentOptions::new(other.kubeconfig()).join_file(file.path());
+    let mut agent = Agent::start(&options).unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+    Some(agent)
+}
