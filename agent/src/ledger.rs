@@ -1,16 +1,19 @@
 //! The record on the member of the desired state that is acted on, written before acting (design §3,
-//! rule 3): nobody acts on an older one, whichever hub it comes from.
+//! rule 3): nobody acts on an older one, whichever hub it comes from. The anchor owns it; it is written without one
+//! as well.
 
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use krypton_common::desired::{DesiredState, Version};
+use krypton_common::error_chain::chain;
 use kube::Client;
 use kube::api::{Api, PostParams};
 use thiserror::Error;
 
+use crate::anchor::{self, Bookkeeping};
 use crate::effect;
 use crate::fence::SYSTEM_NAMESPACE;
 
@@ -66,48 +69,94 @@ pub fn advance(record: Option<&DesiredState>, incoming: &DesiredState) -> Advanc
     }
 }
 
-/// Records `incoming` when it is newer, and says how that ended.
-pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Advance, LedgerError> {
-    tokio::time::timeout(DEADLINE, record_now(client, incoming))
-        .await
-        .unwrap_or(Err(LedgerError::Deadline))
+/// How recording has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recording {
+    pub advance: Advance,
+    /// Why the anchor does not own the record. Nothing waits for that: it is looked at again with the next
+    /// desired state, and at the next start.
+    pub unowned: Option<String>,
 }
 
-async fn record_now(client: &Client, incoming: &DesiredState) -> Result<Advance, LedgerError> {
+/// Records `incoming` when it is newer, has the anchor own the record, and says how that ended.
+pub async fn record(client: &Client, incoming: &DesiredState) -> Result<Recording, LedgerError> {
+    let (owner, unowned) = match anchor::owns(Bookkeeping::DesiredState) {
+        true => match anchor::ensure(client).await {
+            Ok(owner) => (Some(owner), None),
+            Err(error) => (None, Some(chain(&error))),
+        },
+        false => (None, None),
+    };
+    let recorded = tokio::time::timeout(DEADLINE, record_now(client, incoming, owner.as_ref()))
+        .await
+        .unwrap_or(Err(LedgerError::Deadline))?;
+    Ok(Recording {
+        unowned: unowned.or(recorded.unowned),
+        ..recorded
+    })
+}
+
+async fn record_now(
+    client: &Client,
+    incoming: &DesiredState,
+    owner: Option<&OwnerReference>,
+) -> Result<Recording, LedgerError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let secret = api.get_opt(LEDGER_NAME).await.map_err(LedgerError::Read)?;
     let record = secret.as_ref().and_then(read);
-    let verdict = advance(record.as_ref(), incoming);
-    if verdict != Advance::Record {
-        return Ok(verdict);
+    let advance = advance(record.as_ref(), incoming);
+    let metadata = secret.as_ref().map(|secret| &secret.metadata);
+    let before = metadata
+        .and_then(|metadata| metadata.owner_references.clone())
+        .unwrap_or_default();
+    let owners = owner.map_or_else(|| before.clone(), |owner| anchor::owners(&before, owner));
+    let due = match advance {
+        Advance::Record => true,
+        Advance::Recorded => owners != before,
+        Advance::Refuse(_) => false,
+    };
+    if !due {
+        return Ok(Recording {
+            advance,
+            unowned: None,
+        });
     }
     let content = serde_json::to_vec(incoming).map_err(LedgerError::Encode)?;
-    let data = [(KEY.to_owned(), ByteString(content))].into();
-    // With the resourceVersion of what was read, a concurrent writer wins once and we read again.
-    let written = match secret {
-        Some(secret) => {
-            let next = Secret {
-                data: Some(data),
-                ..secret
-            };
-            let params = PostParams::default();
-            effect!("ledger.replace", api.replace(LEDGER_NAME, &params, &next)).await
-        }
-        None => {
-            let next = Secret {
-                metadata: ObjectMeta {
-                    name: Some(LEDGER_NAME.to_owned()),
-                    ..ObjectMeta::default()
-                },
-                data: Some(data),
-                ..Secret::default()
-            };
-            let params = PostParams::default();
-            effect!("ledger.create", api.create(&params, &next)).await
-        }
+    let next = Secret {
+        data: Some([(KEY.to_owned(), ByteString(content))].into()),
+        ..secret.clone().unwrap_or_else(|| Secret {
+            metadata: ObjectMeta {
+                name: Some(LEDGER_NAME.to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..Secret::default()
+        })
     };
-    written.map_err(LedgerError::Write)?;
-    Ok(Advance::Record)
+    // Some clusters let nobody set an owner who may not delete what is owned.
+    let mut unowned = None;
+    for owners in [&owners, &before] {
+        let mut next = next.clone();
+        next.metadata.owner_references = (!owners.is_empty()).then(|| owners.clone());
+        let params = PostParams::default();
+        // With the resourceVersion of what was read, a concurrent writer wins once and we read again.
+        let written = match secret.is_some() {
+            true => effect!("ledger.replace", api.replace(LEDGER_NAME, &params, &next)).await,
+            false => effect!("ledger.create", api.create(&params, &next)).await,
+        };
+        match written {
+            Ok(_) => break,
+            // It is on record, whoever owns it.
+            Err(error) if advance == Advance::Recorded => {
+                unowned = Some(chain(&error));
+                break;
+            }
+            Err(kube::Error::Api(status)) if status.code == 403 && *owners != before => {
+                unowned = Some(status.message.clone());
+            }
+            Err(error) => return Err(LedgerError::Write(error)),
+        }
+    }
+    Ok(Recording { advance, unowned })
 }
 
 /// The record, for whoever starts: what was acted on last.

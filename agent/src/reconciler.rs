@@ -35,7 +35,7 @@ use crate::events::Events;
 use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
-use crate::ledger::Advance;
+use crate::ledger::Recording;
 use crate::plan::{Memory, Policy};
 use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
@@ -161,6 +161,7 @@ pub async fn run(
         ordered: None,
         ahead: None,
         recording: JoinSet::new(),
+        unowned: None,
         jobs: JoinSet::new(),
         running: HashMap::new(),
         crd_jobs: JoinSet::new(),
@@ -277,7 +278,9 @@ struct Reconciler {
     /// Whose orders are in the index.
     ordered: Option<Arc<DesiredState>>,
     ahead: Option<Version>,
-    recording: JoinSet<(Arc<DesiredState>, Result<Advance, String>)>,
+    recording: JoinSet<(Arc<DesiredState>, Result<Recording, String>)>,
+    /// Why the anchor does not own what is on record, as it was last told.
+    unowned: Option<String>,
     jobs: JoinSet<Box<Done>>,
     /// Whose each of them is.
     running: HashMap<Id, SubjectKey>,

@@ -29,7 +29,10 @@ use k8s_openapi::{
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use krypton_agent::failpoint::{EFFECTS, MOMENTS};
+use krypton_agent::{
+    anchor::ANCHOR_NAME,
+    failpoint::{EFFECTS, MOMENTS},
+};
 use krypton_common::names;
 use krypton_crds::{
     edge_cluster::EdgeCluster,
@@ -42,7 +45,7 @@ use krypton_hub::{
 };
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag},
     held::Held,
     in_both_modes, kubectl_krypton,
     walk::EDGE,
@@ -589,6 +592,9 @@ impl Place {
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
         crds.patch(Tenant::crd_name(), &params, &Patch::Merge(old))
             .await?;
+        let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), SYSTEM_NAMESPACE);
+        let bare = json!({"metadata": {"labels": null, "annotations": null}});
+        maps.patch(ANCHOR_NAME, &params, &Patch::Merge(bare)).await?;
         let secrets: Api<Secret> = Api::namespaced(home.clone(), HUB_NAMESPACE);
         let short = Patch::Merge(json!({"stringData": {"salt": "short"}}));
         secrets.patch(SALT_NAME, &params, &short).await?;

@@ -279,6 +279,11 @@ choose by label, which RBAC cannot.
 - {apiGroups: [""], resources: [secrets], resourceNames: [krypton-desired-state, krypton-rescued-tenants], verbs: [get, update]}
 - {apiGroups: [""], resources: [secrets], resourceNames: [krypton-rescued-tenants], verbs: [delete]}
 - {apiGroups: [""], resources: [secrets], verbs: [create]}
+# The anchor, which owns the former of the two. Where the apiserver has OwnerReferencesPermissionEnforcement, only
+# who may delete something may say who owns it.
+- {apiGroups: [""], resources: [configmaps], resourceNames: [krypton-root-owner], verbs: [get, update]}
+- {apiGroups: [""], resources: [configmaps], verbs: [create]}
+- {apiGroups: [""], resources: [secrets], resourceNames: [krypton-desired-state], verbs: [delete]}
 {{- end }}
 
 {{/* The part of a pod's spec that is the same in hub and agent, without its containers and volumes. */}}
