@@ -102,10 +102,7 @@ async fn ensure_now(client: &Client) -> Result<OwnerReference, AnchorError> {
             // With the resourceVersion that it was read with.
             let next = mended(&found);
             if next != found {
-                let call = effect!(
-                    "anchor.update",
-                    api.replace(ANCHOR_NAME, &params, &next)
-                );
+                let call = effect!("anchor.update", api.replace(ANCHOR_NAME, &params, &next));
                 // It owns as well without its words.
                 if let Err(error) = call.await {
                     tracing::debug!(error = %chain(&error), "the anchor lacks a label or an annotation");
@@ -211,10 +208,7 @@ mod tests {
     #[test]
     fn an_owner_neither_controls_nor_blocks() {
         let owner = reference(&anchor("now"));
-        assert_eq!(
-            (owner.controller, owner.block_owner_deletion),
-            (None, None)
-        );
+        assert_eq!((owner.controller, owner.block_owner_deletion), (None, None));
     }
 
     #[test]

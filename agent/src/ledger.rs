@@ -176,7 +176,12 @@ fn read(secret: &Secret) -> Option<DesiredState> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::{Arc, Mutex};
+
     use krypton_common::desired::ChartState;
+    use kube::client::Body;
+    use serde_json::json;
 
     use super::*;
 
@@ -216,5 +221,90 @@ mod tests {
         assert_eq!(advance(Some(&record), &desired(2, 4, "b")), refused);
         assert_eq!(advance(Some(&record), &desired(1, 9, "b")), refused);
         assert_eq!(advance(Some(&record), &desired(2, 5, "b")), refused);
+    }
+
+    /// Answers by method and path, and what was asked.
+    type Asked = Arc<Mutex<Vec<(String, serde_json::Value)>>>;
+
+    fn server(answer: fn(&str, &serde_json::Value) -> u16) -> (Client, Asked) {
+        let asked = Asked::default();
+        let log = Arc::clone(&asked);
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let log = Arc::clone(&log);
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap_or_default();
+                let sent: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+                let what = parts.uri.path().rsplit('/').next().unwrap_or_default();
+                let what = format!("{} {what}", parts.method);
+                let code = answer(&what, &sent);
+                let mut object = sent.clone();
+                if code == 200 {
+                    object["metadata"]["uid"] = json!("uid");
+                } else {
+                    let reason = if code == 404 { "NotFound" } else { "Forbidden" };
+                    object = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                        "code": code, "message": "refused", "reason": reason});
+                }
+                log.lock().unwrap().push((what, sent));
+                let mut response = http::Response::new(Body::from(object.to_string().into_bytes()));
+                *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
+                Ok::<_, Infallible>(response)
+            }
+        });
+        (Client::new(service, "default"), asked)
+    }
+
+    fn owners_written(asked: &Asked) -> Vec<usize> {
+        let asked = asked.lock().unwrap();
+        let writes = asked.iter().filter(|(what, _)| what == "POST secrets");
+        let owners = writes.map(|(_, sent)| {
+            sent["metadata"]["ownerReferences"]
+                .as_array()
+                .map_or(0, Vec::len)
+        });
+        owners.collect()
+    }
+
+    #[tokio::test]
+    async fn without_rights_to_an_anchor_or_an_owner_it_is_recorded_all_the_same() {
+        let wanted = desired(1, 1, "a");
+        let (client, asked) = server(|what, _| match what {
+            "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
+            _ => 200,
+        });
+        let done = record(&client, &wanted).await.unwrap();
+        assert_eq!((done.advance, done.unowned), (Advance::Record, None));
+        assert_eq!(owners_written(&asked), [1]);
+
+        let (client, asked) = server(|what, _| match what {
+            "GET krypton-root-owner" => 403,
+            "GET krypton-desired-state" => 404,
+            _ => 200,
+        });
+        let done = record(&client, &wanted).await.unwrap();
+        assert_eq!(done.advance, Advance::Record);
+        assert!(done.unowned.unwrap().contains("refused"));
+        assert_eq!(owners_written(&asked), [0]);
+
+        // As of an apiserver that lets nobody set an owner who may not delete what is owned.
+        let (client, asked) = server(|what, sent| match what {
+            "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
+            "POST secrets" if sent["metadata"]["ownerReferences"].is_array() => 403,
+            _ => 200,
+        });
+        let done = record(&client, &wanted).await.unwrap();
+        assert_eq!(done.advance, Advance::Record);
+        assert_eq!(done.unowned.as_deref(), Some("refused"));
+        assert_eq!(owners_written(&asked), [1, 0]);
+
+        let (client, asked) = server(|what, _| match what {
+            "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
+            "POST secrets" => 403,
+            _ => 200,
+        });
+        let refused = record(&client, &wanted).await;
+        assert!(matches!(refused, Err(LedgerError::Write(_))), "{refused:?}");
+        assert_eq!(owners_written(&asked), [1, 0]);
     }
 }

@@ -45,7 +45,9 @@ use krypton_hub::{
 };
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag},
+    fleet::{
+        Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
+    },
     held::Held,
     in_both_modes, kubectl_krypton,
     walk::EDGE,
@@ -594,7 +596,8 @@ impl Place {
             .await?;
         let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), SYSTEM_NAMESPACE);
         let bare = json!({"metadata": {"labels": null, "annotations": null}});
-        maps.patch(ANCHOR_NAME, &params, &Patch::Merge(bare)).await?;
+        maps.patch(ANCHOR_NAME, &params, &Patch::Merge(bare))
+            .await?;
         let secrets: Api<Secret> = Api::namespaced(home.clone(), HUB_NAMESPACE);
         let short = Patch::Merge(json!({"stringData": {"salt": "short"}}));
         secrets.patch(SALT_NAME, &params, &short).await?;
