@@ -52,3 +52,4 @@ pub mod subject;
 pub mod trust;
 pub mod watch_backoff;
 pub mod workload;
+pub mod workspace_words;

@@ -25,7 +25,7 @@ use k8s_openapi::{
     ByteString,
     api::{
         apps::v1::Deployment,
-        core::v1::{ConfigMap, Secret},
+        core::v1::{ConfigMap, Namespace, Secret},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
@@ -210,6 +210,7 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
         "chart-values-from=secret/fleet-values?",
         "delete-cert-manager-crds=true",
         "place-tenants=true",
+        "workspace-labels=team=a",
         "drift=heal",
         "drift-interval=1s",
         "ensure-watch-crds=true",
@@ -549,6 +550,26 @@ impl Place {
             let params = PatchParams::default();
             maps.patch(&release("keeper"), &params, &patch).await?;
             self.says("keeper", "fifth").await?;
+        }
+        // A label of the configuration, as well.
+        let namespaces: Api<Namespace> = Api::all(self.edge.client.clone());
+        for theirs in ["theirs", "theirs again"] {
+            let patch = json!({"metadata": {"labels": {"team": theirs.replace(' ', "-")}}});
+            let params = PatchParams::default();
+            namespaces
+                .patch("keeper", &params, &Patch::Merge(patch))
+                .await?;
+            eventually("the label to be put right", PATIENCE, async || {
+                let team = namespaces
+                    .get("keeper")
+                    .await?
+                    .labels()
+                    .get("team")
+                    .cloned();
+                ensure!(team.as_deref() == Some("a"), "{team:?}");
+                Ok(Some(()))
+            })
+            .await?;
         }
         self.whole("keeper").await
     }

@@ -260,6 +260,8 @@ choose by label, which RBAC cannot.
 # Workspaces and krypton-system are made when missing; a workspace that Krypton has made goes with its
 # last Tenant. Their names are the Tenants'.
 - {apiGroups: [""], resources: [namespaces], verbs: [create, delete]}
+# Those that Krypton has made keep the labels and annotations that the fleet gives them.
+- {apiGroups: [""], resources: [namespaces], verbs: [patch]}
 # Helm's release Secrets, in the workspaces: followed without their content, the newest one read.
 - {apiGroups: [""], resources: [secrets], verbs: [get, list, watch]}
 # A release that a killed helm has left locked is unlocked.
