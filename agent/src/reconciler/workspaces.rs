@@ -117,8 +117,9 @@ impl Reconciler {
             Some((workspace.uid.clone(), words.change(&desired.namespaces)?))
         });
         let Some((uid, change)) = change else {
-            let quiet = |slot: &Slot| now.since(slot.written) > QUIET_AFTER;
-            if self.workspaces.slots.get(&name).is_some_and(quiet) {
+            let gone = self.index.workspaces.get(&name).is_none();
+            let done = |slot: &Slot| gone || now.since(slot.written) > QUIET_AFTER;
+            if self.workspaces.slots.get(&name).is_some_and(done) {
                 self.workspaces.slots.remove(&name);
             }
             self.workspaces.dirty.remove(&name);
