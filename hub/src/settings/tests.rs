@@ -272,7 +272,7 @@ fn labels_and_annotations_of_workspaces_are_lists_of_pairs() {
         "--workspace-labels=team=a, zone=1",
         "--workspace-labels=zone=2,empty=",
         "--workspace-annotations",
-        r"example.org/note=a\, b=c\d",
+        r"example.org/note=a\, b=c\\d",
     ];
     let found = resolve(args, &[]).unwrap().namespaces;
     let labels = map(&[("team", "a"), ("zone", "2"), ("empty", "")]);
