@@ -215,7 +215,7 @@ mod tests {
     fn what_it_lacks_is_added_and_what_others_wrote_stays() {
         let new = mended(&anchor("now"));
         assert_eq!(mended(&new), new, "once is enough");
-        let words = new.metadata.annotations.clone().unwrap();
+        let words = new.metadata.annotations.unwrap();
         assert_eq!(words.len(), ANNOTATIONS.len());
         let mut theirs = anchor("now");
         theirs.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());

@@ -265,7 +265,7 @@ async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore
     desk.shows("default", TENANT, &[ALL_READY]).await.unwrap();
     let first = anchored(&desk, None).await;
     let record = format!("Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME}");
-    assert_eq!(owned_by(&desk, &first).await.unwrap(), [record.clone()]);
+    assert_eq!(owned_by(&desk, &first).await.unwrap(), [record.as_str()]);
     let owner = secrets(&desk)
         .get(LEDGER_NAME)
         .await
@@ -292,7 +292,7 @@ async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore
         .unwrap();
     let second = anchored(&desk, Some(&first)).await;
     let owned = owned_by(&desk, &second).await.unwrap();
-    assert_eq!(owned, [record.clone()]);
+    assert_eq!(owned, [record.as_str()]);
 
     // All is restored while nobody looks.
     let owner = secrets(&desk)
