@@ -12,7 +12,9 @@ pub use strike::{Injected, PLAN, STRUCK, around, around_now, around_or};
 pub const MOMENTS: [&str; 2] = ["before", "after"];
 
 /// The effects of the reconciler and of the agent's process, each at one place in this crate.
-pub const EFFECTS: [&str; 57] = [
+pub const EFFECTS: [&str; 60] = [
+    "anchor.create",
+    "anchor.update",
     "cert-manager-crd.delete",
     "chart-crd.apply",
     "chart.fetch",
@@ -68,6 +70,7 @@ pub const EFFECTS: [&str; 57] = [
     "session.open",
     "tenant.annotate",
     "tenant.status",
+    "workspace.configure",
     "workspace.create",
     "workspace.delete",
 ];

@@ -14,6 +14,7 @@ use kube::runtime::watcher::Event;
 use crate::release::{self, Status, WorkloadKind};
 use crate::subject::{Subject, SubjectKey};
 use crate::workload::{WorkloadKey, WorkloadState};
+use crate::workspace_words::Words;
 
 /// Label on a release Secret: the full fingerprint of what was installed.
 pub const FINGERPRINT_LABEL: &str = "mesh.openkcm.io/fingerprint";
@@ -101,18 +102,19 @@ pub struct Workspace {
     /// The UID of the Tenant that we made it for; `None` when it is not ours.
     pub creator: Option<String>,
     pub uid: String,
+    /// Of one that is ours.
+    pub words: Option<Box<Words>>,
 }
 
 impl Workspace {
     fn of(meta: &ObjectMeta) -> Self {
+        let labels = meta.labels.as_ref();
+        let creator = labels.and_then(|labels| labels.get(CREATOR_LABEL)).cloned();
         Self {
             terminating: meta.deletion_timestamp.is_some(),
-            creator: meta
-                .labels
-                .as_ref()
-                .and_then(|labels| labels.get(CREATOR_LABEL))
-                .cloned(),
             uid: meta.uid.clone().unwrap_or_default(),
+            words: creator.is_some().then(|| Box::new(Words::of(meta))),
+            creator,
         }
     }
 }
@@ -146,6 +148,12 @@ impl<K, V> Default for Watched<K, V> {
 impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
     pub fn get(&self, key: &K) -> Option<&V> {
         self.items.get(key).map(|(_, value)| value)
+    }
+
+    /// The resourceVersion that it was seen with, where that is a number.
+    pub fn version(&self, key: &K) -> Option<u64> {
+        let version = self.items.get(key).map(|(version, _)| *version);
+        version.filter(|version| *version > 0)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {

@@ -5,10 +5,12 @@
 //!
 //! Modules depend one way: `process` → `enrolment`, `hub_chart`, `session` → `dial` → `trust`;
 //! `enrolment` → `identity`, `join`;
-//! `reconciler` → `plan`, `index`, `fence`, `ledger`, `rescue`, `drift` → `release`, `chart`, `helm`, `workload`.
+//! `reconciler` → `plan`, `index`, `fence`, `ledger`, `rescue`, `drift` → `release`, `chart`, `helm`, `workload`;
+//! `ledger` → `anchor`.
 
 pub mod access;
 pub mod admin;
+pub mod anchor;
 pub mod chart;
 mod chart_crds;
 pub mod clock;
@@ -50,3 +52,4 @@ pub mod subject;
 pub mod trust;
 pub mod watch_backoff;
 pub mod workload;
+pub mod workspace_words;

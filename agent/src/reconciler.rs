@@ -11,6 +11,7 @@ mod subjects;
 mod turns;
 mod version;
 mod watches;
+mod workspaces;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ use crate::events::Events;
 use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
-use crate::ledger::Advance;
+use crate::ledger::Recording;
 use crate::plan::{Memory, Policy};
 use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
@@ -48,6 +49,7 @@ use placing::Placings;
 use turns::Turns;
 use version::ClusterVersion;
 use watches::{Seen, Watch};
+use workspaces::Workspaces;
 
 /// Who writes the status of the member's Tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +163,7 @@ pub async fn run(
         ordered: None,
         ahead: None,
         recording: JoinSet::new(),
+        unowned: None,
         jobs: JoinSet::new(),
         running: HashMap::new(),
         crd_jobs: JoinSet::new(),
@@ -180,6 +183,7 @@ pub async fn run(
         wakes: BTreeSet::new(),
         rounds: Rounds::default(),
         placings: Placings::default(),
+        workspaces: Workspaces::default(),
         version: ClusterVersion::default(),
         permitted: false,
         problem: None,
@@ -277,7 +281,9 @@ struct Reconciler {
     /// Whose orders are in the index.
     ordered: Option<Arc<DesiredState>>,
     ahead: Option<Version>,
-    recording: JoinSet<(Arc<DesiredState>, Result<Advance, String>)>,
+    recording: JoinSet<(Arc<DesiredState>, Result<Recording, String>)>,
+    /// Why the anchor does not own what is on record, as it was last told.
+    unowned: Option<String>,
     jobs: JoinSet<Box<Done>>,
     /// Whose each of them is.
     running: HashMap<Id, SubjectKey>,
@@ -305,6 +311,7 @@ struct Reconciler {
     wakes: BTreeSet<(Boot, SubjectKey)>,
     rounds: Rounds,
     placings: Placings,
+    workspaces: Workspaces,
     version: ClusterVersion,
     permitted: bool,
     problem: Option<String>,
@@ -329,6 +336,7 @@ impl Reconciler {
             self.placings.touch(&self.dirty);
             self.see_to_subjects(now);
             self.see_to_placed(now);
+            self.see_to_workspaces(now);
             self.see_to_version(now);
             self.report_member(now);
             if self.index.crd() == Some(CrdState::Present) && tenants.is_none() {
@@ -362,6 +370,9 @@ impl Reconciler {
                 Some(done) = self.placings.jobs.join_next_with_id(), if !self.placings.jobs.is_empty() => {
                     self.finish_placed(done);
                 }
+                Some(done) = self.workspaces.jobs.join_next(), if !self.workspaces.jobs.is_empty() => {
+                    self.finish_workspace(done);
+                }
                 Some(done) = self.rounds.jobs.join_next(), if !self.rounds.jobs.is_empty() => {
                     self.finish_drift(done);
                 }
@@ -394,6 +405,7 @@ impl Reconciler {
         self.recording.abort_all();
         self.version.asking.abort_all();
         self.placings.jobs.abort_all();
+        self.workspaces.jobs.abort_all();
         self.rounds.end().await;
         let ended = async { while self.jobs.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, ended).await.is_err() {
@@ -415,6 +427,7 @@ impl Reconciler {
             Seen::Workspace(event) => {
                 let (namespaces, dirty) = self.index.workspace_event(event);
                 self.placings.touch_namespaces(&namespaces);
+                self.workspaces.touch(&namespaces);
                 dirty
             }
             Seen::Deployment(event) => {
@@ -519,6 +532,7 @@ impl Reconciler {
             .chain(crd.filter(|at| *at > now))
             .chain(self.rounds.wake())
             .chain(self.placings.wake())
+            .chain(self.workspaces.wake().filter(|at| *at > now))
             .chain(self.version_wake().filter(|at| *at > now))
             .min()
     }

@@ -11,6 +11,7 @@ use crate::deployment::DesiredDeployment;
 use crate::drift::DriftPolicy;
 use crate::fingerprint;
 use crate::handling::Handling;
+use crate::namespaces::NamespaceConfiguration;
 use crate::placed::PlacedTenant;
 use crate::values::lay_over;
 
@@ -150,6 +151,13 @@ pub struct DesiredState {
     pub tenant_values: bool,
     #[serde(default, flatten)]
     pub handling: Handling,
+    /// Of the namespaces that are made for workspaces.
+    #[serde(
+        default,
+        rename = "namespaceConfiguration",
+        skip_serializing_if = "NamespaceConfiguration::is_empty"
+    )]
+    pub namespaces: NamespaceConfiguration,
     /// By namespace and name. What is not in it is left as it is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deployments: Vec<DesiredDeployment>,
@@ -201,6 +209,9 @@ impl DesiredState {
         }
         if self.handling.allow_chart_skip {
             content["allowChartSkip"] = Value::Bool(true);
+        }
+        if !self.namespaces.is_empty() {
+            content["namespaceConfiguration"] = serde_json::json!(self.namespaces);
         }
         if !self.deployments.is_empty() {
             content["deployments"] = serde_json::json!(self.deployments);
@@ -297,6 +308,7 @@ mod tests {
             chart_crds: CrdPolicy::default(),
             tenant_values: false,
             handling: Handling::default(),
+            namespaces: NamespaceConfiguration::default(),
             deployments: Vec::new(),
             placed: Vec::new(),
         };
@@ -357,6 +369,18 @@ mod tests {
         };
         assert_ne!(lenient.digest(), plain.digest());
         assert!(recorded.get("allowChartSkip").is_none(), "{recorded}");
+        assert!(
+            recorded.get("namespaceConfiguration").is_none(),
+            "{recorded}"
+        );
+        let labelled = DesiredState {
+            namespaces: NamespaceConfiguration {
+                labels: [("team".to_owned(), "a".to_owned())].into(),
+                ..NamespaceConfiguration::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(labelled.digest(), plain.digest());
         assert!(recorded.get("deployments").is_none(), "{recorded}");
         let order = DesiredDeployment {
             name: "acme".to_owned(),
@@ -406,6 +430,7 @@ mod tests {
             hasty,
             tidy,
             lenient,
+            labelled,
             ordered,
             removes,
         ] {
@@ -452,6 +477,7 @@ mod tests {
             drift: DriftPolicy::default(),
             chart_crds: CrdPolicy::default(),
             handling: Handling::default(),
+            namespaces: NamespaceConfiguration::default(),
             tenant_values: false,
             deployments: Vec::new(),
             placed: Vec::new(),

@@ -14,6 +14,7 @@ pub mod handling;
 pub mod kubeconfig;
 pub mod member;
 pub mod names;
+pub mod namespaces;
 pub mod placed;
 pub mod root_digest;
 pub mod spiffe;

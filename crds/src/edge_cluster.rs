@@ -9,6 +9,8 @@
     reason = "KubeSchema copies a struct into a function, `pub` and all"
 )]
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
@@ -106,6 +108,30 @@ pub struct EdgeClusterSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "free_form::schema")]
     pub values: Option<Map<String, Value>>,
+    /// Labels and annotations of the namespaces that are made for workspaces on this member, over the
+    /// fleet's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace_configuration: Option<NamespaceConfiguration>,
+}
+
+/// Labels and annotations of the namespaces that Krypton makes for workspaces. Its own and those of
+/// Kubernetes are refused.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NamespaceConfiguration {
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend(
+        "maxProperties" = 64,
+        "additionalProperties" = {
+            "type": "string",
+            "maxLength": 63,
+            "pattern": "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+        }
+    ))]
+    pub labels: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64))]
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// An object in the hub's namespace that holds values of the chart.

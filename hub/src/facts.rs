@@ -54,6 +54,7 @@ pub mod reason {
     pub const VALUES_MISSING: &str = "ValuesMissing";
     pub const VALUES_INVALID: &str = "ValuesInvalid";
     pub const VALUES_TOO_LARGE: &str = "ValuesTooLarge";
+    pub const NAMESPACES_INVALID: &str = "NamespaceConfigurationInvalid";
     /// They could not be read yet.
     pub const VALUES_UNREAD: &str = "ValuesUnread";
 }

@@ -3,6 +3,7 @@
 
 mod book;
 mod edge_clusters;
+mod namespaces;
 mod overlays;
 mod retirement;
 
@@ -22,6 +23,7 @@ use krypton_common::desired::ChartState;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
 use krypton_common::names;
+use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use kube::Client;
 use kube::api::Api;
@@ -105,6 +107,8 @@ pub struct Fleet {
     /// Of members, over the fleet's.
     pub overlaying: Overlaying,
     pub handling: Handling,
+    /// Of workspaces; a member may have its own over it.
+    pub namespaces: NamespaceConfiguration,
     /// Whether this hub is the one that writes on home.
     pub lead: watch::Receiver<Hold>,
     pub shared: Arc<Shared>,
@@ -299,20 +303,24 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let order = retirement::given(order, held_back.is_some(), retires);
                 let had = || Some(entry.slot.borrow().as_ref()?.desired.chart.clone());
                 let chart = overlays.of((name, object), &given, &held, had);
+                let had = || Some(entry.slot.borrow().as_ref()?.desired.namespaces.clone());
+                let namespaces = namespaces::of_member(&fleet.namespaces, &object.spec, had);
                 let next = order.and_then(|order| {
                     let before = entry.slot.borrow();
                     let deployments = ordered.as_ref()?.get(name);
                     let placed_there = placed.as_ref()?.get(name);
                     let dealt = Dealt {
                         chart: chart.chart.as_deref()?,
-                        own: chart.own,
+                        own: chart.own || namespaces.own,
+                        namespaces: namespaces.configuration.as_ref()?,
                         deployments: deployments.map_or(&[], |orders| orders),
                         placed: placed_there.map_or(&[], |orders| orders),
                     };
                     dealer.next(before.as_ref(), given.epoch, &dealt, order, now)
                 });
                 let too_large = next.as_ref().and_then(|next| too_large(&next.desired));
-                let values = too_large.as_ref().unwrap_or(&chart.values);
+                let problem = too_large.as_ref().or(namespaces.problem.as_ref());
+                let values = problem.unwrap_or(&chart.values);
                 tell_of_values(&fleet.shared, object, values, leading);
                 if let Some(next) = next.filter(|_| too_large.is_none()) {
                     entry.slot.send_replace(Some(next));
@@ -564,7 +572,7 @@ fn tell_of_values(shared: &Shared, object: &EdgeCluster, values: &Values, leadin
         }
         facts.values = values.clone();
     });
-    let own = chart_values::has_own(&object.spec);
+    let own = chart_values::has_own(&object.spec) || object.spec.namespace_configuration.is_some();
     if let Some(message) = news.filter(|_| leading && own) {
         shared.notices.tell(Notice {
             member: name.to_owned(),

@@ -423,6 +423,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             place_tenants: settings.place_tenants,
             overlaying,
             handling: settings.handling,
+            namespaces: settings.namespaces.clone(),
             lead,
             shared,
             members,

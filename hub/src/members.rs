@@ -11,6 +11,7 @@ use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
+use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_common::placed::PlacedTenant;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -295,6 +296,8 @@ pub struct Dealt<'a> {
     pub chart: &'a ChartState,
     /// Whether it is one member's alone: then nobody else is given the same.
     pub own: bool,
+    /// Of workspaces; where it is not the fleet's, `own` says so.
+    pub namespaces: &'a NamespaceConfiguration,
     /// What home orders of this member; then it is its alone, too.
     pub deployments: &'a [DesiredDeployment],
     /// As deployments: Tenants of home that are placed there.
@@ -329,6 +332,7 @@ impl Dealer {
         let Dealt {
             chart,
             own,
+            namespaces,
             deployments,
             placed,
         } = *chart;
@@ -341,6 +345,7 @@ impl Dealer {
                 && slot.desired.tenant_values == self.tenant_values
                 && slot.desired.handling == self.handling
                 && slot.desired.chart == *chart
+                && slot.desired.namespaces == *namespaces
                 && slot.desired.deployments == deployments
                 && slot.desired.placed == placed
         };
@@ -369,6 +374,7 @@ impl Dealer {
             chart_crds: self.chart_crds,
             tenant_values: self.tenant_values,
             handling: self.handling,
+            namespaces: namespaces.clone(),
             deployments: deployments.to_vec(),
             placed: placed.to_vec(),
         };
@@ -390,6 +396,11 @@ mod tests {
 
     use super::*;
 
+    static PLAIN: NamespaceConfiguration = NamespaceConfiguration {
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+    };
+
     fn chart(version: u8) -> Arc<ChartState> {
         Arc::new(ChartState {
             repo: "https://example.org".to_owned(),
@@ -405,6 +416,7 @@ mod tests {
         Dealt {
             chart,
             own: false,
+            namespaces: &PLAIN,
             deployments: &[],
             placed: &[],
         }
@@ -419,6 +431,7 @@ mod tests {
         let own = Dealt {
             chart: &alone,
             own: true,
+            namespaces: &PLAIN,
             deployments: &[],
             placed: &[],
         };

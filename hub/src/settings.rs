@@ -16,6 +16,7 @@ use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
+use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
 
 use crate::chart_values::Source;
@@ -55,6 +56,8 @@ pub struct Settings {
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
     pub handling: Handling,
+    /// Of workspaces.
+    pub namespaces: NamespaceConfiguration,
     pub helm: HelmSettings,
     /// Cap of the pause between two tries of one Tenant.
     pub retry_max: Duration,

@@ -28,6 +28,7 @@ use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::error_chain::chain;
 use krypton_common::member::MemberReport;
+use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_common::tls::{self, Credential};
 use krypton_hub::aggregate::Reports;
@@ -147,6 +148,7 @@ impl Home {
                 &Dealt {
                     chart: &chart(version),
                     own: false,
+                    namespaces: &NamespaceConfiguration::default(),
                     deployments: &[],
                     placed: &[],
                 },

@@ -1,5 +1,7 @@
 //! Between messages and the domain's words. What comes from the other side is checked here.
 
+use std::collections::BTreeMap;
+
 use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::deployment::{Deed, DeploymentKey, DeploymentReport, DesiredDeployment};
@@ -8,6 +10,7 @@ use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::{Handling, WaitPolicy};
 use krypton_common::member::MemberReport;
 use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain};
+use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_common::placed::{PlacedReport, PlacedSpec, PlacedTenant};
 use krypton_common::root_digest::{ROOTS_MAX, RootDigest};
 use krypton_common::tenant::{TenantKey, TenantReport};
@@ -83,6 +86,7 @@ impl From<&DesiredState> for v1::Desired {
             chart_crds,
             tenant_values,
             handling,
+            namespaces,
             deployments,
             placed,
         } = desired;
@@ -129,7 +133,42 @@ impl From<&DesiredState> for v1::Desired {
             allow_chart_skip: *allow_chart_skip,
             deployments: deployments.iter().map(Into::into).collect(),
             placed: placed.iter().map(Into::into).collect(),
+            namespaces: (!namespaces.is_empty()).then(|| namespaces.into()),
         }
+    }
+}
+
+impl From<&NamespaceConfiguration> for v1::NamespaceConfiguration {
+    fn from(configuration: &NamespaceConfiguration) -> Self {
+        let written = |map: &BTreeMap<String, String>| {
+            let pairs = map.clone().into_iter();
+            pairs
+                .map(|(name, value)| v1::Annotation { name, value })
+                .collect()
+        };
+        Self {
+            labels: written(&configuration.labels),
+            annotations: written(&configuration.annotations),
+        }
+    }
+}
+
+impl TryFrom<v1::NamespaceConfiguration> for NamespaceConfiguration {
+    type Error = WireError;
+
+    fn try_from(configuration: v1::NamespaceConfiguration) -> Result<Self, WireError> {
+        let read = |pairs: Vec<v1::Annotation>| {
+            let pairs = pairs.into_iter();
+            pairs.map(|pair| (pair.name, pair.value)).collect()
+        };
+        let read = Self {
+            labels: read(configuration.labels),
+            annotations: read(configuration.annotations),
+        };
+        // What marks a namespace as Krypton's own is nobody's to send.
+        read.check()
+            .map_err(|_| WireError::Name("the configuration of namespaces"))?;
+        Ok(read)
     }
 }
 
@@ -305,6 +344,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             deployments,
             placed,
             allow_chart_skip,
+            namespaces,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
@@ -347,6 +387,10 @@ impl TryFrom<v1::Desired> for DesiredState {
                 delete_cert_manager_crds,
                 allow_chart_skip,
             },
+            namespaces: namespaces
+                .map(NamespaceConfiguration::try_from)
+                .transpose()?
+                .unwrap_or_default(),
             deployments: deployments
                 .into_iter()
                 .map(DesiredDeployment::try_from)
@@ -699,6 +743,10 @@ mod tests {
                 delete_cert_manager_crds: true,
                 allow_chart_skip: true,
             },
+            namespaces: NamespaceConfiguration {
+                labels: [("team".to_owned(), "a".to_owned())].into(),
+                annotations: [("example.org/note".to_owned(), "a, b".to_owned())].into(),
+            },
             deployments: vec![DesiredDeployment {
                 namespace: "accounts".to_owned(),
                 name: "acme".to_owned(),
@@ -854,6 +902,20 @@ mod tests {
         let mut sent = v1::Desired::from(&desired());
         if let Some(drift) = &mut sent.drift {
             drift.mode = "mend".to_owned();
+        }
+        assert!(matches!(
+            DesiredState::try_from(sent),
+            Err(WireError::Name(_))
+        ));
+        let mut sent = v1::Desired::from(&desired());
+        sent.namespaces = None;
+        assert!(matches!(
+            DesiredState::try_from(sent),
+            Err(WireError::Digest)
+        ));
+        let mut sent = v1::Desired::from(&desired());
+        if let Some(namespaces) = &mut sent.namespaces {
+            namespaces.labels[0].name = "mesh.openkcm.io/created-for".to_owned();
         }
         assert!(matches!(
             DesiredState::try_from(sent),

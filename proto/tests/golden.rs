@@ -208,6 +208,7 @@ fn desired_state() -> DesiredState {
         chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
         tenant_values: false,
         handling: krypton_common::handling::Handling::default(),
+        namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
         deployments: Vec::new(),
         placed: Vec::new(),
     }
@@ -276,6 +277,27 @@ fn orders_of_deployments_and_what_is_said_of_them_are_read_as_they_were_meant() 
     match heard[0].kind.clone() {
         Some(Say::Desired(desired)) => {
             assert_eq!(DesiredState::try_from(desired).unwrap(), orders());
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Added to the protocol: labels and annotations of workspaces.
+#[test]
+fn the_configuration_of_namespaces_is_read_as_it_was_meant() {
+    let pair = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
+    let configured = DesiredState {
+        namespaces: krypton_common::namespaces::NamespaceConfiguration {
+            labels: pair("team", "a"),
+            annotations: pair("example.org/note", "a, b"),
+        },
+        ..desired_state()
+    };
+    let now = [hub_message(Say::Desired((&configured).into()))];
+    let heard: Vec<HubMessage> = read(&recorded("hub-namespaces.stream", &stream(&now)));
+    match heard[0].kind.clone() {
+        Some(Say::Desired(desired)) => {
+            assert_eq!(DesiredState::try_from(desired).unwrap(), configured);
         }
         other => panic!("{other:?}"),
     }

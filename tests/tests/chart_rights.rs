@@ -37,7 +37,8 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 const EDGE: &str = "edge-1";
 /// Drift is looked for often, and there are values of the fleet in objects of home.
-const MORE: [&str; 3] = [
+const MORE: [&str; 4] = [
+    "--set=namespaceConfiguration.labels.team=a",
     "--set=placeTenants=true",
     "--set=extraArgs={--drift=heal,--drift-interval=2s}",
     "--set=chart.valuesFrom={configmap/fleet,secret/fleet?}",
@@ -152,6 +153,24 @@ async fn healed(edge: &Cluster, tenant: &str) {
         });
         let get = ["get", "configmap", &release, "-n", &namespace];
         Ok((as_helm && edge.kubectl(get).await.is_ok()).then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// Changes a label of the Tenant's workspace, and waits until the agent has put it back.
+async fn relabelled(edge: &Cluster, tenant: &str) {
+    let namespace = format!("{tenant}-ws");
+    let label = ["label", "--overwrite", "namespace", &namespace, "team=b"];
+    edge.kubectl(label).await.unwrap();
+    eventually("the label to be put back", PATIENCE, async || {
+        let get = [
+            "get",
+            "namespace",
+            &namespace,
+            "-o=jsonpath={.metadata.labels.team}",
+        ];
+        Ok((edge.kubectl(get).await? == "a").then_some(()))
     })
     .await
     .unwrap();
@@ -434,6 +453,7 @@ async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
     placed(&desk, &at_edge).await;
     repaired(&edge, &at_edge, "beta").await;
     healed(&edge, "beta").await;
+    relabelled(&edge, "beta").await;
     rescued(&edge, &at_edge, "beta").await;
     rescued(&home, &desk, "acme").await;
 

@@ -25,11 +25,14 @@ use k8s_openapi::{
     ByteString,
     api::{
         apps::v1::Deployment,
-        core::v1::{ConfigMap, Secret},
+        core::v1::{ConfigMap, Namespace, Secret},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use krypton_agent::failpoint::{EFFECTS, MOMENTS};
+use krypton_agent::{
+    anchor::ANCHOR_NAME,
+    failpoint::{EFFECTS, MOMENTS},
+};
 use krypton_common::names;
 use krypton_crds::{
     edge_cluster::EdgeCluster,
@@ -42,7 +45,9 @@ use krypton_hub::{
 };
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
+    fleet::{
+        Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
+    },
     held::Held,
     in_both_modes, kubectl_krypton,
     walk::EDGE,
@@ -205,6 +210,7 @@ async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
         "chart-values-from=secret/fleet-values?",
         "delete-cert-manager-crds=true",
         "place-tenants=true",
+        "workspace-labels=team=a",
         "drift=heal",
         "drift-interval=1s",
         "ensure-watch-crds=true",
@@ -545,6 +551,26 @@ impl Place {
             maps.patch(&release("keeper"), &params, &patch).await?;
             self.says("keeper", "fifth").await?;
         }
+        // A label of the configuration, as well.
+        let namespaces: Api<Namespace> = Api::all(self.edge.client.clone());
+        for theirs in ["theirs", "theirs again"] {
+            let patch = json!({"metadata": {"labels": {"team": theirs.replace(' ', "-")}}});
+            let params = PatchParams::default();
+            namespaces
+                .patch("keeper", &params, &Patch::Merge(patch))
+                .await?;
+            eventually("the label to be put right", PATIENCE, async || {
+                let team = namespaces
+                    .get("keeper")
+                    .await?
+                    .labels()
+                    .get("team")
+                    .cloned();
+                ensure!(team.as_deref() == Some("a"), "{team:?}");
+                Ok(Some(()))
+            })
+            .await?;
+        }
         self.whole("keeper").await
     }
 
@@ -588,6 +614,10 @@ impl Place {
             json!({"metadata": {"annotations": {krypton_crds::SCHEMA_VERSION_ANNOTATION: "0"}}});
         let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
         crds.patch(Tenant::crd_name(), &params, &Patch::Merge(old))
+            .await?;
+        let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), SYSTEM_NAMESPACE);
+        let bare = json!({"metadata": {"labels": null, "annotations": null}});
+        maps.patch(ANCHOR_NAME, &params, &Patch::Merge(bare))
             .await?;
         let secrets: Api<Secret> = Api::namespaced(home.clone(), HUB_NAMESPACE);
         let short = Patch::Merge(json!({"stringData": {"salt": "short"}}));

@@ -57,6 +57,7 @@ fn world() -> World {
             terminating: false,
             creator: Some("uid-1".to_owned()),
             uid: "ns-uid".to_owned(),
+            words: None,
         }),
         elsewhere: None,
         shared: false,
@@ -84,6 +85,7 @@ fn world() -> World {
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
+            namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
             deployments: Vec::new(),
             placed: Vec::new(),
         },
@@ -222,6 +224,7 @@ fn a_new_tenant_gets_finalizer_workspace_and_release_one_after_the_other() {
         terminating: false,
         creator: None,
         uid: "n".to_owned(),
+        words: None,
     });
     assert_eq!(w.plan().action, Action::Helm(Run::Install));
 }
@@ -1130,6 +1133,7 @@ proptest! {
         w.desired.paused = paused;
         w.workspace = workspace.map(|(terminating, ours)| Workspace {
             terminating, creator: ours.then(|| "uid-1".to_owned()), uid: "n".to_owned(),
+            words: None,
         });
         let plan = w.plan();
         let newest = w.revisions.last().map(|revision| revision.status);

@@ -16,7 +16,7 @@ use crate::clock::Boot;
 use crate::events::Events;
 use crate::fence::NO_NEW_RUNS_AFTER;
 use crate::index::CrdState;
-use crate::ledger::{self, Advance};
+use crate::ledger::{self, Advance, Recording};
 use crate::rescue::{Deleted, Deletions, Restored};
 use crate::status::Told;
 use crate::subject::Subject;
@@ -101,10 +101,19 @@ impl Reconciler {
 
     pub(super) fn finish_recording(
         &mut self,
-        done: Result<(Arc<DesiredState>, Result<Advance, String>), tokio::task::JoinError>,
+        done: Result<(Arc<DesiredState>, Result<Recording, String>), tokio::task::JoinError>,
     ) {
         let Ok((desired, result)) = done else { return };
-        match result {
+        if let Ok(Recording { unowned, .. }) = &result
+            && *unowned != self.unowned
+        {
+            if let Some(why) = unowned {
+                tracing::warn!(member = %self.member.name, %why,
+                    "the record of the desired state has no owner; nothing else depends on that");
+            }
+            self.unowned.clone_from(unowned);
+        }
+        match result.map(|recording| recording.advance) {
             Ok(Advance::Recorded | Advance::Record) => {
                 self.recording_failures = 0;
                 self.ahead = None;

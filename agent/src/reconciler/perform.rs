@@ -7,6 +7,7 @@ mod telling;
 mod unreadable;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +47,7 @@ use crate::release::{self, Release, Status};
 use crate::report::ReportBoard;
 use crate::status::Told;
 use crate::subject::{Subject, SubjectKey};
+use crate::workspace_words::Words;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -325,16 +327,20 @@ impl Performer {
 
     async fn create_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
         let uid = job.subject.uid().to_owned();
+        let marks = [
+            (CREATOR_LABEL.to_owned(), uid),
+            (names::MANAGED_BY_LABEL.to_owned(), "krypton".to_owned()),
+        ];
+        let words = Words {
+            labels: marks.into(),
+            annotations: BTreeMap::new(),
+        };
+        let words = words.given(&job.desired.namespaces);
         let namespace = Namespace {
             metadata: ObjectMeta {
                 name: Some(job.release.namespace.clone()),
-                labels: Some(
-                    [
-                        (CREATOR_LABEL.to_owned(), uid),
-                        (names::MANAGED_BY_LABEL.to_owned(), "krypton".to_owned()),
-                    ]
-                    .into(),
-                ),
+                labels: Some(words.labels),
+                annotations: (!words.annotations.is_empty()).then_some(words.annotations),
                 ..ObjectMeta::default()
             },
             ..Namespace::default()
@@ -916,6 +922,7 @@ mod tests {
             chart_crds: CrdPolicy::default(),
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
+            namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
             deployments,
             placed: Vec::new(),
         }

@@ -104,6 +104,7 @@ fn desired(generation: u64) -> DesiredState {
         chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
         tenant_values: false,
         handling: krypton_common::handling::Handling::default(),
+        namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
         deployments: Vec::new(),
         placed: Vec::new(),
     }

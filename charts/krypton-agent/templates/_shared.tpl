@@ -260,6 +260,8 @@ choose by label, which RBAC cannot.
 # Workspaces and krypton-system are made when missing; a workspace that Krypton has made goes with its
 # last Tenant. Their names are the Tenants'.
 - {apiGroups: [""], resources: [namespaces], verbs: [create, delete]}
+# Those that Krypton has made keep the labels and annotations that the fleet gives them.
+- {apiGroups: [""], resources: [namespaces], verbs: [patch]}
 # Helm's release Secrets, in the workspaces: followed without their content, the newest one read.
 - {apiGroups: [""], resources: [secrets], verbs: [get, list, watch]}
 # A release that a killed helm has left locked is unlocked.
@@ -279,6 +281,11 @@ choose by label, which RBAC cannot.
 - {apiGroups: [""], resources: [secrets], resourceNames: [krypton-desired-state, krypton-rescued-tenants], verbs: [get, update]}
 - {apiGroups: [""], resources: [secrets], resourceNames: [krypton-rescued-tenants], verbs: [delete]}
 - {apiGroups: [""], resources: [secrets], verbs: [create]}
+# The anchor, which owns the former of the two. Where the apiserver has OwnerReferencesPermissionEnforcement, only
+# who may delete something may say who owns it.
+- {apiGroups: [""], resources: [configmaps], resourceNames: [krypton-root-owner], verbs: [get, update]}
+- {apiGroups: [""], resources: [configmaps], verbs: [create]}
+- {apiGroups: [""], resources: [secrets], resourceNames: [krypton-desired-state], verbs: [delete]}
 {{- end }}
 
 {{/* The part of a pod's spec that is the same in hub and agent, without its containers and volumes. */}}

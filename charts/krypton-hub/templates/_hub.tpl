@@ -152,6 +152,15 @@ first profile is looked at.
 {{- if .Values.placeTenants }}
 {{- $args = append $args "--place-tenants=true" }}
 {{- end }}
+{{- range $flag, $words := dict "workspace-labels" .Values.namespaceConfiguration.labels "workspace-annotations" .Values.namespaceConfiguration.annotations }}
+{{- $pairs := list }}
+{{- range $key, $value := $words }}
+{{- $pairs = append $pairs (printf "%s=%s" $key (toString $value | replace "\\" "\\\\" | replace "," "\\,")) }}
+{{- end }}
+{{- with $pairs }}
+{{- $args = append $args (printf "--%s=%s" $flag (join "," .)) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.selfCluster (include "krypton.helmAccountName" .) }}
 {{- $args = append $args (printf "--helm-service-account=%s/%s" (include "krypton.helmAccountNamespace" .) (include "krypton.helmAccountName" .)) }}
 {{- end }}

@@ -173,13 +173,14 @@ impl Overlaying {
 /// stays as it is then.
 pub(super) fn too_large(desired: &DesiredState) -> Option<Values> {
     // What all have alike was looked at before.
-    if desired.deployments.is_empty() && desired.placed.is_empty() {
+    let alike = desired.deployments.is_empty() && desired.placed.is_empty();
+    if alike && desired.namespaces.is_empty() {
         return None;
     }
     let size = desired.size();
     (size > DesiredState::MOST_BYTES).then(|| {
         let message = format!(
-            "values, deployments and placed Tenants of this member are {size} bytes as JSON, more than {}: it stays as it is until there is less",
+            "values, deployments, placed Tenants and labels of workspaces of this member are {size} bytes as JSON, more than {}: it stays as it is until there is less",
             DesiredState::MOST_BYTES
         );
         Values::Said(State::new(Truth::False, reason::VALUES_TOO_LARGE, message))

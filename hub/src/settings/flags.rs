@@ -146,6 +146,12 @@ pub struct Flags {
     /// Delete the six CRDs of cert-manager with the last release of a member, if that release has made them and nothing of their kinds is left.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Chart")]
     pub delete_cert_manager_crds: Option<String>,
+    /// Labels of the namespaces that are made for workspaces, as KEY=VALUE, separated by commas; may be repeated. They are kept on those that Krypton has made, and taken off when they are no longer given; an EdgeCluster may have others over them (spec.namespaceConfiguration).
+    #[arg(long, value_name = "LIST", help_heading = "Chart")]
+    pub workspace_labels: Vec<String>,
+    /// Annotations of those namespaces, in the same way; a comma or backslash in a value has a backslash before it.
+    #[arg(long, value_name = "LIST", help_heading = "Chart")]
+    pub workspace_annotations: Vec<String>,
     /// What is done where a release is no longer as its chart has it: off, warn (told on the Tenant) or heal (put right). A Tenant may have another by annotation mesh.openkcm.io/drift.
     #[arg(long, value_name = "MODE", help_heading = "Chart")]
     pub drift: Option<String>,

@@ -51,6 +51,30 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "a ConfigMap or Secret with values",
         ),
         (
+            &["--workspace-labels=team"],
+            &[],
+            "flag --workspace-labels",
+            "a list of KEY=VALUE",
+        ),
+        (
+            &["--workspace-labels=team=a,mesh.openkcm.io/created-for=me"],
+            &[],
+            "flag --workspace-labels",
+            "one that namespaces can have",
+        ),
+        (
+            &["--workspace-annotations=a b=c"],
+            &[],
+            "flag --workspace-annotations",
+            "one that namespaces can have",
+        ),
+        (
+            &[],
+            &[("KRYPTON_WORKSPACE_LABELS", "team=a b")],
+            "variable KRYPTON_WORKSPACE_LABELS",
+            "one that namespaces can have",
+        ),
+        (
             &["--chart-resolve-interval=10s"],
             &[],
             "flag --chart-resolve-interval",

@@ -1,6 +1,6 @@
 //! How each setting is found: variable, flag, default, and the few that have an order of their own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
+use krypton_common::namespaces::{ConfigurationError, NamespaceConfiguration};
 use krypton_common::telemetry::LogFormat;
 
 use crate::chart_values::{NotASource, Source};
@@ -66,6 +67,7 @@ pub(super) fn resolve(
             policy.map_err(|_| given.invalid("a policy", "write skip, create or create-replace"))?
         },
         handling: inputs.handling(flags)?,
+        namespaces: inputs.namespaces(flags)?,
         helm,
         retry_max: inputs.duration("retry-max", &flags.retry_max)?,
         check_interval: inputs.check_interval(),
@@ -94,6 +96,34 @@ impl Given {
             text: item.to_owned(),
             origin: self.origin,
         })
+    }
+
+    /// What is between commas, as `KEY=VALUE`; `\,` is a comma and `\\` a backslash.
+    fn pairs(&self) -> Result<BTreeMap<String, String>, SettingsError> {
+        let (mut items, mut item) = (Vec::new(), String::new());
+        let mut rest = self.text.chars();
+        while let Some(next) = rest.next() {
+            match next {
+                '\\' => item.extend(rest.next()),
+                ',' => items.push(std::mem::take(&mut item)),
+                other => item.push(other),
+            }
+        }
+        items.push(item);
+        let mut pairs = BTreeMap::new();
+        for item in items.iter().map(|item| item.trim()) {
+            if item.is_empty() {
+                continue;
+            }
+            let (key, value) = item.split_once('=').ok_or_else(|| {
+                self.invalid(
+                    "a list of KEY=VALUE",
+                    "write KEY=VALUE, separated by commas",
+                )
+            })?;
+            pairs.insert(key.to_owned(), value.to_owned());
+        }
+        Ok(pairs)
     }
 
     /// `None`, which means all, when it is empty or `*`.
@@ -555,6 +585,25 @@ impl Inputs<'_> {
             delete_cert_manager_crds: self.boolean("delete-cert-manager-crds", flag)?,
             allow_chart_skip: self.allow_chart_skip(),
         })
+    }
+
+    fn namespaces(&mut self, flags: &Flags) -> Result<NamespaceConfiguration, SettingsError> {
+        let list = |given: &[String]| non_empty(Some(given.join(",")));
+        let labels = self.text("workspace-labels", &list(&flags.workspace_labels));
+        let annotations = self.text("workspace-annotations", &list(&flags.workspace_annotations));
+        let refused = |given: &Given, error: ConfigurationError| {
+            given.invalid("one that namespaces can have", error.remedy())
+        };
+        let mut configuration = NamespaceConfiguration {
+            labels: labels.pairs()?,
+            ..NamespaceConfiguration::default()
+        };
+        let checked = configuration.check();
+        checked.map_err(|error| refused(&labels, error))?;
+        configuration.annotations = annotations.pairs()?;
+        let checked = configuration.check();
+        checked.map_err(|error| refused(&annotations, error))?;
+        Ok(configuration)
     }
 
     fn retries(&mut self, flags: &Flags) -> Result<Option<u32>, SettingsError> {

@@ -266,6 +266,13 @@ pub const ROWS: &[Row] = &[
         "false",
         "new; the original always tried to, and named a kind that there is not",
     ),
+    flag("workspace-labels", &["KRYPTON_WORKSPACE_LABELS"], "", NEW),
+    flag(
+        "workspace-annotations",
+        &["KRYPTON_WORKSPACE_ANNOTATIONS"],
+        "",
+        NEW,
+    ),
     flag("drift", &["KRYPTON_DRIFT"], "off", NEW),
     flag("drift-interval", &["KRYPTON_DRIFT_INTERVAL"], "10m", NEW),
     flag(

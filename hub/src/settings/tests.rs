@@ -260,6 +260,35 @@ fn values_come_from_objects_in_the_order_given() {
 }
 
 #[test]
+fn labels_and_annotations_of_workspaces_are_lists_of_pairs() {
+    let map = |pairs: &[(&str, &str)]| -> std::collections::BTreeMap<String, String> {
+        let pairs = pairs.iter();
+        pairs
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
+    };
+    assert!(resolve(&[], &[]).unwrap().namespaces.is_empty());
+    let args: Args = &[
+        "--workspace-labels=team=a, zone=1",
+        "--workspace-labels=zone=2,empty=",
+        "--workspace-annotations",
+        r"example.org/note=a\, b=c\\d",
+    ];
+    let found = resolve(args, &[]).unwrap().namespaces;
+    let labels = map(&[("team", "a"), ("zone", "2"), ("empty", "")]);
+    assert_eq!(found.labels, labels);
+    let annotations = map(&[("example.org/note", r"a, b=c\d")]);
+    assert_eq!(found.annotations, annotations);
+    let env: Env = &[
+        ("KRYPTON_WORKSPACE_LABELS", "team=b"),
+        ("KRYPTON_WORKSPACE_ANNOTATIONS", "note=x"),
+    ];
+    let found = resolve(args, env).unwrap().namespaces;
+    assert_eq!(found.labels, map(&[("team", "b")]));
+    assert_eq!(found.annotations, map(&[("note", "x")]));
+}
+
+#[test]
 fn the_port_of_agents_can_be_off_and_is_nobody_elses() {
     assert_eq!(resolve(&["--listen=0"], &[]).unwrap().listen, None);
     let error = resolve(&["--listen=:8081"], &[]).unwrap_err().to_string();

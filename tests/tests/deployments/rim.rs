@@ -32,6 +32,7 @@ use krypton_common::{
     desired::{ChartState, DesiredState},
     drift::DriftPolicy,
     handling::Handling,
+    namespaces::NamespaceConfiguration,
     tls::{self, Credential},
 };
 use krypton_hub::{
@@ -171,6 +172,7 @@ impl Rim {
         let dealt = Dealt {
             chart: &self.chart,
             own: false,
+            namespaces: &NamespaceConfiguration::default(),
             deployments: ordered.get(NAME).map_or(&[], |orders| orders),
             placed: &[],
         };

@@ -1,0 +1,233 @@
+//! Labels and annotations that the namespaces which Krypton makes for workspaces are to have.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::names;
+
+/// Of a fleet, or of one member.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamespaceConfiguration {
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Why a configuration cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConfigurationError {
+    #[error("{0:?} is no key of a label or an annotation")]
+    Key(String),
+    #[error("{0:?} is Kubernetes' or Krypton's own")]
+    Reserved(String),
+    #[error("label {0:?} has a value that is none of a label")]
+    Value(String),
+    #[error("there are more than 64 labels or annotations")]
+    TooMany,
+    #[error("labels and annotations are {0} bytes, more than 16384")]
+    TooLarge(usize),
+}
+
+impl ConfigurationError {
+    /// What a person is to do.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Key(_) => {
+                "write at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, after a DNS name and '/' where there is a prefix"
+            }
+            Self::Reserved(_) => {
+                "leave out kubernetes.io/metadata.name, app.kubernetes.io/managed-by and all of mesh.openkcm.io"
+            }
+            Self::Value(_) => {
+                "write at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or nothing"
+            }
+            Self::TooMany => "write at most 64 of each",
+            Self::TooLarge(_) => "write at most 16 KiB in all",
+        }
+    }
+}
+
+impl NamespaceConfiguration {
+    /// Labels, and annotations.
+    pub const MOST: usize = 64;
+    /// Keys and values, in all.
+    pub const MOST_BYTES: usize = 16 << 10;
+
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty() && self.annotations.is_empty()
+    }
+
+    /// With another one over it, key by key.
+    #[must_use]
+    pub fn overlaid(&self, over: &Self) -> Self {
+        let mut next = self.clone();
+        next.labels.extend(over.labels.clone());
+        next.annotations.extend(over.annotations.clone());
+        next
+    }
+
+    /// # Errors
+    /// The first thing that an apiserver would not take, or that is not to be set.
+    pub fn check(&self) -> Result<(), ConfigurationError> {
+        if self.labels.len() > Self::MOST || self.annotations.len() > Self::MOST {
+            return Err(ConfigurationError::TooMany);
+        }
+        for key in self.labels.keys().chain(self.annotations.keys()) {
+            if !is_qualified_name(key) {
+                return Err(ConfigurationError::Key(key.clone()));
+            }
+            if is_reserved(key) {
+                return Err(ConfigurationError::Reserved(key.clone()));
+            }
+        }
+        let bad = |(_, value): &(&String, &String)| !value.is_empty() && !is_name_part(value);
+        if let Some((key, _)) = self.labels.iter().find(bad) {
+            return Err(ConfigurationError::Value(key.clone()));
+        }
+        let all = self.labels.iter().chain(&self.annotations);
+        let bytes = all.map(|(key, value)| key.len() + value.len()).sum();
+        match bytes > Self::MOST_BYTES {
+            true => Err(ConfigurationError::TooLarge(bytes)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Whether a key is not to be set by a configuration: the apiserver's own, or what Krypton marks its namespaces
+/// with.
+pub fn is_reserved(key: &str) -> bool {
+    let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
+    let ours = prefix
+        .strip_suffix(names::GROUP)
+        .is_some_and(|before| before.is_empty() || before.ends_with('.'));
+    ours || [
+        "kubernetes.io/metadata.name",
+        "app.kubernetes.io/managed-by",
+    ]
+    .contains(&key)
+}
+
+/// The rule for keys of labels and annotations: a name of at most 63 bytes, and a DNS subdomain before it.
+fn is_qualified_name(key: &str) -> bool {
+    match key.split_once('/') {
+        Some((prefix, name)) => names::is_dns_subdomain(prefix) && is_name_part(name),
+        None => is_name_part(key),
+    }
+}
+
+fn is_name_part(text: &str) -> bool {
+    let alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    bytes.len() <= names::LABEL_MAX
+        && alphanumeric(bytes.first())
+        && alphanumeric(bytes.last())
+        && bytes
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> NamespaceConfiguration {
+        let pairs = pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        NamespaceConfiguration {
+            labels: pairs.collect(),
+            ..NamespaceConfiguration::default()
+        }
+    }
+
+    fn annotations(pairs: &[(&str, &str)]) -> NamespaceConfiguration {
+        NamespaceConfiguration {
+            annotations: labels(pairs).labels,
+            ..NamespaceConfiguration::default()
+        }
+    }
+
+    #[test]
+    fn what_an_apiserver_takes_is_taken() {
+        let long = format!("{}/{}", vec!["a".repeat(63); 3].join("."), "n".repeat(63));
+        for (key, value) in [
+            ("team", "a"),
+            ("team", ""),
+            ("Team_1.x", "A_b.C-9"),
+            ("pod-security.kubernetes.io/enforce", "restricted"),
+            ("kubernetes.io/other", "x"),
+            ("my-mesh.openkcm.io.example.org/x", "x"),
+            ("notmesh.openkcm.io/x", "x"),
+            (long.as_str(), &"v".repeat(63)),
+        ] {
+            assert_eq!(labels(&[(key, value)]).check(), Ok(()), "{key}");
+            assert_eq!(annotations(&[(key, "any: text, at all\n")]).check(), Ok(()));
+        }
+        assert_eq!(NamespaceConfiguration::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn what_it_does_not_take_is_refused_by_name() {
+        let key = |key: &str| ConfigurationError::Key(key.to_owned());
+        let long = "n".repeat(64);
+        for bad in [
+            "", "-a", "a-", "a b", "a/b/c", "/a", "a/", "UP.org/a", "ä", &long,
+        ] {
+            assert_eq!(labels(&[(bad, "x")]).check(), Err(key(bad)), "{bad}");
+            assert_eq!(annotations(&[(bad, "x")]).check(), Err(key(bad)), "{bad}");
+        }
+        for bad in ["-", "a b", "ä", &long] {
+            let refused = ConfigurationError::Value("team".to_owned());
+            assert_eq!(labels(&[("team", bad)]).check(), Err(refused), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_marks_a_namespace_is_not_set() {
+        for key in [
+            "kubernetes.io/metadata.name",
+            "app.kubernetes.io/managed-by",
+            "mesh.openkcm.io/created-for",
+            "mesh.openkcm.io/anything",
+            "more.mesh.openkcm.io/anything",
+        ] {
+            let refused = Err(ConfigurationError::Reserved(key.to_owned()));
+            assert_eq!(labels(&[(key, "x")]).check(), refused);
+            assert_eq!(annotations(&[(key, "x")]).check(), refused);
+        }
+    }
+
+    #[test]
+    fn it_is_bounded() {
+        let many: Vec<String> = (0..65).map(|n| format!("k{n}")).collect();
+        let pairs: Vec<(&str, &str)> = many.iter().map(|key| (key.as_str(), "v")).collect();
+        assert_eq!(labels(&pairs[..64]).check(), Ok(()));
+        assert_eq!(labels(&pairs).check(), Err(ConfigurationError::TooMany));
+        assert_eq!(
+            annotations(&pairs).check(),
+            Err(ConfigurationError::TooMany)
+        );
+        let fits = "x".repeat(NamespaceConfiguration::MOST_BYTES - 1);
+        assert_eq!(annotations(&[("a", &fits)]).check(), Ok(()));
+        let text = "x".repeat(NamespaceConfiguration::MOST_BYTES);
+        let size = NamespaceConfiguration::MOST_BYTES + 1;
+        let refused = Err(ConfigurationError::TooLarge(size));
+        assert_eq!(annotations(&[("a", &text)]).check(), refused);
+    }
+
+    #[test]
+    fn a_members_is_over_the_fleets_key_by_key() {
+        let mut fleet = labels(&[("a", "1"), ("b", "1")]);
+        fleet.annotations = labels(&[("c", "1")]).labels;
+        let over = fleet.overlaid(&labels(&[("b", "2"), ("d", "2")]));
+        assert_eq!(
+            over.labels,
+            labels(&[("a", "1"), ("b", "2"), ("d", "2")]).labels
+        );
+        assert_eq!(over.annotations, fleet.annotations);
+    }
+}

@@ -1,0 +1,119 @@
+//! The labels and annotations of one member's workspaces: the fleet's, and the member's own over them.
+
+use krypton_common::conditions::{State, Truth};
+use krypton_common::namespaces::{ConfigurationError, NamespaceConfiguration};
+use krypton_crds::edge_cluster::EdgeClusterSpec;
+
+use crate::facts::{Values, reason};
+
+/// What one member is to get.
+#[derive(Debug)]
+pub(super) struct Namespaces {
+    /// None: it stays with what it has.
+    pub configuration: Option<NamespaceConfiguration>,
+    /// Whether it is that of this member alone.
+    pub own: bool,
+    /// Why it is not what it should be.
+    pub problem: Option<Values>,
+}
+
+/// `had` is what the member was given last: it keeps that while what it is to have cannot be used.
+pub(super) fn of_member(
+    fleet: &NamespaceConfiguration,
+    spec: &EdgeClusterSpec,
+    had: impl FnOnce() -> Option<NamespaceConfiguration>,
+) -> Namespaces {
+    match merged(fleet, spec) {
+        Ok(configuration) => Namespaces {
+            own: configuration != *fleet,
+            configuration: Some(configuration),
+            problem: None,
+        },
+        Err(error) => {
+            let message = format!(
+                "spec.namespaceConfiguration: {error}; {}. The member stays with what it has",
+                error.remedy()
+            );
+            let state = State::new(Truth::False, reason::NAMESPACES_INVALID, message);
+            Namespaces {
+                configuration: had(),
+                own: true,
+                problem: Some(Values::Said(state)),
+            }
+        }
+    }
+}
+
+fn merged(
+    fleet: &NamespaceConfiguration,
+    spec: &EdgeClusterSpec,
+) -> Result<NamespaceConfiguration, ConfigurationError> {
+    let Some(own) = &spec.namespace_configuration else {
+        return Ok(fleet.clone());
+    };
+    let own = NamespaceConfiguration {
+        labels: own.labels.clone(),
+        annotations: own.annotations.clone(),
+    };
+    own.check()?;
+    // Each may be within its limits, and both together not.
+    let merged = fleet.overlaid(&own);
+    merged.check()?;
+    Ok(merged)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn configuration(value: serde_json::Value) -> NamespaceConfiguration {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn spec(value: serde_json::Value) -> EdgeClusterSpec {
+        serde_json::from_value(json!({"namespaceConfiguration": value})).unwrap()
+    }
+
+    #[test]
+    fn a_member_has_the_fleets_and_its_own_over_them() {
+        let fleet = configuration(json!({"labels": {"team": "a", "zone": "1"}}));
+        let none = of_member(&fleet, &EdgeClusterSpec::default(), || None);
+        assert_eq!((none.configuration, none.own), (Some(fleet.clone()), false));
+        let same = of_member(&fleet, &spec(json!({"labels": {"team": "a"}})), || None);
+        assert_eq!((same.configuration, same.own), (Some(fleet.clone()), false));
+        let own = spec(json!({"labels": {"zone": "2"}, "annotations": {"note": "x"}}));
+        let own = of_member(&fleet, &own, || None);
+        let expected = json!({"labels": {"team": "a", "zone": "2"}, "annotations": {"note": "x"}});
+        assert_eq!(own.configuration, Some(configuration(expected)));
+        assert!(own.own && own.problem.is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_used_changes_nothing_and_is_said() {
+        let fleet = configuration(json!({"labels": {"team": "a"}}));
+        let had = configuration(json!({"labels": {"team": "b"}}));
+        for bad in [
+            json!({"labels": {"mesh.openkcm.io/created-for": "me"}}),
+            json!({"labels": {"team": "not a value"}}),
+            json!({"annotations": {"a note": "x"}}),
+        ] {
+            let found = of_member(&fleet, &spec(bad), || Some(had.clone()));
+            assert_eq!(found.configuration.as_ref(), Some(&had));
+            let Some(Values::Said(state)) = found.problem else {
+                panic!("nothing is said");
+            };
+            assert_eq!(state.truth, Truth::False);
+            assert_eq!(state.reason, reason::NAMESPACES_INVALID);
+        }
+        let bad = spec(json!({"labels": {"a b": ""}}));
+        assert_eq!(of_member(&fleet, &bad, || None).configuration, None);
+        let many = |prefix: &str| -> serde_json::Value {
+            let keys = (0..40).map(|n| (format!("{prefix}{n}"), json!("v")));
+            json!({"labels": keys.collect::<serde_json::Map<_, _>>()})
+        };
+        let both = of_member(&configuration(many("a")), &spec(many("b")), || None);
+        assert!(both.problem.is_some());
+    }
+}
