@@ -131,7 +131,7 @@ impl Reconciler {
             let paused = subject
                 .as_ref()
                 .and_then(|it| it.annotation(names::PAUSED_ANNOTATION));
-            paused == Some("true")
+            paused.is_some_and(|value| value != "false")
         });
         if paused {
             return;

@@ -107,6 +107,8 @@ struct Written {
     object: Option<Tenant>,
     /// Where the Tenant is placed was to be put on record.
     recording: bool,
+    /// It was let go, and this stays.
+    orphaned: Option<String>,
 }
 
 /// Keeps the status of home's Tenants until `stop`, while `lead` says that this hub is the one; with
@@ -174,12 +176,6 @@ pub async fn run(
             while writes.len() < WRITERS
                 && let Some((key, tenant, change)) = desk.next(&reports, &rules, now)
             {
-                if let Change::End {
-                    orphaned: Some(message),
-                } = &change
-                {
-                    told.tell(&tenant, orphaned(message));
-                }
                 writes.spawn(write(client.clone(), key, tenant, change));
             }
             wake = wake.into_iter().chain(desk.wakes()).min();
@@ -199,7 +195,13 @@ pub async fn run(
                 }
             }
             Some(written) = writes.join_next(), if !writes.is_empty() => match written {
-                Ok(written) => desk.take_written(written, &reports),
+                Ok(written) => {
+                    // Told once it is so: a write that was refused is made again.
+                    if let (Some(tenant), Some(message)) = (&written.object, &written.orphaned) {
+                        told.tell(tenant, orphaned(message));
+                    }
+                    desk.take_written(written, &reports);
+                }
                 Err(error) => {
                     tracing::error!(%error, "a write of a status ended badly");
                     desk.none_in_flight();
@@ -525,11 +527,16 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
             None
         }
     };
+    let orphaned = match change {
+        Change::End { orphaned } => orphaned,
+        Change::Status(_) | Change::Begin(_) => None,
+    };
     Written {
         key,
         before,
         object,
         recording,
+        orphaned,
     }
 }
 

@@ -68,6 +68,7 @@ fn written(before: &str, object: Option<Tenant>) -> Written {
         before: Some(before.to_owned()),
         object,
         recording: false,
+        orphaned: None,
     }
 }
 
