@@ -30,7 +30,7 @@ pub(crate) struct Unusual {
 /// Home with its hub, and edges by these names of regions. Who acts goes first, the clusters last.
 pub(crate) struct Regions {
     pub(crate) hub: Hub,
-    members: Vec<Membership>,
+    members: BTreeMap<&'static str, Membership>,
     options: Vec<String>,
     mode: Mode,
     pub(crate) values: ValuesFile,
@@ -78,7 +78,7 @@ impl Regions {
         let hub = Hub::start(&options_of(&home, &options)).unwrap();
         let mut this = Self {
             hub,
-            members: Vec::new(),
+            members: BTreeMap::new(),
             options,
             mode,
             values,
@@ -103,7 +103,7 @@ impl Regions {
                 Mode::Agent => {
                     let joining = Membership::join(mode, &mut this.hub, &this.home, edge, region);
                     let member = joining.await.unwrap();
-                    this.members.push(member);
+                    this.members.insert(region, member);
                 }
             }
         }
@@ -140,7 +140,8 @@ impl Regions {
     /// The agent of this region, if it has one, is another with these flags.
     pub(crate) async fn another_agent(&mut self, region: &str, flags: &[&str]) {
         let edge = &self.edges[region];
-        for agent in self.members.iter_mut().filter_map(Membership::agent) {
+        let member = self.members.get_mut(region);
+        if let Some(agent) = member.and_then(Membership::agent) {
             agent.stop().await.unwrap();
             let options = AgentOptions::new(edge.kubeconfig()).args(flags.iter().copied());
             *agent = Agent::start(&options).unwrap();
