@@ -544,7 +544,7 @@ impl Desk {
             let again = Boot(Boot::now().0 + TRY_AGAIN);
             self.forgotten = Some((written.key.clone(), again));
         } else if let Some(object) = &written.object {
-            if recorded(object).first().is_some() {
+            if !recorded(object).is_empty() {
                 self.forgotten = None;
             }
             tell(object, written.news, notices);
