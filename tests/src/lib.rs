@@ -15,6 +15,7 @@ pub mod held;
 pub mod helm_watch;
 pub mod hub;
 pub mod membership;
+pub mod no_tenants;
 pub mod original;
 pub mod own_chart;
 pub mod pair;

@@ -10,9 +10,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::bail;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
+use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, Tools,
+    ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, Tools, eventually,
     fleet::{
         Desk, Expected, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
         condition, values_flag,
@@ -190,6 +192,55 @@ async fn held(edge: &Desk) -> (Option<String>, Option<i32>, String) {
     (spec.holder_identity, spec.lease_transitions, since)
 }
 
+/// One that names a member's profile is deployed there; one that names none that there is says so.
+async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &Desk) {
+    let all: Api<KryptonDeployment> = Api::namespaced(home.client(), "default");
+    let create = async |name: &str, profile: &str| {
+        let spec = json!({
+            "account": {"name": "acme"},
+            "region": {
+                "name": "paris",
+                "clusterProfileRef": {"name": profile, "namespace": HUB_NAMESPACE},
+            },
+        });
+        let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
+        eventually(
+            "the KryptonDeployment to be admitted",
+            PATIENCE,
+            async || {
+                let params = PostParams::default();
+                Ok(Some(all.create(&params, &object).await?))
+            },
+        )
+        .await
+        .unwrap();
+    };
+    let shows = async |name: &str, (type_, status, reason): Expected<'_>| {
+        let what = format!("KryptonDeployment {name} to show {type_} {status} {reason}");
+        eventually(&what, PATIENCE, async || {
+            let conditions = all.get(name).await?.status.unwrap_or_default().conditions;
+            let found = condition(&conditions, type_)
+                .is_some_and(|it| it.status == status && it.reason == reason);
+            match found {
+                true => Ok(Some(())),
+                false => bail!("{conditions:?}"),
+            }
+        })
+        .await
+        .unwrap();
+    };
+    create("lost", "edge-2").await;
+    create("acme", "edge-1").await;
+    shows("acme", ("Ready", "True", "Deployed")).await;
+    shows("acme", RESOLVED).await;
+    at_edge
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await
+        .unwrap();
+    shows("lost", unresolved("ClusterProfileNotFound")).await;
+    shows("lost", ("Ready", "False", "EdgeUnavailable")).await;
+}
+
 #[tokio::test]
 async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_access_until_it_is_deleted()
  {
@@ -207,6 +258,7 @@ async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_acce
         values_flag(&values),
         "--self-cluster=false".to_owned(),
         "--providers=cluster-profile".to_owned(),
+        "--ensure-watch-crds".to_owned(),
         file.flag(),
     ]);
     let mut hub = Hub::start(&options).unwrap();
@@ -230,6 +282,7 @@ async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_acce
         .unwrap();
     let well = [RESOLVED, CONNECTED, HEALTHY];
     desk.member_shows("edge-1", &well).await.unwrap();
+    a_deployment_names_a_profile(&home, &at_edge).await;
     let (lease, releases) = (held(&at_edge).await, at_edge.releases().await.unwrap());
 
     // What the manager says of other things is no news.
@@ -279,7 +332,7 @@ async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_acce
     let gone = unresolved("ClusterProfileNotFound");
     desk.member_shows("edge-1", &[gone]).await.unwrap();
     let left = at_edge.releases().await.unwrap();
-    assert_eq!(left.len(), 3);
+    assert_eq!(left.len(), 4);
     for (name, version) in releases {
         assert_eq!(left.get(&name), Some(&version), "{name}");
     }

@@ -9,24 +9,21 @@
 #[path = "deployments/rim.rs"]
 mod rim;
 
-use anyhow::{Result, bail};
-use k8s_openapi::{
-    api::core::v1::Secret,
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-};
+use anyhow::bail;
+use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::index::{CREATOR_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_common::{
     conditions::reason,
     deployment::DesiredDeployment,
     drift::{DriftMode, DriftPolicy},
 };
-use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, eventually,
     fleet::{Desk, PATIENCE, kill_helm},
     gate, in_both_modes,
+    no_tenants::{has_no_tenants, refuse_tenants},
 };
-use kube::{Api, CustomResourceExt, ResourceExt};
+use kube::{Api, ResourceExt};
 use rim::{Labels, Rim};
 
 in_both_modes!(
@@ -310,42 +307,6 @@ async fn a_release_belongs_to_one_deployment_and_the_originals_is_taken_on(mode:
     assert!(desk.namespace("old").await.unwrap().is_some());
 }
 
-/// Nobody may make the Tenant CRD.
-const NO_CRD: &str = r#"
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata: {name: no-tenants}
-spec:
-  failurePolicy: Fail
-  matchConstraints:
-    resourceRules:
-      - apiGroups: [apiextensions.k8s.io]
-        apiVersions: [v1]
-        operations: [CREATE]
-        resources: [customresourcedefinitions]
-  validations:
-    - expression: "!object.metadata.name.startsWith('tenants.')"
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata: {name: no-tenants}
-spec: {policyName: no-tenants, validationActions: [Deny]}
-"#;
-
-async fn refuse_tenants(cluster: &Cluster) -> Result<()> {
-    cluster.apply(NO_CRD).await?;
-    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
-    let params = kube::api::PostParams {
-        dry_run: true,
-        ..Default::default()
-    };
-    eventually("the CRD of Tenants to be refused", PATIENCE, async || {
-        let made = crds.create(&params, &Tenant::crd()).await;
-        Ok(made.is_err().then_some(()))
-    })
-    .await
-}
-
 async fn where_there_can_be_no_tenants_there_can_be_deployments(mode: Mode) {
     let cluster = cluster("ordered-alone", mode, Parts::WithControllers).await;
     refuse_tenants(&cluster).await.unwrap();
@@ -362,7 +323,5 @@ async fn where_there_can_be_no_tenants_there_can_be_deployments(mode: Mode) {
     rim.order(&[&gone]);
     rim.gone(&gone).await;
     namespace_goes(&desk, "acme").await;
-    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
-    let found = crds.get_opt(Tenant::crd_name()).await.unwrap();
-    assert!(found.is_none(), "it was possible without");
+    has_no_tenants(&cluster).await.unwrap();
 }

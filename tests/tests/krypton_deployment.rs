@@ -6,27 +6,31 @@
     reason = "this file is tests only, its helping functions included"
 )]
 
-use std::collections::BTreeMap;
+#[path = "krypton_deployment/regions.rs"]
+mod regions;
 
-use anyhow::{Result, bail};
+use anyhow::bail;
 use k8s_openapi::{
-    api::core::v1::{ConfigMap, Event, Namespace},
+    api::core::v1::{ConfigMap, Namespace, Secret},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use krypton_common::names;
-use krypton_crds::krypton_deployment::{
-    DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus,
+use krypton_crds::{
+    edge_cluster::EdgeCluster,
+    krypton_deployment::{DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus},
 };
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    Mode, eventually,
+    fleet::{HUB_NAMESPACE, PATIENCE, condition},
     in_both_modes,
+    no_tenants::has_no_tenants,
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
-use serde_json::{Value, json};
+use regions::{Regions, Unusual, namespace_goes, placed};
+use serde_json::json;
 
 in_both_modes!(
     a_deployment_is_routed_installed_put_right_and_goes_with_its_object,
@@ -37,207 +41,17 @@ in_both_modes!(
 
 const READY: (&str, &str, &str) = ("Ready", "True", "Deployed");
 
-/// Home with its hub, and edges by these names of regions. Who acts goes first, the clusters last.
-struct Regions {
-    hub: Hub,
-    members: Vec<Membership>,
-    options: Vec<String>,
-    mode: Mode,
-    _chart: (ChartRepository, ValuesFile),
-    home: Cluster,
-    edges: BTreeMap<&'static str, Cluster>,
-}
-
-impl Regions {
-    async fn start(name: &str, mode: Mode, regions: &[&'static str]) -> Self {
-        let name = |of: &str| format!("{name}-{of}-{mode:?}").to_lowercase();
-        let home = Cluster::start(&name("home"), Parts::ControlPlane).await;
-        let home = home.unwrap();
-        let mut edges = BTreeMap::new();
-        for region in regions {
-            let edge = Cluster::start(&name(region), Parts::WithControllers).await;
-            edges.insert(*region, edge.unwrap());
-        }
-        let charts = [ChartSource::small("1.0.0")];
-        let repository = ChartRepository::start(&charts).await.unwrap();
-        let values = ValuesFile::new("replicaCount: 0").unwrap();
-        let mut options = chart_flags(&repository, "small", "1.0.0");
-        options.push(values_flag(&values));
-        options.push("--self-cluster=false".to_owned());
-        options.push("--ensure-watch-crds".to_owned());
-        options.push("--proxy-grace=5s".to_owned());
-        let hub = Hub::start(&options_of(&home, &options)).unwrap();
-        let mut this = Self {
-            hub,
-            members: Vec::new(),
-            options,
-            mode,
-            _chart: (repository, values),
-            home,
-            edges,
-        };
-        for region in regions {
-            let edge = &this.edges[region];
-            match mode {
-                // No label: who names it makes it a member.
-                Mode::Proxy | Mode::SelfCluster => this
-                    .secret(HUB_NAMESPACE, &format!("{region}-kubeconfig"), edge)
-                    .await
-                    .unwrap(),
-                Mode::Agent => {
-                    let joining = Membership::join(mode, &mut this.hub, &this.home, edge, region);
-                    let member = joining.await.unwrap();
-                    this.members.push(member);
-                }
-            }
-        }
-        this
-    }
-
-    /// The member's name.
-    fn member(&self, region: &str) -> String {
-        match self.mode {
-            Mode::Agent => region.to_owned(),
-            _ => format!("{region}-kubeconfig"),
-        }
-    }
-
-    fn edge(&self, region: &str) -> Desk {
-        Desk::at(&self.edges[region])
-    }
-
-    async fn secret(&self, namespace: &str, name: &str, edge: &Cluster) -> Result<()> {
-        let kubeconfig = edge.kubeconfig_with_token();
-        let namespaces: Api<Namespace> = Api::all(self.home.client());
-        if namespaces.get_opt(namespace).await?.is_none() {
-            let mut made = Namespace::default();
-            made.metadata.name = Some(namespace.to_owned());
-            namespaces.create(&PostParams::default(), &made).await?;
-        }
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret",
-            "metadata": {"name": name, "namespace": namespace},
-            "stringData": {"admin.conf": kubeconfig, "kubeconfig": kubeconfig},
-        });
-        self.home.apply(&secret.to_string()).await.map(drop)
-    }
-
-    fn all(&self, namespace: &str) -> Api<KryptonDeployment> {
-        Api::namespaced(self.home.client(), namespace)
-    }
-
-    async fn create(&self, namespace: &str, name: &str, region: Value) -> KryptonDeployment {
-        let spec = json!({"account": {"name": "acme"}, "region": region});
-        let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
-        let what = format!("KryptonDeployment {name} to be admitted");
-        eventually(&what, PATIENCE, async || {
-            let params = PostParams::default();
-            Ok(Some(self.all(namespace).create(&params, &object).await?))
-        })
-        .await
-        .unwrap()
-    }
-
-    async fn patch(&self, namespace: &str, name: &str, patch: Value) {
-        let params = PatchParams::default();
-        let api = self.all(namespace);
-        api.patch(name, &params, &Patch::Merge(patch))
-            .await
-            .unwrap();
-    }
-
-    async fn delete(&self, namespace: &str, name: &str) {
-        let params = DeleteParams::default();
-        self.all(namespace).delete(name, &params).await.unwrap();
-    }
-
-    async fn says(
-        &self,
-        (namespace, name): (&str, &str),
-        what: &str,
-        right: impl Fn(&KryptonDeployment, &KryptonDeploymentStatus) -> bool,
-    ) -> KryptonDeployment {
-        let what = format!("{namespace}/{name} to say {what}");
-        let api = self.all(namespace);
-        let asked = eventually(&what, PATIENCE, async || {
-            let object = api.get(name).await?;
-            let status = object.status.clone().unwrap_or_default();
-            let now = status.observed_generation == object.metadata.generation;
-            if !now || !right(&object, &status) {
-                bail!(
-                    "{:?} {:?} {status:?}",
-                    object.metadata.finalizers,
-                    object.metadata.annotations
-                );
-            }
-            Ok(Some(object))
-        });
-        asked.await.unwrap()
-    }
-
-    async fn shows(&self, key: (&str, &str), expected: (&str, &str, &str)) -> KryptonDeployment {
-        let (type_, truth, reason) = expected;
-        let right = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
-            condition(&status.conditions, type_)
-                .is_some_and(|found| found.status == truth && found.reason == reason)
-        };
-        self.says(key, &format!("{expected:?}"), right).await
-    }
-
-    async fn gone(&self, namespace: &str, name: &str) {
-        let api = self.all(namespace);
-        let what = format!("{namespace}/{name} to be gone");
-        let asked = eventually(&what, PATIENCE, async || match api.get_opt(name).await? {
-            None => Ok(Some(())),
-            Some(object) => bail!("{:?} {:?}", object.metadata, object.status),
-        });
-        asked.await.unwrap();
-    }
-
-    async fn told(&self, namespace: &str, name: &str, reasons: &[&str]) {
-        let events: Api<Event> = Api::namespaced(self.home.client(), namespace);
-        let params = ListParams::default().fields(&format!(
-            "involvedObject.kind=KryptonDeployment,involvedObject.name={name}"
-        ));
-        let asked = eventually("the events", PATIENCE, async || {
-            let all = events.list(&params).await?.items;
-            let told: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
-            let missing = reasons
-                .iter()
-                .find(|it| !told.iter().any(|told| told == *it));
-            match missing {
-                None => Ok(Some(())),
-                Some(missing) => bail!("{missing} is not among {told:?}"),
-            }
-        });
-        asked.await.unwrap();
-    }
-}
-
-fn placed(status: &KryptonDeploymentStatus) -> Vec<&str> {
-    let places = status.places.iter().flatten();
-    places.map(|place| place.cluster.as_str()).collect()
-}
-
-fn options_of<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
-    let every = ("KRYPTON_CHECK_INTERVAL", "1s");
-    HubOptions::new(home.kubeconfig())
-        .args(options.to_vec())
-        .env(every.0, every.1)
-}
-
-async fn namespace_goes(desk: &Desk, name: &str) {
-    let what = format!("namespace {name} to be gone");
-    let asked = eventually(&what, PATIENCE, async || {
-        Ok(desk.namespace(name).await?.is_none().then_some(()))
-    });
-    asked.await.unwrap();
-}
-
 async fn a_deployment_is_routed_installed_put_right_and_goes_with_its_object(mode: Mode) {
-    let mut regions = Regions::start("routed", mode, &["paris"]).await;
+    // Nothing is tried again within the time of a test, unless a person asks.
+    let unusual = Unusual {
+        as_kamajis: true,
+        flags: &["--retry-max=15m"],
+    };
+    let regions = Regions::start_unusual("routed", mode, &["paris"], unusual);
+    let mut regions = regions.await;
+    regions.another_agent("paris", &["--retry-max=15m"]).await;
     let key = ("default", "acme");
-    regions.create(key.0, key.1, json!({"name": "paris"})).await;
+    regions.create(key.0, key.1, regions.region("paris")).await;
     let object = regions.shows(key, READY).await;
     let status = object.status.clone().unwrap();
     assert_eq!(status.phase, Some(DeploymentPhase::Ready));
@@ -248,20 +62,12 @@ async fn a_deployment_is_routed_installed_put_right_and_goes_with_its_object(mod
     let finalizers = object.finalizers();
     assert_eq!(finalizers, [names::DEPLOYMENT_FINALIZER]);
     assert_eq!(placed(&status), [regions.member("paris")]);
-    regions
-        .shows(
-            key,
-            (
-                "TargetClusterResolved",
-                "True",
-                if mode == Mode::Agent {
-                    "ByAgent"
-                } else {
-                    "Resolved"
-                },
-            ),
-        )
-        .await;
+    let resolved = match mode {
+        Mode::Agent => "ByAgent",
+        _ => "Resolved",
+    };
+    let resolved = ("TargetClusterResolved", "True", resolved);
+    regions.shows(key, resolved).await;
     let told = [
         "AccountValidated",
         "FinalizerAdded",
@@ -276,27 +82,13 @@ async fn a_deployment_is_routed_installed_put_right_and_goes_with_its_object(mod
         .await
         .unwrap();
 
-    // What the owner of the edge takes away comes back, without a revision.
-    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
-    let params = DeleteParams::default();
-    maps.delete("ced-acme", &params).await.unwrap();
-    let asked = eventually("the ConfigMap to be back", PATIENCE, async || {
-        Ok(maps.get_opt("ced-acme").await?)
-    });
-    asked.await.unwrap();
-    desk.newest_is("acme", "ced-acme", 1, "deployed")
-        .await
-        .unwrap();
-    regions.told(key.0, key.1, &["RepairTriggered"]).await;
+    what_the_owner_of_the_edge_does_is_put_right(&regions, key).await;
+    the_chart_and_a_persons_wishes_reach_it(&regions, key).await;
 
     // A hub that starts has nothing but what is on home.
     let before = desk.releases().await.unwrap();
-    regions.hub.kill9().await.unwrap();
-    let options = options_of(&regions.home, &regions.options).in_place_of(&regions.hub);
-    let next = Hub::start(&options).unwrap();
-    regions.hub = next;
-    regions.hub.ready(PATIENCE).await.unwrap();
-    let account = json!({"spec": {"account": {"owner": "somebody"}}});
+    regions.another_hub().await;
+    let account = json!({"spec": {"account": {"displayName": "Acme"}}});
     regions.patch(key.0, key.1, account).await;
     regions.shows(key, READY).await;
     assert_eq!(desk.releases().await.unwrap(), before);
@@ -312,6 +104,122 @@ async fn a_deployment_is_routed_installed_put_right_and_goes_with_its_object(mod
         "FinalizerRemoved",
     ];
     regions.told(key.0, key.1, &told).await;
+    has_no_tenants(&regions.edges["paris"]).await.unwrap();
+}
+
+async fn what_the_owner_of_the_edge_does_is_put_right(regions: &Regions, key: (&str, &str)) {
+    let desk = regions.edge("paris");
+    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+    let whole = async || {
+        let asked = eventually("the ConfigMap to be as it was", PATIENCE, async || {
+            let data = maps.get("ced-acme").await?.data.unwrap_or_default();
+            match data.get("message") {
+                Some(message) if message == "hello" => Ok(Some(())),
+                other => bail!("{other:?}"),
+            }
+        });
+        asked.await.unwrap();
+        desk.newest_is("acme", "ced-acme", 1, "deployed")
+            .await
+            .unwrap();
+    };
+    // Without a revision.
+    let before = desk.releases().await.unwrap();
+    let params = DeleteParams::default();
+    maps.delete("ced-acme", &params).await.unwrap();
+    whole().await;
+    let edit = Patch::Merge(json!({"data": {"message": "mine"}}));
+    let by = PatchParams::default();
+    maps.patch("ced-acme", &by, &edit).await.unwrap();
+    whole().await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+    regions.told(key.0, key.1, &["RepairTriggered"]).await;
+
+    let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme");
+    let first = "sh.helm.release.v1.ced-acme.v1";
+    let before = secrets.get(first).await.unwrap().uid();
+    secrets.delete(first, &params).await.unwrap();
+    let asked = eventually("the release to be another", PATIENCE, async || {
+        Ok((secrets.get(first).await?.uid() != before).then_some(()))
+    });
+    asked.await.unwrap();
+    whole().await;
+    regions.told(key.0, key.1, &["ReleaseMissing"]).await;
+    regions.shows(key, READY).await;
+
+    let namespaces: Api<Namespace> = Api::all(desk.client.clone());
+    let before = namespaces.get("acme").await.unwrap().uid();
+    namespaces.delete("acme", &params).await.unwrap();
+    let asked = eventually("the namespace to be another", PATIENCE, async || {
+        Ok((namespaces.get("acme").await?.uid() != before).then_some(()))
+    });
+    asked.await.unwrap();
+    whole().await;
+    regions.shows(key, READY).await;
+}
+
+async fn the_chart_and_a_persons_wishes_reach_it(regions: &Regions, key: (&str, &str)) {
+    let desk = regions.edge("paris");
+    let newest = async |number: u32, status: &str| {
+        desk.newest_is("acme", "ced-acme", number, status)
+            .await
+            .unwrap();
+    };
+    let phase_of = |object: KryptonDeployment| object.status.unwrap().phase;
+    // The other field shows when the order has got there.
+    let pause = json!({
+        "metadata": {"annotations": {names::PAUSED_ANNOTATION: "true"}},
+        "spec": {"account": {"owner": "somebody"}},
+    });
+    regions.patch(key.0, key.1, pause).await;
+    regions.shows(key, READY).await;
+    regions.values.write("replicaCount: 1").unwrap();
+    let paused = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        let line = status.last_message.as_deref().unwrap_or_default();
+        line.contains("paused by annotation on the KryptonDeployment")
+    };
+    regions.says(key, "that it is paused", paused).await;
+    newest(1, "deployed").await;
+    let go_on = json!({"metadata": {"annotations": {names::PAUSED_ANNOTATION: null}}});
+    regions.patch(key.0, key.1, go_on).await;
+    newest(2, "deployed").await;
+
+    // No pod runs there.
+    let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        let ready = condition(&status.conditions, "Ready");
+        ready.is_some_and(|ready| {
+            ready.status == "False"
+                && ready.reason == "NotReady"
+                && ready
+                    .message
+                    .contains("upgrade applied, waiting: Deployment")
+        })
+    };
+    let object = regions.says(key, "what it waits for", waits).await;
+    assert_eq!(phase_of(object), Some(DeploymentPhase::Pending));
+
+    regions
+        .values
+        .write("{replicaCount: 0, broken: true}")
+        .unwrap();
+    let failed = regions.shows(key, ("Ready", "False", "HelmFailed")).await;
+    let line = failed.status.clone().unwrap().last_message.unwrap();
+    assert!(line.contains("revision 2 keeps running"), "{line}");
+    assert_eq!(phase_of(failed), Some(DeploymentPhase::Error));
+    regions.told(key.0, key.1, &["HelmDeployFailed"]).await;
+    let revisions = desk.revisions("acme", "ced-acme").await.unwrap();
+    let expected = [(1, "superseded"), (2, "deployed"), (3, "failed")];
+    let expected = expected.map(|(number, status)| (number, status.to_owned()));
+    assert_eq!(revisions, expected);
+    let asked =
+        json!({"metadata": {"annotations": {names::RECONCILE_REQUESTED_ANNOTATION: "now"}}});
+    regions.patch(key.0, key.1, asked).await;
+    newest(4, "failed").await;
+
+    regions.values.write("replicaCount: 0").unwrap();
+    newest(5, "deployed").await;
+    let object = regions.shows(key, READY).await;
+    assert_eq!(phase_of(object), Some(DeploymentPhase::Ready));
 }
 
 async fn a_region_that_moves_is_installed_there_before_it_goes_here(mode: Mode) {
@@ -335,9 +243,24 @@ async fn a_region_that_moves_is_installed_there_before_it_goes_here(mode: Mode) 
         revisions
     );
 
+    // One that is away: nor then.
+    let edge = &regions.edges["rome"];
+    edge.stop_apiserver().await.unwrap();
     regions
         .patch(key.0, key.1, json!({"spec": {"region": {"name": "rome"}}}))
         .await;
+    let away = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        let ready = condition(&status.conditions, "Ready");
+        let line = status.last_message.as_deref().unwrap_or_default();
+        ready.is_some_and(|ready| ready.reason == "EdgeUnavailable")
+            && line.starts_with("Edge cluster rome not available: EdgeCluster rome")
+    };
+    regions.says(key, "that rome is away", away).await;
+    assert_eq!(
+        paris.revisions("acme", "ced-acme").await.unwrap(),
+        revisions
+    );
+    edge.start_apiserver().await.unwrap();
     let member = regions.member("rome");
     let object = regions
         .says(key, "that it is at its new place only", |_, status| {
@@ -419,13 +342,53 @@ async fn a_deployment_of_an_edge_that_is_away_waits_and_the_annotation_lets_go(m
     desk.newest_is("acme", "ced-acme", 1, "deployed")
         .await
         .unwrap();
+
+    // What it is reached by is gone, and will not be back.
+    let before = desk.releases().await.unwrap();
+    let params = DeleteParams::default();
+    if mode == Mode::Agent {
+        let members: Api<EdgeCluster> = Api::all(regions.home.client());
+        members.delete("paris", &params).await.unwrap();
+    } else {
+        let secrets: Api<Secret> = Api::namespaced(regions.home.client(), HUB_NAMESPACE);
+        let name = regions.member("paris");
+        secrets.delete(&name, &params).await.unwrap();
+    }
+    let gone = ("TargetClusterResolved", "False", "SecretNotFound");
+    regions.shows(("default", "acme"), gone).await;
+    let away = ("Ready", "False", "EdgeUnavailable");
+    regions.shows(("default", "acme"), away).await;
+    regions.delete("default", "acme").await;
+    let why = match mode {
+        Mode::Agent => "there is no EdgeCluster paris any more",
+        _ => "EdgeCluster paris-kubeconfig: SourceGone",
+    };
+    let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        let line = status.last_message.as_deref().unwrap_or_default();
+        line.starts_with(&format!("deletion waits: {why}"))
+            && line.contains(names::ORPHAN_ANNOTATION)
+    };
+    regions
+        .says(("default", "acme"), "that it waits", waits)
+        .await;
+    let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
+    regions.patch("default", "acme", orphan).await;
+    regions.gone("default", "acme").await;
+    assert_eq!(desk.releases().await.unwrap(), before);
 }
 
 async fn of_one_name_there_is_one_and_the_crd_takes_nothing_along(mode: Mode) {
-    let regions = Regions::start("named", mode, &["paris"]).await;
+    let unusual = Unusual {
+        flags: &["--watch-namespaces=default,kube-public"],
+        ..Unusual::default()
+    };
+    let regions = Regions::start_unusual("named", mode, &["paris"], unusual).await;
     let desk = regions.edge("paris");
     let long = "a".repeat(63);
     let paris = json!({"name": "paris"});
+    // Not ours to carry out.
+    let outside = ("kube-node-lease", "outside");
+    regions.create(outside.0, outside.1, paris.clone()).await;
     regions.create("default", "acme", paris.clone()).await;
     regions.shows(("default", "acme"), READY).await;
     regions.create("default", &long, paris.clone()).await;
@@ -435,12 +398,14 @@ async fn of_one_name_there_is_one_and_the_crd_takes_nothing_along(mode: Mode) {
     desk.newest_is(&long, &release, 1, "deployed")
         .await
         .unwrap();
-    let before = desk.releases().await.unwrap();
+    let object = regions.all(outside.0).get(outside.1).await.unwrap();
+    assert!(object.finalizers().is_empty(), "{:?}", object.metadata);
+    assert!(object.status.is_none(), "{:?}", object.status);
 
+    let in_use = ("Ready", "False", "ReleaseInUse");
+    let before = desk.releases().await.unwrap();
     regions.create("kube-public", "acme", paris.clone()).await;
-    let younger = regions
-        .shows(("kube-public", "acme"), ("Ready", "False", "ReleaseInUse"))
-        .await;
+    let younger = regions.shows(("kube-public", "acme"), in_use).await;
     let line = younger.status.unwrap().last_message.unwrap();
     assert!(
         line.contains("belongs to KryptonDeployment default/acme"),
@@ -455,10 +420,23 @@ async fn of_one_name_there_is_one_and_the_crd_takes_nothing_along(mode: Mode) {
             ("Ready", "False", "WorkspaceInvalid"),
         )
         .await;
-    for (namespace, name) in [("kube-public", "acme"), ("default", "too.many.dots")] {
-        regions.delete(namespace, name).await;
-        regions.gone(namespace, name).await;
-    }
+    regions.delete("default", "too.many.dots").await;
+    regions.gone("default", "too.many.dots").await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+
+    // The older goes, with its release, and the younger has one.
+    regions.delete("default", "acme").await;
+    regions.gone("default", "acme").await;
+    regions.shows(("kube-public", "acme"), READY).await;
+    desk.newest_is("acme", "ced-acme", 1, "deployed")
+        .await
+        .unwrap();
+    let before = desk.releases().await.unwrap();
+    // Whoever comes now is the younger, and takes nothing along.
+    regions.create("default", "acme", paris.clone()).await;
+    regions.shows(("default", "acme"), in_use).await;
+    regions.delete("default", "acme").await;
+    regions.gone("default", "acme").await;
     assert_eq!(desk.releases().await.unwrap(), before);
 
     let crds: Api<CustomResourceDefinition> = Api::all(regions.home.client());
@@ -474,16 +452,23 @@ async fn of_one_name_there_is_one_and_the_crd_takes_nothing_along(mode: Mode) {
     crds.create(&params, &KryptonDeployment::crd())
         .await
         .unwrap();
-    regions.create("default", "acme", paris).await;
-    regions.shows(("default", "acme"), READY).await;
+    regions.create("kube-public", "acme", paris).await;
+    regions.shows(("kube-public", "acme"), READY).await;
     assert_eq!(desk.releases().await.unwrap(), before);
+
+    // What was made for the first of that name goes with the last.
+    regions.delete("kube-public", "acme").await;
+    regions.gone("kube-public", "acme").await;
+    namespace_goes(&desk, "acme").await;
 }
 
 #[tokio::test]
 async fn a_secret_is_named_by_whom_it_is_open_to_and_each_way_to_name_it_is_told_of() {
     let regions = Regions::start("secrets", Mode::Proxy, &["paris", "rome"]).await;
     let rome = &regions.edges["rome"];
-    regions.secret("team-a", "rome-admin", rome).await.unwrap();
+    let keys = ["admin.conf"];
+    let made = regions.secret("team-a", "rome-admin", rome, &keys);
+    made.await.unwrap();
     let of = |namespace: &str, name: &str, key: &str| json!({"name": "somewhere", "kubeconfig": {"secret": {"namespace": namespace, "name": name, "key": key}}});
     // Another's, and none at all: both are told in one way.
     regions

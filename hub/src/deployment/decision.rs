@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use krypton_common::conditions::{self, READY, State, TARGET_RESOLVED, Truth, reason};
+use krypton_common::conditions::{
+    self, ClusterState, READY, State, TARGET_RESOLVED, Truth, reason,
+};
 use krypton_common::deployment::{Deed, DesiredDeployment, PASSED_ON};
 use krypton_common::drift::{DriftMode, DriftPolicy};
 use krypton_common::names;
@@ -127,6 +129,17 @@ struct Standing {
     phase: DeploymentPhase,
     ready: State,
     last_message: String,
+}
+
+impl Standing {
+    /// Says this too.
+    fn and(mut self, more: &str) -> Self {
+        for line in [&mut self.ready.message, &mut self.last_message] {
+            line.push_str("; ");
+            line.push_str(more);
+        }
+        self
+    }
 }
 
 impl View<'_> {
@@ -482,7 +495,17 @@ impl View<'_> {
             let message = format!("cluster {cluster} is yet to say how it stands");
             return pending(State::new(Truth::False, ready::NOT_READY, message));
         };
-        let state = &said.state;
+        let standing = self.reported(&said.state, cluster);
+        // What runs may be ready, and is still not what is wanted.
+        let held = said.state.progress.as_ref();
+        match held.filter(|it| it.reason == reason::PAUSED) {
+            Some(paused) => standing.and(&paused.message),
+            None => standing,
+        }
+    }
+
+    /// By what the member says of the newest order.
+    fn reported(&self, state: &ClusterState, cluster: &str) -> Standing {
         if let Some(wrong) = state.error.as_ref().filter(|it| it.truth == Truth::True) {
             return error(State::new(
                 Truth::False,
@@ -498,7 +521,7 @@ impl View<'_> {
                     ready::DEPLOYED,
                     format!("cluster {cluster}: {}", state.ready.message),
                 ),
-                last_message: format!("Successfully deployed to region {region}"),
+                last_message: format!("Successfully deployed to region {}", self.region()),
             },
             truth => {
                 let progress = state.progress.as_ref();
@@ -512,7 +535,7 @@ impl View<'_> {
     }
 
     /// It runs where it was before too.
-    fn with_former(&self, mut standing: Standing, here: &str) -> Standing {
+    fn with_former(&self, standing: Standing, here: &str) -> Standing {
         let former = self.sites.iter().filter(|it| it.place.cluster_uid != here);
         let more: Vec<String> = former
             .map(|site| {
@@ -530,13 +553,10 @@ impl View<'_> {
                 }
             })
             .collect();
-        if !more.is_empty() {
-            for line in [&mut standing.ready.message, &mut standing.last_message] {
-                line.push_str("; ");
-                line.push_str(&more.join("; "));
-            }
+        match more.is_empty() {
+            true => standing,
+            false => standing.and(&more.join("; ")),
         }
-        standing
     }
 
     fn leaving(&self, places: &[Place], unknown: bool) -> Standing {

@@ -285,3 +285,73 @@ fn a_cluster_that_was_never_reached_is_waited_for_or_its_fault_is_said() {
         "KubeconfigInvalid"
     );
 }
+
+#[test]
+fn a_profile_is_the_member_that_was_found_by_it_and_says_how_that_is() {
+    let of = |kind, namespace: &str, name: &str| Origin {
+        kind,
+        namespace: Some(namespace.to_owned()),
+        name: name.to_owned(),
+    };
+    let profile =
+        |namespace: &str, name: &str| Some(of(Kind::ClusterProfile, namespace, name).source_ref());
+    let named = Named::Profile {
+        namespace: "inventory".to_owned(),
+        name: "paris".to_owned(),
+    };
+    let closed = |mut world: World| {
+        let member = world.clusters.get_mut("edge-1").unwrap();
+        member.allowed = Allowed::new(Some(&["other".to_owned()]));
+        world
+    };
+    let unreached = |mut world: World, resolved: Option<State>| {
+        let member = world.clusters.get_mut("edge-1").unwrap();
+        (member.cluster_uid, member.resolved) = (None, resolved);
+        world
+    };
+    let member = |source| World::default().member("edge-1", source);
+    let not_ready = State::new(Truth::False, "ClusterProfileNotReady", "not healthy");
+    for (what, world, expected) in [
+        // Whatever the member is called, and without a word on Secrets.
+        ("found", member(profile("inventory", "paris")), Ok("edge-1")),
+        ("none", World::default(), Err("ClusterProfileNotFound")),
+        (
+            "of another namespace",
+            member(profile("elsewhere", "paris")),
+            Err("ClusterProfileNotFound"),
+        ),
+        (
+            "of another name",
+            member(profile("inventory", "edge-1")),
+            Err("ClusterProfileNotFound"),
+        ),
+        (
+            "of another kind",
+            member(Some(of(Kind::Secret, "inventory", "paris").source_ref())),
+            Err("ClusterProfileNotFound"),
+        ),
+        (
+            "an agent's of the region's name",
+            World::default().member("paris", None),
+            Err("ClusterProfileNotFound"),
+        ),
+        (
+            "not for this namespace",
+            closed(member(profile("inventory", "paris"))),
+            Err("NamespaceNotAllowed"),
+        ),
+        (
+            "not reached yet",
+            unreached(member(profile("inventory", "paris")), None),
+            Err("Starting"),
+        ),
+        (
+            "not ready",
+            unreached(member(profile("inventory", "paris")), Some(not_ready)),
+            Err("ClusterProfileNotReady"),
+        ),
+    ] {
+        let expected = expected.map(str::to_owned).map_err(str::to_owned);
+        assert_eq!(world.aim(&named, "team"), expected, "{what}");
+    }
+}

@@ -267,6 +267,31 @@ fn what_its_member_says_is_what_the_object_says() {
 }
 
 #[test]
+fn what_is_paused_and_not_as_wanted_says_so_whatever_else_it_says() {
+    let why = "paused by annotation on the KryptonDeployment";
+    let paused = |mut report: DeploymentReport| {
+        report.state.progress = Some(State::new(Truth::False, reason::PAUSED, why));
+        report
+    };
+    let failed = report(
+        (Truth::False, reason::UPGRADE_FAILED),
+        Some(reason::UPGRADE_FAILED),
+    );
+    let unready = report((Truth::False, reason::NOT_READY), None);
+    for (report, (truth, reason)) in [
+        (well(), (Truth::True, "Deployed")),
+        (failed, (Truth::False, "HelmFailed")),
+        (unready, (Truth::False, "NotReady")),
+    ] {
+        let world = world().placed(&[("edge-1", false)]);
+        let decision = world.says("edge-1", paused(report)).decide();
+        assert_eq!(ready(&decision), (truth, reason.to_owned()));
+        let line = decision.status.last_message.unwrap();
+        assert!(line.ends_with(&format!("; {why}")), "{line}");
+    }
+}
+
+#[test]
 fn a_member_that_is_not_heard_makes_it_unknown_and_takes_nothing_away() {
     let here = || world().placed(&HERE).says("edge-1", well());
     let decision = here().silent("edge-1").decide();

@@ -1,0 +1,59 @@
+//! A cluster on which nobody may make the CRD of Tenants, as where its owner takes no CRD of Krypton's.
+
+use anyhow::{Result, bail};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_crds::tenant::Tenant;
+use kube::{Api, CustomResourceExt, api::PostParams};
+
+use crate::{cluster::Cluster, fleet::PATIENCE, wait::eventually};
+
+const NO_CRD: &str = r#"
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: no-tenants}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [apiextensions.k8s.io]
+        apiVersions: [v1]
+        operations: [CREATE]
+        resources: [customresourcedefinitions]
+  validations:
+    - expression: "!object.metadata.name.startsWith('tenants.')"
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: no-tenants}
+spec: {policyName: no-tenants, validationActions: [Deny]}
+"#;
+
+/// Has it refused from now on.
+///
+/// # Errors
+/// When the apiserver does not, in time.
+pub async fn refuse_tenants(cluster: &Cluster) -> Result<()> {
+    cluster.apply(NO_CRD).await?;
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    eventually("the CRD of Tenants to be refused", PATIENCE, async || {
+        let made = crds.create(&params, &Tenant::crd()).await;
+        Ok(made.is_err().then_some(()))
+    })
+    .await
+}
+
+/// That it is not there.
+///
+/// # Errors
+/// When it is, or the apiserver does not answer.
+pub async fn has_no_tenants(cluster: &Cluster) -> Result<()> {
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    match crds.get_opt(Tenant::crd_name()).await? {
+        None => Ok(()),
+        Some(_) => bail!("{} has the CRD of Tenants", cluster.name()),
+    }
+}

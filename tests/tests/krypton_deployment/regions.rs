@@ -1,0 +1,298 @@
+//! Home with KryptonDeployments and the edges that they are for, as a person at home sees them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use k8s_openapi::api::core::v1::{Event, Namespace};
+use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
+use krypton_tests::{
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
+    Parts, eventually,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    no_tenants::refuse_tenants,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+/// What is not as usual.
+#[derive(Default)]
+pub(crate) struct Unusual {
+    /// As the clusters of Kamaji's tenants: their Secrets have nothing but `admin.conf`, and nobody may make the
+    /// CRD of Tenants there.
+    pub(crate) as_kamajis: bool,
+    /// More flags of the hub, or others than the usual ones.
+    pub(crate) flags: &'static [&'static str],
+}
+
+/// Home with its hub, and edges by these names of regions. Who acts goes first, the clusters last.
+pub(crate) struct Regions {
+    pub(crate) hub: Hub,
+    members: BTreeMap<&'static str, Membership>,
+    options: Vec<String>,
+    mode: Mode,
+    pub(crate) values: ValuesFile,
+    _charts: ChartRepository,
+    pub(crate) home: Cluster,
+    pub(crate) edges: BTreeMap<&'static str, Cluster>,
+    as_kamajis: bool,
+}
+
+impl Regions {
+    pub(crate) async fn start(name: &str, mode: Mode, regions: &[&'static str]) -> Self {
+        Self::start_unusual(name, mode, regions, Unusual::default()).await
+    }
+
+    pub(crate) async fn start_unusual(
+        name: &str,
+        mode: Mode,
+        regions: &[&'static str],
+        unusual: Unusual,
+    ) -> Self {
+        let name = |of: &str| format!("{name}-{of}-{mode:?}").to_lowercase();
+        let home = Cluster::start(&name("home"), Parts::ControlPlane).await;
+        let home = home.unwrap();
+        let mut edges = BTreeMap::new();
+        for region in regions {
+            let edge = Cluster::start(&name(region), Parts::WithControllers).await;
+            let edge = edge.unwrap();
+            if unusual.as_kamajis {
+                refuse_tenants(&edge).await.unwrap();
+            }
+            edges.insert(*region, edge);
+        }
+        let charts = [ChartSource::small("1.0.0")];
+        let repository = ChartRepository::start(&charts).await.unwrap();
+        let values = ValuesFile::new("replicaCount: 0").unwrap();
+        let mut options = chart_flags(&repository, "small", "1.0.0");
+        options.push(values_flag(&values));
+        options.push("--self-cluster=false".to_owned());
+        options.push("--ensure-watch-crds".to_owned());
+        options.push("--proxy-grace=5s".to_owned());
+        for flag in unusual.flags {
+            options.retain(|other| other.split('=').next() != flag.split('=').next());
+            options.push((*flag).to_owned());
+        }
+        let hub = Hub::start(&options_of(&home, &options)).unwrap();
+        let mut this = Self {
+            hub,
+            members: BTreeMap::new(),
+            options,
+            mode,
+            values,
+            _charts: repository,
+            home,
+            edges,
+            as_kamajis: unusual.as_kamajis,
+        };
+        for region in regions {
+            let edge = &this.edges[region];
+            match mode {
+                // No label: who names it makes it a member.
+                Mode::Proxy | Mode::SelfCluster => {
+                    let keys: &[&str] = match unusual.as_kamajis {
+                        true => &["admin.conf"],
+                        false => &["kubeconfig"],
+                    };
+                    let name = format!("{region}-kubeconfig");
+                    let made = this.secret(HUB_NAMESPACE, &name, edge, keys);
+                    made.await.unwrap();
+                }
+                Mode::Agent => {
+                    let joining = Membership::join(mode, &mut this.hub, &this.home, edge, region);
+                    let member = joining.await.unwrap();
+                    this.members.insert(region, member);
+                }
+            }
+        }
+        this
+    }
+
+    /// How a KryptonDeployment names it.
+    pub(crate) fn region(&self, name: &str) -> Value {
+        match self.mode {
+            Mode::Proxy if self.as_kamajis => {
+                let secret = json!({"name": self.member(name), "key": "admin.conf"});
+                json!({"name": name, "kubeconfig": {"secret": secret}})
+            }
+            _ => json!({"name": name}),
+        }
+    }
+
+    /// The member's name.
+    pub(crate) fn member(&self, region: &str) -> String {
+        match self.mode {
+            Mode::Agent => region.to_owned(),
+            _ => format!("{region}-kubeconfig"),
+        }
+    }
+
+    /// The hub is killed, and another takes its place.
+    pub(crate) async fn another_hub(&mut self) {
+        self.hub.kill9().await.unwrap();
+        let options = options_of(&self.home, &self.options).in_place_of(&self.hub);
+        self.hub = Hub::start(&options).unwrap();
+        self.hub.ready(PATIENCE).await.unwrap();
+    }
+
+    /// The agent of this region, if it has one, is another with these flags.
+    pub(crate) async fn another_agent(&mut self, region: &str, flags: &[&str]) {
+        let edge = &self.edges[region];
+        let member = self.members.get_mut(region);
+        if let Some(agent) = member.and_then(Membership::agent) {
+            agent.stop().await.unwrap();
+            let options = AgentOptions::new(edge.kubeconfig()).args(flags.iter().copied());
+            *agent = Agent::start(&options).unwrap();
+        }
+    }
+
+    pub(crate) fn edge(&self, region: &str) -> Desk {
+        Desk::at(&self.edges[region])
+    }
+
+    /// Makes a Secret with the kubeconfig under each of these keys.
+    pub(crate) async fn secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        edge: &Cluster,
+        keys: &[&str],
+    ) -> Result<()> {
+        let kubeconfig = edge.kubeconfig_with_token();
+        let data: BTreeMap<&str, &str> = keys.iter().map(|key| (*key, &*kubeconfig)).collect();
+        let namespaces: Api<Namespace> = Api::all(self.home.client());
+        if namespaces.get_opt(namespace).await?.is_none() {
+            let mut made = Namespace::default();
+            made.metadata.name = Some(namespace.to_owned());
+            namespaces.create(&PostParams::default(), &made).await?;
+        }
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": name, "namespace": namespace},
+            "stringData": data,
+        });
+        self.home.apply(&secret.to_string()).await.map(drop)
+    }
+
+    pub(crate) fn all(&self, namespace: &str) -> Api<KryptonDeployment> {
+        Api::namespaced(self.home.client(), namespace)
+    }
+
+    pub(crate) async fn create(
+        &self,
+        namespace: &str,
+        name: &str,
+        region: Value,
+    ) -> KryptonDeployment {
+        let spec = json!({"account": {"name": "acme"}, "region": region});
+        let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
+        let what = format!("KryptonDeployment {name} to be admitted");
+        eventually(&what, PATIENCE, async || {
+            let params = PostParams::default();
+            Ok(Some(self.all(namespace).create(&params, &object).await?))
+        })
+        .await
+        .unwrap()
+    }
+
+    pub(crate) async fn patch(&self, namespace: &str, name: &str, patch: Value) {
+        let params = PatchParams::default();
+        let api = self.all(namespace);
+        api.patch(name, &params, &Patch::Merge(patch))
+            .await
+            .unwrap();
+    }
+
+    pub(crate) async fn delete(&self, namespace: &str, name: &str) {
+        let params = DeleteParams::default();
+        self.all(namespace).delete(name, &params).await.unwrap();
+    }
+
+    pub(crate) async fn says(
+        &self,
+        (namespace, name): (&str, &str),
+        what: &str,
+        right: impl Fn(&KryptonDeployment, &KryptonDeploymentStatus) -> bool,
+    ) -> KryptonDeployment {
+        let what = format!("{namespace}/{name} to say {what}");
+        let api = self.all(namespace);
+        let asked = eventually(&what, PATIENCE, async || {
+            let object = api.get(name).await?;
+            let status = object.status.clone().unwrap_or_default();
+            let now = status.observed_generation == object.metadata.generation;
+            if !now || !right(&object, &status) {
+                bail!(
+                    "{:?} {:?} {status:?}",
+                    object.metadata.finalizers,
+                    object.metadata.annotations
+                );
+            }
+            Ok(Some(object))
+        });
+        asked.await.unwrap()
+    }
+
+    pub(crate) async fn shows(
+        &self,
+        key: (&str, &str),
+        expected: (&str, &str, &str),
+    ) -> KryptonDeployment {
+        let (type_, truth, reason) = expected;
+        let right = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+            condition(&status.conditions, type_)
+                .is_some_and(|found| found.status == truth && found.reason == reason)
+        };
+        self.says(key, &format!("{expected:?}"), right).await
+    }
+
+    pub(crate) async fn gone(&self, namespace: &str, name: &str) {
+        let api = self.all(namespace);
+        let what = format!("{namespace}/{name} to be gone");
+        let asked = eventually(&what, PATIENCE, async || match api.get_opt(name).await? {
+            None => Ok(Some(())),
+            Some(object) => bail!("{:?} {:?}", object.metadata, object.status),
+        });
+        asked.await.unwrap();
+    }
+
+    pub(crate) async fn told(&self, namespace: &str, name: &str, reasons: &[&str]) {
+        let events: Api<Event> = Api::namespaced(self.home.client(), namespace);
+        let params = ListParams::default().fields(&format!(
+            "involvedObject.kind=KryptonDeployment,involvedObject.name={name}"
+        ));
+        let asked = eventually("the events", PATIENCE, async || {
+            let all = events.list(&params).await?.items;
+            let told: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
+            let missing = reasons
+                .iter()
+                .find(|it| !told.iter().any(|told| told == *it));
+            match missing {
+                None => Ok(Some(())),
+                Some(missing) => bail!("{missing} is not among {told:?}"),
+            }
+        });
+        asked.await.unwrap();
+    }
+}
+
+pub(crate) fn placed(status: &KryptonDeploymentStatus) -> Vec<&str> {
+    let places = status.places.iter().flatten();
+    places.map(|place| place.cluster.as_str()).collect()
+}
+
+fn options_of<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
+    let every = ("KRYPTON_CHECK_INTERVAL", "1s");
+    HubOptions::new(home.kubeconfig())
+        .args(options.to_vec())
+        .env(every.0, every.1)
+}
+
+pub(crate) async fn namespace_goes(desk: &Desk, name: &str) {
+    let what = format!("namespace {name} to be gone");
+    let asked = eventually(&what, PATIENCE, async || {
+        Ok(desk.namespace(name).await?.is_none().then_some(()))
+    });
+    asked.await.unwrap();
+}
