@@ -71,14 +71,20 @@ where
         failed: bool,
         /// The list is whole since then.
         whole: Option<Instant>,
+        /// So many whole lists in a row that no watch has followed. What failed before them counts no more: the
+        /// first answer after an outage is often one more failure.
+        unwatched: u32,
         doubt: Doubt,
     }
     impl<K, O> State<K, O> {
         fn fails(&mut self) {
             (self.events, self.failed) = (None, true);
-            let whole = self.whole.take();
-            if whole.is_some_and(|since| since.elapsed() >= LONGEST) {
-                self.pauses.reset();
+            if let Some(since) = self.whole.take() {
+                if since.elapsed() >= LONGEST {
+                    self.unwatched = 0;
+                }
+                self.pauses.failures = self.unwatched;
+                self.unwatched += 1;
             }
         }
     }
@@ -88,6 +94,7 @@ where
         pauses: WatchBackoff::default(),
         failed: false,
         whole: None,
+        unwatched: 0,
         doubt: Doubt::default(),
     };
     stream::unfold(state, |mut this| async move {
@@ -110,7 +117,10 @@ where
                     match event {
                         Event::Init | Event::InitApply(_) => {}
                         Event::InitDone => this.whole = Some(Instant::now()),
-                        Event::Apply(_) | Event::Delete(_) => this.pauses.reset(),
+                        Event::Apply(_) | Event::Delete(_) => {
+                            this.pauses.reset();
+                            this.unwatched = 0;
+                        }
                     }
                     this.doubt.see(&event);
                     return Some((Ok(event), this));
@@ -231,6 +241,35 @@ mod tests {
             lists += u32::from(matches!(events.next().await, Some(Ok(Event::InitDone))));
         }
         assert!((75..170).contains(&lists), "{lists} in ten minutes");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_an_outage_a_watch_that_fails_once_more_is_begun_again_soon() {
+        let listed = || {
+            vec![
+                Ok(Event::Init),
+                Ok(Event::InitApply(1)),
+                Ok(Event::InitDone),
+            ]
+        };
+        let opened = Mutex::new(0);
+        let mut events = listed_anew(move || {
+            let mut opened = opened.lock().unwrap();
+            *opened += 1;
+            let events = match *opened {
+                1..=6 => vec![failure()],
+                7 => listed().into_iter().chain([failure()]).collect(),
+                _ => listed(),
+            };
+            stream::iter(events).chain(stream::pending())
+        });
+        let mut whole = Vec::new();
+        while whole.len() < 2 {
+            if matches!(events.next().await, Some(Ok(Event::InitDone))) {
+                whole.push(Instant::now());
+            }
+        }
+        assert!(whole[1] - whole[0] <= FIRST);
     }
 
     /// Of these lists the one at `full` has something and ends badly, all others are empty.

@@ -46,7 +46,11 @@ impl Reconciler {
         if permitted != self.permitted {
             self.permitted = permitted;
             tracing::info!(member = %self.member.name, permitted, "the Lease");
-            if !permitted {
+            if permitted {
+                // What has failed while the cluster was away is no reason to wait: it has just answered.
+                self.recording_failures = 0;
+                self.recording.abort_all();
+            } else {
                 // Another writer may have been here meanwhile.
                 self.recorded = None;
             }
