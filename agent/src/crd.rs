@@ -84,7 +84,7 @@ async fn bring_up(
     {
         return Err(CrdError::Terminating(name));
     }
-    let version = found.as_ref().and_then(krypton_crds::schema_version);
+    let version = found.as_ref().and_then(|found| held(found, wanted));
     let replaced = found.is_some();
     let written = match step(version, found.is_some(), krypton_crds::SCHEMA_VERSION) {
         Step::Leave => found,
@@ -135,6 +135,18 @@ async fn bring_up(
         .map_err(|_| CrdError::NotServed(name))
 }
 
+/// The schema that it holds. Whoever applies another's over ours leaves our mark on it.
+fn held(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> Option<u32> {
+    let version = krypton_crds::schema_version(found)?;
+    let ours = version == krypton_crds::SCHEMA_VERSION;
+    (!ours || own_fields(found) == own_fields(wanted)).then_some(version)
+}
+
+fn own_fields(crd: &CustomResourceDefinition) -> Option<BTreeSet<String>> {
+    let schema = crd.spec.versions.first()?.schema.as_ref()?;
+    fields(&serde_json::to_value(schema.open_api_v3_schema.as_ref()?).ok()?)
+}
+
 /// Waits until objects are read by the schema that was written: for a moment more the apiserver goes by the one
 /// before, and leaves out of its answers what that does not have. What it publishes follows what it reads by.
 async fn in_force(client: &Client, wanted: &CustomResourceDefinition) {
@@ -142,10 +154,7 @@ async fn in_force(client: &Client, wanted: &CustomResourceDefinition) {
     let Some(version) = spec.versions.first() else {
         return;
     };
-    let ours = version.schema.as_ref().and_then(|schema| {
-        let spec = serde_json::to_value(schema.open_api_v3_schema.as_ref()?).ok()?;
-        fields(&spec)
-    });
+    let ours = own_fields(wanted);
     let path = format!("/openapi/v3/apis/{}/{}", spec.group, version.name);
     loop {
         let Ok(request) = http::Request::get(&path).body(Vec::new()) else {

@@ -427,7 +427,7 @@ impl Reconciler {
             Seen::Workspace(event) => {
                 let (namespaces, dirty) = self.index.workspace_event(event);
                 self.placings.touch_namespaces(&namespaces);
-                self.workspaces.touch(&namespaces);
+                self.workspaces.touch(&namespaces, &self.index);
                 dirty
             }
             Seen::Deployment(event) => {
@@ -532,7 +532,7 @@ impl Reconciler {
             .chain(crd.filter(|at| *at > now))
             .chain(self.rounds.wake())
             .chain(self.placings.wake())
-            .chain(self.workspaces.wake().filter(|at| *at > now))
+            .chain(self.workspaces.wake(now))
             .chain(self.version_wake().filter(|at| *at > now))
             .min()
     }

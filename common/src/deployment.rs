@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::conditions::ClusterState;
 use crate::drift::DriftPolicy;
 use crate::names;
-use crate::tenant::{trim, trim_all};
+use crate::tenant::trim_all;
 
 /// A KryptonDeployment's namespace and name, at home.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -111,8 +111,10 @@ pub const TOLD_AT_HOME: [(&str, &str, bool); 8] = [
     ("WorkspaceDeleted", "EdgeNamespaceDeleteRequested", false),
 ];
 
-/// Of one order, the latest: what is beyond is lost, as events may be.
-pub const DEEDS_MAX: usize = 4;
+/// Of one order, the latest: what is beyond is lost, as events may be. With their texts, those of all reports of a
+/// message are a tenth of what it may hold.
+pub const DEEDS_MAX: usize = 3;
+const DEED_TEXT_MAX: usize = 128;
 
 /// The newest report of one member on one order; an older one is worth nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -140,8 +142,9 @@ impl DeploymentReport {
         let more = self.deeds.len().saturating_sub(DEEDS_MAX);
         self.deeds.drain(..more);
         for deed in &mut self.deeds {
-            trim(&mut deed.reason);
-            trim(&mut deed.message);
+            for text in [&mut deed.reason, &mut deed.message] {
+                text.truncate(text.floor_char_boundary(DEED_TEXT_MAX));
+            }
         }
         self
     }

@@ -54,6 +54,6 @@ pub(crate) fn trim_all(applied_chart: &mut String, state: &mut ClusterState) {
     }
 }
 
-pub(crate) fn trim(text: &mut String) {
+fn trim(text: &mut String) {
     text.truncate(text.floor_char_boundary(MESSAGE_MAX));
 }

@@ -312,7 +312,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     let dealt = Dealt {
                         chart: chart.chart.as_deref()?,
                         own: chart.own || namespaces.own,
-                        namespaces: namespaces.configuration.as_ref()?,
+                        namespaces: &namespaces.configuration,
                         deployments: deployments.map_or(&[], |orders| orders),
                         placed: placed_there.map_or(&[], |orders| orders),
                     };
@@ -762,6 +762,9 @@ fn targets(known: &EdgeClusters) -> Targets {
                 source_namespace: source.and_then(|source| source.namespace.clone()),
                 allowed: allowed(object),
                 cluster_uid: (object.status.as_ref()).and_then(|status| status.cluster_uid.clone()),
+                duplicate: conditions(object)
+                    .iter()
+                    .any(|condition| condition.reason == facts::reason::DUPLICATE),
                 resolved: find(conditions(object), TARGET_RESOLVED),
             };
             (name.clone(), target)

@@ -46,14 +46,11 @@ impl Reconciler {
         if permitted != self.permitted {
             self.permitted = permitted;
             tracing::info!(member = %self.member.name, permitted, "the Lease");
-            if permitted {
-                // What has failed while the cluster was away is no reason to wait: it has just answered.
-                self.recording_failures = 0;
-                self.recording.abort_all();
-            } else {
-                // Another writer may have been here meanwhile.
-                self.recorded = None;
-            }
+            // Another writer may have been here meanwhile; and what has failed while the cluster was away is no
+            // reason to wait.
+            self.recorded = None;
+            self.recording.abort_all();
+            self.recording_failures = 0;
             self.look_at_all();
         }
         if !permitted {
@@ -108,6 +105,10 @@ impl Reconciler {
         done: Result<(Arc<DesiredState>, Result<Recording, String>), tokio::task::JoinError>,
     ) {
         let Ok((desired, result)) = done else { return };
+        // Begun under a Lease that is another's by now, perhaps.
+        if !self.permitted {
+            return;
+        }
         if let Ok(Recording { unowned, .. }) = &result
             && *unowned != self.unowned
         {

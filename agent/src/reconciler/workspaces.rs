@@ -20,6 +20,7 @@ use super::perform::Performer;
 use super::{AFTER_CONFLICT, Reconciler};
 use crate::clock::Boot;
 use crate::effect;
+use crate::index::Index;
 use crate::plan;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -65,15 +66,23 @@ enum Fault {
 }
 
 impl Workspaces {
-    /// These have changed.
-    pub(super) fn touch(&mut self, namespaces: &BTreeSet<String>) {
-        self.dirty.extend(namespaces.iter().cloned());
+    /// These have changed. Most of a cluster's are none of Krypton's.
+    pub(super) fn touch(&mut self, namespaces: &BTreeSet<String>, index: &Index) {
+        for name in namespaces {
+            let found = index.workspaces.get(name);
+            if found.is_some_and(|found| found.words.is_some()) || self.slots.contains_key(name) {
+                self.dirty.insert(name.clone());
+            } else {
+                self.dirty.remove(name);
+            }
+        }
     }
 
-    pub(super) fn wake(&self) -> Option<Boot> {
+    /// When one of them may be written again, of those that wait for that.
+    pub(super) fn wake(&self, now: Boot) -> Option<Boot> {
         let idle = |name: &&String| self.slots.get(*name).filter(|slot| !slot.busy);
         let waiting = self.dirty.iter().filter_map(|name| idle(&name)?.not_before);
-        waiting.min()
+        waiting.filter(|at| *at > now).min()
     }
 }
 

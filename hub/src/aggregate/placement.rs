@@ -138,14 +138,19 @@ fn acting<'a>(tenant: &'a Tenant, on: &'a str, targets: &'a Targets) -> Result<&
     let Some(place) = place(tenant) else {
         return here.map(|_| on).ok_or(Away::Left);
     };
-    let is = |target: &Target| target.cluster_uid.as_ref() == Some(&place.cluster_uid);
-    if here.is_some_and(is) {
+    let is = |target: &&Target| target.cluster_uid.as_ref() == Some(&place.cluster_uid);
+    let here_is = here.filter(is);
+    if here_is.is_some_and(|target| !target.duplicate) {
         return Ok(on);
     }
-    // On home itself the Tenant is the one of home.
+    // On home itself the Tenant is the one of home. Of two members that are the cluster, one acts.
     let mut others = targets.iter().filter(|(name, _)| *name != SELF_CLUSTER);
-    if let Some((name, _)) = others.find(|(_, target)| is(target)) {
+    let acts = |target: &Target| is(&target) && (here_is.is_none() || !target.duplicate);
+    if let Some((name, _)) = others.find(|(_, target)| acts(target)) {
         return Ok(name);
+    }
+    if here_is.is_some() {
+        return Ok(on);
     }
     Err(match here.map(|target| target.cluster_uid.as_deref()) {
         None => Away::Left,

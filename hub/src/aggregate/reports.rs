@@ -68,6 +68,8 @@ pub struct Target {
     pub allowed: Allowed,
     /// The cluster that it is, once it has been reached.
     pub cluster_uid: Option<String>,
+    /// Another member is the same cluster, and acts on it.
+    pub duplicate: bool,
     /// `TargetClusterResolved` of its EdgeCluster.
     pub resolved: Option<State>,
 }

@@ -30,7 +30,6 @@ pub(super) mod ready {
     pub(in crate::deployment) const EDGE_UNAVAILABLE: &str = "EdgeUnavailable";
     pub(in crate::deployment) const HELM_FAILED: &str = "HelmFailed";
     pub(in crate::deployment) const DELETING: &str = "Deleting";
-    pub(in crate::deployment) const CRD_OUTDATED: &str = "CrdOutdated";
 }
 
 /// What was read afresh of a deletion, before anything follows from it (design §3, rule 2).
@@ -68,8 +67,6 @@ pub(super) struct View<'a> {
     /// The places on record.
     pub(super) sites: Vec<Site>,
     pub(super) deletion: Deletion,
-    /// Home keeps no places: its CRD is another's, which does not know them.
-    pub(super) forgets: bool,
     pub(super) check_every: u32,
     pub(super) now: Timestamp,
 }
@@ -90,7 +87,7 @@ fn news(reason: &'static str, message: impl Into<String>) -> News {
     }
 }
 
-fn warning(reason: &'static str, message: impl Into<String>) -> News {
+pub(super) fn warning(reason: &'static str, message: impl Into<String>) -> News {
     News {
         warning: true,
         ..news(reason, message)
@@ -114,10 +111,7 @@ pub(super) struct Decision {
 
 /// Decides.
 pub(super) fn decide(view: &View<'_>) -> Decision {
-    let deleted = view.object.metadata.deletion_timestamp.is_some();
-    if view.forgets && !(deleted && view.lets_go()) {
-        view.hold(deleted)
-    } else if deleted {
+    if view.object.metadata.deletion_timestamp.is_some() {
         view.leave()
     } else {
         view.stay()
@@ -158,11 +152,6 @@ impl View<'_> {
 
     fn orphaned(&self) -> bool {
         self.annotated(names::ORPHAN_ANNOTATION) == Some("true")
-    }
-
-    /// Of one that is deleted: its finalizer goes at once.
-    fn lets_go(&self) -> bool {
-        self.orphaned() || self.deletion == Deletion::OfTheCrd
     }
 
     fn release(&self) -> String {
@@ -251,25 +240,6 @@ impl View<'_> {
         self.object.status.as_ref()?.places.as_deref()
     }
 
-    /// Nothing is ordered of what cannot be put on record first.
-    fn hold(&self, deleted: bool) -> Decision {
-        let message = "the CRD of KryptonDeployments at home is older than this hub and cannot keep where one is deployed; apply the one of folder crds/";
-        let standing = Standing {
-            phase: DeploymentPhase::Error,
-            ready: State::new(Truth::Unknown, ready::CRD_OUTDATED, message),
-            last_message: message.to_owned(),
-        };
-        let places = self.recorded().unwrap_or_default().to_vec();
-        Decision {
-            read: deleted && self.finalized() && self.deletion == Deletion::NotRead,
-            ..self.decision(
-                BTreeMap::new(),
-                (None, None),
-                (standing, places, Vec::new()),
-            )
-        }
-    }
-
     /// It is to be there.
     fn stay(&self) -> Decision {
         let account = !self.object.spec.account.name.is_empty();
@@ -355,7 +325,7 @@ impl View<'_> {
     /// It is to go.
     fn leave(&self) -> Decision {
         let confirmed = self.deletion == Deletion::OfTheObject;
-        let lets_go = self.lets_go();
+        let lets_go = self.orphaned() || self.deletion == Deletion::OfTheCrd;
         let held = self.finalized();
         let (mut told, mut places) = (Vec::new(), Vec::new());
         let mut orders = BTreeMap::new();
@@ -677,7 +647,6 @@ fn transition(to: &State) -> News {
         ready::NOT_READY => news("NotReady", message),
         reason::UNINSTALL_FAILED => warning("HelmUninstallFailed", message),
         ready::HELM_FAILED => warning("HelmDeployFailed", message),
-        ready::CRD_OUTDATED => warning(ready::CRD_OUTDATED, message),
         _ => warning("Refused", message),
     }
 }

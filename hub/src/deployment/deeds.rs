@@ -6,6 +6,9 @@ use krypton_common::deployment::{Deed, TOLD_AT_HOME};
 
 use super::decision::News;
 
+/// Of one member. More than a few reports hold: of two who speak for it in turn each has deeds of its own.
+const KEPT: usize = 16;
+
 /// What has been told of one object, by the member's name.
 #[derive(Debug, Default)]
 pub(super) struct Told(BTreeMap<String, BTreeSet<u64>>);
@@ -14,13 +17,18 @@ impl Told {
     /// What is to be told of these deeds. While nothing is known, another hub has told those of an object that
     /// was there before this one.
     pub(super) fn news(&mut self, member: &str, deeds: &[Deed], was_there: bool) -> Vec<News> {
-        let now = deeds.iter().map(|deed| deed.at).collect();
-        let before = self.0.insert(member.to_owned(), now);
-        let Some(before) = before.or((!was_there).then(BTreeSet::new)) else {
-            return Vec::new();
-        };
-        let fresh = deeds.iter().filter(|deed| !before.contains(&deed.at));
-        fresh.filter_map(|deed| event(member, deed)).collect()
+        let now = deeds.iter().map(|deed| deed.at);
+        let known = !self.0.contains_key(member) && was_there;
+        let told = self.0.entry(member.to_owned()).or_default();
+        let fresh = deeds
+            .iter()
+            .filter(|deed| !known && !told.contains(&deed.at));
+        let news = fresh.filter_map(|deed| event(member, deed)).collect();
+        told.extend(now);
+        while told.len() > KEPT {
+            told.pop_first();
+        }
+        news
     }
 }
 
@@ -63,8 +71,9 @@ mod tests {
             reasons(new.news("paris", &both, false)),
             ["RepairTriggered"]
         );
-        // The member's process is another one by now.
+        // Another speaks for the member, and then the first one again.
         assert!(new.news("paris", &[], false).is_empty());
+        assert!(new.news("paris", &both, false).is_empty());
         // The hub is.
         assert!(old.news("paris", &both, true).is_empty());
         let news = old.news("paris", &more, true);

@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::aim::{self, Cluster, Named as Aimed, Sight, named, trusted};
-use super::decision::{At, Decision, Deletion, News, Site, View, decide};
+use super::decision::{At, Decision, Deletion, News, Site, View, decide, warning};
 use super::deeds::Told;
 use super::writes::{Reading, Write, Written, read, write};
 use crate::deployments::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
@@ -39,8 +39,9 @@ use crate::notices::Notices;
 const PACE: Duration = Duration::from_secs(1);
 /// The pause after a write or a read that did not go through, give or take half of it.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
-/// Whether home keeps places by now is tried so often, with one object.
-const TRY_AGAIN: Duration = Duration::from_secs(60);
+/// Whether home keeps places by now is tried so often.
+const TRY_AGAIN: Duration = Duration::from_secs(20);
+const FORGETS: &str = "home's CRD of KryptonDeployments does not keep where one is deployed: it is older than this hub, and until it is brought up to date none is written or ordered anew";
 /// Two looks at all of them.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Writes and reads in flight: beyond it they wait.
@@ -101,14 +102,17 @@ struct Desk {
     refused: u32,
     clusters: BTreeMap<String, Cluster>,
     of_clusters: Known,
-    /// Home did not keep the places of this one: with it, it is tried again at that time.
-    forgotten: Option<(DeploymentKey, Boot)>,
+    /// Home's CRD does not keep places: nothing is decided until then.
+    forgets: Option<Boot>,
 }
 
 /// Keeps them until `stop`. Orders are given by every hub, and only the one that leads writes.
 pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: CancellationToken) {
-    let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
-    let mut objects = listed_anew(move || watcher(objects.clone(), Config::default()));
+    let list = || {
+        let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
+        listed_anew(move || watcher(objects.clone(), Config::default()))
+    };
+    let mut objects = list();
     let members: Api<EdgeCluster> = Api::all(keep.client.clone());
     let mut members = listed_anew(move || watcher(members.clone(), Config::default()));
     let mut said = keep.deployments.changes();
@@ -121,6 +125,11 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
         let now = Boot::now();
         let leading = lead.borrow_and_update().may_start(now);
         let mut wake = None;
+        if desk.forgets.is_some_and(|until| until <= now) {
+            // What was read in between may lack what is stored.
+            objects = list();
+            (desk.forgets, desk.synced, desk.refused) = (None, false, 0);
+        }
         if look && now >= look_next {
             (look, look_next) = (false, Boot(now.0 + LOOK_EVERY));
             let found = findings.borrow_and_update().clone();
@@ -153,17 +162,15 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
                         readings.spawn(read(keep.client.clone(), key, uid));
                     }
                     Step::Write(what, news) => {
-                        let before = slot.object.metadata.resource_version.clone();
-                        writes.spawn(write(keep.client.clone(), key, before, what, news));
+                        let object = Arc::clone(&slot.object);
+                        writes.spawn(write(keep.client.clone(), key, object, what, news));
                     }
                 }
             }
             look_next = wake.map_or(look_next, |wake| wake.max(look_next));
         }
-        let mut due = look.then_some(look_next);
-        if let Some((_, again)) = desk.forgotten.as_ref().filter(|(_, again)| *again > now) {
-            due = Some(due.map_or(*again, |due| due.min(*again)));
-        }
+        let due = look.then_some(look_next).into_iter().chain(desk.forgets);
+        let due = due.min();
         let mut news = false;
         tokio::select! {
             () = stop.cancelled() => return,
@@ -192,7 +199,7 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
                 }
                 news = true;
             }
-            () = clock::sleep_until(due, now) => look = true,
+            () = clock::sleep_until(due, now) => {}
         }
         if news {
             (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY)));
@@ -246,11 +253,12 @@ impl Desk {
     /// Decides on all, and gives the orders. Nothing follows before home's lists are complete (design §3,
     /// rule 1).
     fn decide(&mut self, keep: &Keep, findings: &Findings) -> Vec<Decided> {
-        if !self.of_clusters.synced || !(self.synced || self.refused >= NOT_KNOWN) {
+        if self.forgets.is_some()
+            || !self.of_clusters.synced
+            || !(self.synced || self.refused >= NOT_KNOWN)
+        {
             return Vec::new();
         }
-        let gone = |(tried, _): &mut (DeploymentKey, Boot)| !self.slots.contains_key(tried);
-        self.forgotten.take_if(gone);
         // Of one that does not act nothing is on record; what is, a person changes.
         for (name, cluster) in &mut self.clusters {
             if cluster.cluster_uid.is_none() {
@@ -287,12 +295,6 @@ impl Desk {
         }
         keep.deployments.order(ordered);
         decisions
-    }
-
-    /// Whether nothing of it could be put on record.
-    fn forgets(&self, key: &DeploymentKey) -> bool {
-        let waits = |(tried, again): &(DeploymentKey, Boot)| tried != key || Boot::now() < *again;
-        self.forgotten.as_ref().is_some_and(waits)
     }
 
     fn by_age(&self) -> Vec<(&DeploymentKey, &Slot)> {
@@ -348,7 +350,6 @@ impl Desk {
                 })
             }),
             deletion: slot.deletion,
-            forgets: self.forgets(key),
             check_every: u32::try_from(keep.check_interval.as_secs()).unwrap_or(u32::MAX),
             now: clock::wall(),
         }
@@ -537,16 +538,16 @@ impl Desk {
 
     /// What was written counts, unless the watch has brought something else since.
     fn take_written(&mut self, written: Written, notices: &Notices) {
-        if written.forgotten {
-            if self.forgotten.is_none() {
-                tracing::warn!(deployment = %written.key, "home does not keep status.places of KryptonDeployments: its CRD is older than this hub, and none are carried out until it is brought up to date");
+        if written.forgets && self.forgets.is_none() {
+            tracing::warn!(deployment = %written.key, "{FORGETS}");
+            if let Some(slot) = self.slots.get(&written.key) {
+                tell(&slot.object, vec![warning("CrdOutdated", FORGETS)], notices);
             }
-            let again = Boot(Boot::now().0 + TRY_AGAIN);
-            self.forgotten = Some((written.key.clone(), again));
-        } else if let Some(object) = &written.object {
-            if !recorded(object).is_empty() {
-                self.forgotten = None;
-            }
+        }
+        if written.forgets {
+            self.forgets = Some(Boot(Boot::now().0 + TRY_AGAIN));
+        }
+        if let Some(object) = &written.object {
             tell(object, written.news, notices);
         }
         // The watch may have told of its end before.

@@ -9,15 +9,15 @@ use crate::facts::{Values, reason};
 /// What one member is to get.
 #[derive(Debug)]
 pub(super) struct Namespaces {
-    /// None: it stays with what it has.
-    pub configuration: Option<NamespaceConfiguration>,
+    pub configuration: NamespaceConfiguration,
     /// Whether it is that of this member alone.
     pub own: bool,
     /// Why it is not what it should be.
     pub problem: Option<Values>,
 }
 
-/// `had` is what the member was given last: it keeps that while what it is to have cannot be used.
+/// `had` is what the member was given last: it keeps that while what it is to have cannot be used. A hub that has given
+/// it nothing yet gives it what can be.
 pub(super) fn of_member(
     fleet: &NamespaceConfiguration,
     spec: &EdgeClusterSpec,
@@ -26,21 +26,50 @@ pub(super) fn of_member(
     match merged(fleet, spec) {
         Ok(configuration) => Namespaces {
             own: configuration != *fleet,
-            configuration: Some(configuration),
+            configuration,
             problem: None,
         },
         Err(error) => {
             let message = format!(
-                "spec.namespaceConfiguration: {error}; {}. The member stays with what it has",
+                "spec.namespaceConfiguration: {error}; {}. The member stays with what it has; after a restart of the hub, with what of it can be set",
                 error.remedy()
             );
             let state = State::new(Truth::False, reason::NAMESPACES_INVALID, message);
             Namespaces {
-                configuration: had(),
+                configuration: had().unwrap_or_else(|| usable(fleet, spec)),
                 own: true,
                 problem: Some(Values::Said(state)),
             }
         }
+    }
+}
+
+/// The fleet's, with those of the member over it that can be set.
+fn usable(fleet: &NamespaceConfiguration, spec: &EdgeClusterSpec) -> NamespaceConfiguration {
+    let Some(own) = &spec.namespace_configuration else {
+        return fleet.clone();
+    };
+    let label = |(key, value): (&String, &String)| {
+        let one = NamespaceConfiguration {
+            labels: [(key.clone(), value.clone())].into(),
+            ..NamespaceConfiguration::default()
+        };
+        one.check().is_ok().then_some((key.clone(), value.clone()))
+    };
+    let annotation = |(key, value): (&String, &String)| {
+        let one = NamespaceConfiguration {
+            annotations: [(key.clone(), value.clone())].into(),
+            ..NamespaceConfiguration::default()
+        };
+        one.check().is_ok().then_some((key.clone(), value.clone()))
+    };
+    let merged = fleet.overlaid(&NamespaceConfiguration {
+        labels: own.labels.iter().filter_map(label).collect(),
+        annotations: own.annotations.iter().filter_map(annotation).collect(),
+    });
+    match merged.check() {
+        Ok(()) => merged,
+        Err(_) => fleet.clone(),
     }
 }
 
@@ -80,13 +109,13 @@ mod tests {
     fn a_member_has_the_fleets_and_its_own_over_them() {
         let fleet = configuration(json!({"labels": {"team": "a", "zone": "1"}}));
         let none = of_member(&fleet, &EdgeClusterSpec::default(), || None);
-        assert_eq!((none.configuration, none.own), (Some(fleet.clone()), false));
+        assert_eq!((none.configuration, none.own), (fleet.clone(), false));
         let same = of_member(&fleet, &spec(json!({"labels": {"team": "a"}})), || None);
-        assert_eq!((same.configuration, same.own), (Some(fleet.clone()), false));
+        assert_eq!((same.configuration, same.own), (fleet.clone(), false));
         let own = spec(json!({"labels": {"zone": "2"}, "annotations": {"note": "x"}}));
         let own = of_member(&fleet, &own, || None);
         let expected = json!({"labels": {"team": "a", "zone": "2"}, "annotations": {"note": "x"}});
-        assert_eq!(own.configuration, Some(configuration(expected)));
+        assert_eq!(own.configuration, configuration(expected));
         assert!(own.own && own.problem.is_none());
     }
 
@@ -100,15 +129,19 @@ mod tests {
             json!({"annotations": {"a note": "x"}}),
         ] {
             let found = of_member(&fleet, &spec(bad), || Some(had.clone()));
-            assert_eq!(found.configuration.as_ref(), Some(&had));
+            assert_eq!(found.configuration, had);
             let Some(Values::Said(state)) = found.problem else {
                 panic!("nothing is said");
             };
             assert_eq!(state.truth, Truth::False);
             assert_eq!(state.reason, reason::NAMESPACES_INVALID);
         }
-        let bad = spec(json!({"labels": {"a b": ""}}));
-        assert_eq!(of_member(&fleet, &bad, || None).configuration, None);
+        // A hub that has just been started: it must be given all else.
+        let partly = spec(json!({"labels": {"a b": "", "zone": "1"}}));
+        let found = of_member(&fleet, &partly, || None);
+        let expected = configuration(json!({"labels": {"team": "a", "zone": "1"}}));
+        assert_eq!(found.configuration, expected);
+        assert!(found.problem.is_some());
         let many = |prefix: &str| -> serde_json::Value {
             let keys = (0..40).map(|n| (format!("{prefix}{n}"), json!("v")));
             json!({"labels": keys.collect::<serde_json::Map<_, _>>()})

@@ -399,6 +399,8 @@ async fn deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again(m
     no_helm_ran(&mut pair).await;
     assert_eq!(desk.releases().await.unwrap(), before);
 
+    // Somebody applies the original's over ours, where a deletion comes in: nothing that is on record is lost.
+    apply_crd(pair.home(), EMBEDDED).await.unwrap();
     let params = DeleteParams::default();
     deployments.delete("goes", &params).await.unwrap();
     eventually("the deleted one to be gone", PATIENCE, async || {
@@ -408,6 +410,11 @@ async fn deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again(m
     .unwrap();
     let left = desk.revisions("goes", "ced-goes").await.unwrap();
     assert!(left.is_empty(), "{left:?}");
+    assert!(is_ours(
+        &crd(pair.home(), KryptonDeployment::crd_name()).await
+    ));
+    is_ready("acme").await;
+    assert_eq!(desk.revisions("acme", "ced-acme").await.unwrap().len(), 1);
     // The original has not marked what it has made.
     assert!(desk.namespace("goes").await.unwrap().is_some());
 }

@@ -14,7 +14,6 @@ struct World {
     aim: Result<&'static str, State>,
     members: BTreeMap<&'static str, At>,
     deletion: Deletion,
-    forgets: bool,
 }
 
 fn connected(truth: Truth) -> Cluster {
@@ -39,7 +38,6 @@ fn world() -> World {
         aim: Ok("edge-1"),
         members: BTreeMap::new(),
         deletion: Deletion::NotRead,
-        forgets: false,
     }
     .member("edge-1")
 }
@@ -148,7 +146,6 @@ impl World {
                 .map(|it| self.site(it))
                 .collect(),
             deletion: self.deletion,
-            forgets: self.forgets,
             check_every: 60,
             now: Timestamp::UNIX_EPOCH,
         })
@@ -396,7 +393,6 @@ fn the_same_cluster_under_another_name_is_the_same_place() {
     let mut renamed = world.site(place("kamaji", false));
     renamed.place.cluster_uid = "uid-of-edge-1".to_owned();
     let view = View {
-        forgets: false,
         object: &world.object,
         aim: Ok(renamed),
         sites: vec![world.site(place("edge-1", false))],
@@ -549,29 +545,4 @@ fn of_more_than_a_member_takes_the_rest_is_told_and_not_ordered_and_can_still_go
         .decide();
     assert_eq!(orders(&going), [("edge-1", true)]);
     assert!(going.orders["edge-1"].annotations.is_empty());
-}
-
-#[test]
-fn while_home_keeps_no_places_nothing_is_ordered_and_the_object_says_why_once() {
-    let outdated = |mut world: World| {
-        world.forgets = true;
-        world
-    };
-    let mut waits = outdated(world().finalized());
-    let decision = waits.decide();
-    assert!(decision.orders.is_empty());
-    assert_eq!(decision.finalizers, None);
-    assert_eq!(ready(&decision), (Truth::Unknown, "CrdOutdated".to_owned()));
-    assert_eq!(reasons(&decision.with_status), ["CrdOutdated"]);
-    waits.object.status = Some(decision.status.clone());
-    let again = waits.decide();
-    assert_eq!(again.status, decision.status);
-    assert!(again.with_status.is_empty());
-    // It can still go with its CRD, and be let go.
-    let deleted = |deletion| outdated(world().finalized().deleted(deletion)).decide();
-    let not_read = deleted(Deletion::NotRead);
-    assert!(not_read.read && not_read.finalizers.is_none());
-    let its = deleted(Deletion::OfTheObject);
-    assert!(!its.read && its.finalizers.is_none() && its.orders.is_empty());
-    assert_eq!(deleted(Deletion::OfTheCrd).finalizers, Some(Vec::new()));
 }
