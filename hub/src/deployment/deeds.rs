@@ -74,7 +74,7 @@ mod tests {
         // Another speaks for the member, and then the first one again.
         assert!(new.news("paris", &[], false).is_empty());
         assert!(new.news("paris", &both, false).is_empty());
-        // The hub is.
+        // The hub is another one.
         assert!(old.news("paris", &both, true).is_empty());
         let news = old.news("paris", &more, true);
         assert_eq!(news.len(), 1);

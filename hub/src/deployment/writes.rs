@@ -121,29 +121,24 @@ async fn write_now(
             "status": status,
         }),
     });
+    let send = async |params: &PatchParams| match write {
+        Write::Finalizers(_) => api.patch(&key.name, params, &patch).await,
+        Write::Status(_) => api.patch_status(&key.name, params, &patch).await,
+    };
     if records {
         let trial = PatchParams {
             dry_run: true,
             ..PatchParams::default()
         };
-        let tried = match write {
-            Write::Finalizers(_) => api.patch(&key.name, &trial, &patch).await?,
-            Write::Status(_) => api.patch_status(&key.name, &trial, &patch).await?,
-        };
-        if places(&tried).is_none() {
+        if places(&send(&trial).await?).is_none() {
             return Ok(Outcome::Forgets);
         }
     }
     let params = PatchParams::default();
+    let call = send(&params);
     let written = match write {
-        Write::Finalizers(_) => {
-            let call = api.patch(&key.name, &params, &patch);
-            effect!("deployment.finalizers", call).await
-        }
-        Write::Status(_) => {
-            let call = api.patch_status(&key.name, &params, &patch);
-            effect!("deployment.status", call).await
-        }
+        Write::Finalizers(_) => effect!("deployment.finalizers", call).await,
+        Write::Status(_) => effect!("deployment.status", call).await,
     };
     written.map(Outcome::Written)
 }

@@ -49,24 +49,18 @@ fn usable(fleet: &NamespaceConfiguration, spec: &EdgeClusterSpec) -> NamespaceCo
     let Some(own) = &spec.namespace_configuration else {
         return fleet.clone();
     };
-    let label = |(key, value): (&String, &String)| {
-        let one = NamespaceConfiguration {
-            labels: [(key.clone(), value.clone())].into(),
-            ..NamespaceConfiguration::default()
-        };
-        one.check().is_ok().then_some((key.clone(), value.clone()))
-    };
-    let annotation = |(key, value): (&String, &String)| {
-        let one = NamespaceConfiguration {
-            annotations: [(key.clone(), value.clone())].into(),
-            ..NamespaceConfiguration::default()
-        };
-        one.check().is_ok().then_some((key.clone(), value.clone()))
-    };
-    let merged = fleet.overlaid(&NamespaceConfiguration {
-        labels: own.labels.iter().filter_map(label).collect(),
-        annotations: own.annotations.iter().filter_map(annotation).collect(),
+    let default = NamespaceConfiguration::default;
+    let of_one = |(key, value): (&String, &String)| [(key.clone(), value.clone())].into();
+    let labels = own.labels.iter().map(|pair| NamespaceConfiguration {
+        labels: of_one(pair),
+        ..default()
     });
+    let annotations = own.annotations.iter().map(|pair| NamespaceConfiguration {
+        annotations: of_one(pair),
+        ..default()
+    });
+    let usable = labels.chain(annotations).filter(|one| one.check().is_ok());
+    let merged = usable.fold(fleet.clone(), |all, one| all.overlaid(&one));
     match merged.check() {
         Ok(()) => merged,
         Err(_) => fleet.clone(),
