@@ -48,11 +48,11 @@ test: rust tools ## Unit, property and end-to-end tests against real control pla
 
 failpoints: rust tools ## Kill hub and agent, and have them fail, before and after each external effect, by proxy and by agent
 	$(binaries) $(debug) --examples
-	KRYPTON_FAILPOINTS=all cargo test $(CARGO_FLAGS) --workspace $(debug) --test failpoints -- --test-threads=$(TEST_THREADS) --nocapture
+	KRYPTON_FAILPOINTS=all cargo test $(CARGO_FLAGS) --workspace $(debug) --test e2e failpoints:: -- --test-threads=$(TEST_THREADS) --nocapture
 
 placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of the hub; needs 24 GiB
 	$(binaries) $(debug) --examples
-	KRYPTON_PLACED=all cargo test $(CARGO_FLAGS) --workspace $(debug) --test placed -- a_hub_that_is_started_again --nocapture
+	KRYPTON_PLACED=all cargo test $(CARGO_FLAGS) --workspace $(debug) --test e2e a_hub_that_is_started_again -- --nocapture
 
 # The seeds are replayed by `make test` as well.
 fuzz: rust ## Feed the reading of kubeconfigs and charts with what a fuzzer finds (FUZZ_SECONDS=60)

@@ -27,7 +27,7 @@ use rustls::pki_types::PrivateKeyDer;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{CHART, CHART_VERSION};
+use super::{CHART, CHART_VERSION};
 
 pub(crate) const REPLICA: &str = "one";
 pub(crate) const KUBERNETES_VERSION: &str = "v1.36.0-simulated";
@@ -139,7 +139,7 @@ impl Agents {
             for number in 0..each {
                 let key = TenantKey {
                     namespace: "default".to_owned(),
-                    name: crate::name(number),
+                    name: super::name(number),
                 };
                 agent.board.tenant(&key, Some(report.clone()));
             }

@@ -1,0 +1,350 @@
+//! What home says of a Tenant over all its members: members that depart, and members in great numbers.
+
+#[path = "../../src/bench/simulated.rs"]
+#[expect(
+    dead_code,
+    reason = "the benchmark's agents can do more than is tested here"
+)]
+mod simulated;
+
+use std::time::Instant;
+
+use anyhow::bail;
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::Secret;
+use krypton_common::conditions::{State, Truth, clusters, reason};
+use krypton_common::tenant::TenantKey;
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
+use krypton_crds::tenant::{ClusterSummary, Tenant};
+use krypton_hub::authority::{self, Authority};
+use krypton_tests::{
+    Cluster, Hub, HubOptions, Mode, Pair, Parts, eventually,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
+    in_both_modes, kubectl_krypton,
+};
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use simulated::{Agents, Enrolled, Member, installed};
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+/// As the simulated agents name it.
+const CHART: &str = "small";
+const CHART_VERSION: &str = "1.0.0";
+
+in_both_modes!(a_member_that_departs_is_shown_for_a_grace_over_a_restart_and_then_no_more);
+
+/// As the simulated agents name their Tenants.
+fn name(number: u32) -> String {
+    format!("tenant-{number}")
+}
+
+/// Waits until the member's condition has gone, and until then it says nothing but this.
+async fn goes(desk: &Desk, type_: &str, why: &str) -> Tenant {
+    let tenants = desk.tenants("default");
+    eventually("the condition to go", PATIENCE, async || {
+        let tenant = tenants.get("acme").await?;
+        let conditions = tenant.status.clone().unwrap_or_default().conditions;
+        let Some(found) = condition(&conditions, type_) else {
+            return Ok(Some(tenant));
+        };
+        assert_eq!(
+            (found.status.as_str(), found.reason.as_str()),
+            ("Unknown", why)
+        );
+        bail!("it is there");
+    })
+    .await
+    .unwrap()
+}
+
+async fn a_member_that_departs_is_shown_for_a_grace_over_a_restart_and_then_no_more(mode: Mode) {
+    let (mut pair, _repository, _values) = Pair::with_small_chart("departs", mode).await.unwrap();
+    let (home, edge) = (Desk::at(pair.home()), pair.desk());
+    let type_ = pair.condition("ClusterReady");
+    for desk in [&edge, &home] {
+        desk.create("default", "acme", json!({})).await.unwrap();
+    }
+    let well = [ALL_READY, (type_.as_str(), "True", "Installed")];
+    home.shows("default", "acme", &well).await.unwrap();
+
+    edge.delete("default", "acme").await.unwrap();
+    edge.gone("default", "acme").await.unwrap();
+    let departs = [
+        (type_.as_str(), "Unknown", "TenantGone"),
+        ("Ready", "False", "NoClusters"),
+    ];
+    home.shows("default", "acme", &departs).await.unwrap();
+    pair.hub().unwrap().stop().await.unwrap();
+    pair.start_hub_again().unwrap();
+    let gone = goes(&home, &type_, "TenantGone").await;
+    let status = gone.status.unwrap();
+    assert_eq!(clusters(&status.conditions), [].into());
+    assert_eq!(
+        status.last_message.as_deref(),
+        Some("0 of 0 clusters ready")
+    );
+
+    edge.create("default", "acme", json!({})).await.unwrap();
+    home.shows("default", "acme", &well).await.unwrap();
+    let members: Api<EdgeCluster> = Api::all(pair.home().client());
+    let params = DeleteParams::default();
+    members.delete(pair.name(), &params).await.unwrap();
+    let left = [(type_.as_str(), "Unknown", "MemberLeft")];
+    home.shows("default", "acme", &left).await.unwrap();
+    goes(&home, &type_, "MemberLeft").await;
+    // What is installed there is nobody's to take away.
+    let release = pair.release("acme");
+    edge.newest_is("acme", &release, 1, "deployed")
+        .await
+        .unwrap();
+}
+
+/// A home with a hub and members whose clusters are simulated.
+struct Many {
+    agents: Agents,
+    hub: Hub,
+    home: Cluster,
+}
+
+impl Many {
+    fn options(home: &Cluster) -> HubOptions<'_> {
+        HubOptions::new(home.kubeconfig()).args([
+            "--namespace=default",
+            // Nobody fetches it: there is nothing behind the agents to install it on.
+            "--chart-repo=https://charts.example.org",
+            "--chart-name=small",
+            "--chart-version=1.0.0",
+            "--self-cluster=false",
+        ])
+    }
+
+    async fn start(count: u32) -> Self {
+        let home = Cluster::start_audited("many", Parts::ControlPlane)
+            .await
+            .unwrap();
+        let mut hub = Hub::start(&Self::options(&home)).unwrap();
+        hub.ready(PATIENCE).await.unwrap();
+        let members: Api<EdgeCluster> = Api::all(home.client());
+        let making = (0..count).map(|number| {
+            let members = members.clone();
+            async move {
+                let object = EdgeCluster::new(&member(number), EdgeClusterSpec::default());
+                let made = members.create(&PostParams::default(), &object).await?;
+                let (name, uid) = (made.name_any(), made.uid().unwrap());
+                Ok::<_, kube::Error>(Member { name, uid })
+            }
+        });
+        let mut made: Vec<Member> = stream::iter(making)
+            .buffer_unordered(16)
+            .try_collect()
+            .await
+            .unwrap();
+        made.sort_by(|one, other| one.name.cmp(&other.name));
+        let secrets: Api<Secret> = Api::namespaced(home.client(), HUB_NAMESPACE);
+        eventually("the hub's CA", PATIENCE, async || {
+            Ok(secrets.get_opt(authority::SECRET_NAME).await?.map(drop))
+        })
+        .await
+        .unwrap();
+        let client = home.client();
+        let authority = Authority::load_or_make(client, HUB_NAMESPACE, "bench.krypton")
+            .await
+            .unwrap();
+        let address = hub.agents_address().to_string();
+        let enrolled = made
+            .iter()
+            .map(|member| Enrolled::new(&authority, member, &address).unwrap());
+        let agents = Agents::start(enrolled.collect());
+        agents
+            .all("have a desired state", PATIENCE, |seen| {
+                seen.desired.map(|(_, at)| at)
+            })
+            .await
+            .unwrap();
+        Self { agents, hub, home }
+    }
+
+    /// What a member says of a Tenant; `Some(false)` for one that is not ready.
+    fn says(&self, member: u32, tenant: &str, ready: Option<bool>, generation: i64) {
+        let key = TenantKey {
+            namespace: "default".to_owned(),
+            name: tenant.to_owned(),
+        };
+        let report = ready.map(|ready| {
+            let mut report = installed();
+            report.observed_generation = generation;
+            if !ready {
+                let message = "m".repeat(1024);
+                report.state.ready = State::new(Truth::False, reason::INSTALLING, message);
+            }
+            report
+        });
+        self.agents.report(member as usize, &key, report);
+    }
+
+    async fn shows(&self, tenant: &str, message: &str) -> Tenant {
+        let tenants: Api<Tenant> = Api::namespaced(self.home.client(), "default");
+        eventually(
+            &format!("{tenant} to show {message:?}"),
+            PATIENCE,
+            async || {
+                let found = tenants.get(tenant).await?;
+                let said = found
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.last_message.clone());
+                if said
+                    .as_deref()
+                    .is_some_and(|said| said.starts_with(message))
+                {
+                    return Ok(Some(found));
+                }
+                bail!("{said:?}");
+            },
+        )
+        .await
+        .unwrap()
+    }
+
+    /// Writes of the status of a Tenant, as the apiserver has seen them.
+    async fn writes(&self, tenant: &str) -> usize {
+        let requests = self.home.audited().await.unwrap();
+        let of = |request: &&krypton_tests::Audited| {
+            let object = &request.object;
+            request.verb == "patch" && object.resource == "tenants" && object.name == tenant
+        };
+        requests.iter().filter(of).count()
+    }
+}
+
+fn member(number: u32) -> String {
+    format!("edge-{number:03}")
+}
+
+fn size(tenant: &Tenant) -> usize {
+    serde_json::to_vec(tenant).unwrap().len()
+}
+
+/// With agents that speak the real protocol: only the clusters behind them are simulated.
+#[tokio::test]
+async fn a_tenant_on_two_hundred_members_has_a_summary_that_is_written_once_a_second_and_survives_a_restart()
+ {
+    const ALL: u32 = 200;
+    let mut many = Many::start(ALL).await;
+    let desk = Desk::at(&many.home);
+    for tenant in ["acme", "other"] {
+        for number in 0..ALL {
+            many.says(number, tenant, Some(true), 1);
+        }
+        desk.create("default", tenant, json!({})).await.unwrap();
+    }
+    many.shows("other", "200 of 200 clusters ready").await;
+    let acme = many.shows("acme", "200 of 200 clusters ready").await;
+    let status = acme.status.unwrap();
+    assert_eq!(clusters(&status.conditions), [].into());
+    let whole = ClusterSummary {
+        clusters: ALL,
+        ready: ALL,
+        ..ClusterSummary::default()
+    };
+    assert_eq!(status.summary, Some(whole));
+
+    // News that is none for home is not written, while the other Tenant's is.
+    let (before, written) = (acme.metadata.resource_version, many.writes("acme").await);
+    for (round, ready) in [(2, false), (3, true), (4, false), (5, true)] {
+        for number in 0..ALL {
+            many.says(number, "acme", Some(true), round);
+        }
+        many.says(0, "other", Some(ready), round);
+        let count = if ready { ALL } else { ALL - 1 };
+        many.shows("other", &format!("{count} of 200 clusters ready"))
+            .await;
+    }
+    let tenants: Api<Tenant> = desk.tenants("default");
+    let acme = tenants.get("acme").await.unwrap();
+    assert_eq!(acme.metadata.resource_version, before);
+    assert_eq!(many.writes("acme").await, written);
+
+    // All of them change their minds all the time.
+    let begun = Instant::now();
+    for round in 6..46 {
+        for number in 0..ALL {
+            many.says(
+                number,
+                "acme",
+                Some((number + round).is_multiple_of(3)),
+                i64::from(round),
+            );
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    for number in 0..ALL {
+        many.says(number, "acme", Some(number >= 30), 46);
+    }
+    let acme = many
+        .shows(
+            "acme",
+            "170 of 200 clusters ready (30 not ready); edge-000: Installing: m",
+        )
+        .await;
+    let most = begun.elapsed().as_secs() + 2;
+    let written = many.writes("acme").await - written;
+    assert!(written as u64 <= most, "{written} writes in {most} s");
+    assert!(size(&acme) < 256 * 1024, "{} bytes", size(&acme));
+    assert_eq!(clusters(&acme.status.unwrap().conditions).len(), 20);
+
+    is_shown_whole_by_its_name(&many).await;
+
+    // A restart loses nobody, though their names are on no record.
+    many.hub.kill9().await.unwrap();
+    let options = Many::options(&many.home).in_place_of(&many.hub);
+    many.hub = Hub::start(&options).unwrap();
+    let tenants = desk.tenants("default");
+    many.says(0, "acme", Some(true), 47);
+    eventually("news after the restart", PATIENCE, async || {
+        let status = tenants.get("acme").await?.status.unwrap_or_default();
+        let (summary, message) = (status.summary.unwrap(), status.last_message.unwrap());
+        assert_eq!((summary.clusters, summary.unknown), (ALL, 0), "{message}");
+        if !message.starts_with("171 of 200") {
+            bail!("{message}");
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+
+    // With few left, all are listed again.
+    for number in 40..ALL {
+        many.says(number, "acme", None, 0);
+    }
+    let acme = many
+        .shows("acme", "11 of 40 clusters ready; edge-001")
+        .await;
+    let status = acme.status.unwrap();
+    assert_eq!(status.summary, None);
+    let listed = clusters(&status.conditions);
+    assert_eq!(
+        listed
+            .values()
+            .filter(|state| !state.has_departed())
+            .count(),
+        40
+    );
+    let log = many.hub.log().unwrap();
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+async fn is_shown_whole_by_its_name(many: &Many) {
+    let words = ["get", "tenant", "acme", "-n", "default"];
+    eventually("a line for each cluster", PATIENCE, async || {
+        let shown = kubectl_krypton(&many.home, &words).await?;
+        let lines = |word: &str| shown.lines().filter(|line| line.contains(word)).count();
+        if (lines("└ edge-"), lines("Installed"), lines("Pending")) != (200, 170, 30) {
+            bail!("{shown}");
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}

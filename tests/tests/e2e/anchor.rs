@@ -1,0 +1,400 @@
+//! The anchor on a member: what it owns goes with it and is made anew; a restore, which gives all that there is new
+//! UIDs, has the garbage collector take away nothing of value.
+
+use std::{collections::BTreeMap, io::Write as _};
+
+use anyhow::{Result, bail, ensure};
+use flate2::{Compression, write::GzEncoder};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use krypton_agent::{anchor::ANCHOR_NAME, ledger::LEDGER_NAME, rescue::RESCUE_NAME};
+use krypton_crds::tenant::Tenant;
+use krypton_tests::{
+    Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE},
+    in_both_modes,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    core::PartialObjectMeta,
+    discovery::{Discovery, verbs},
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+/// Its workspace has its name.
+const TENANT: &str = "acme";
+
+in_both_modes!(
+    the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore_takes_anything_of_value,
+    a_record_of_a_former_anchor_is_given_the_present_one_and_keeps_its_other_owners,
+);
+
+fn maps(desk: &Desk) -> Api<ConfigMap> {
+    Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE)
+}
+
+fn secrets(desk: &Desk) -> Api<Secret> {
+    Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE)
+}
+
+/// The UID of the anchor, once it is another than `before` and owns the record.
+async fn anchored(desk: &Desk, before: Option<&str>) -> String {
+    let (maps, secrets) = (maps(desk), secrets(desk));
+    eventually(
+        "the record to be owned by the anchor",
+        PATIENCE,
+        async || {
+            let anchor = maps.get(ANCHOR_NAME).await?.uid().unwrap_or_default();
+            ensure!(Some(anchor.as_str()) != before, "the anchor of before");
+            let ledger = secrets.get(LEDGER_NAME).await?;
+            let owned = ledger
+                .owner_references()
+                .iter()
+                .any(|owner| owner.uid == anchor);
+            ensure!(owned, "{:?}", ledger.owner_references());
+            Ok(Some(anchor))
+        },
+    )
+    .await
+    .unwrap()
+}
+
+/// Kind, namespace and name of all objects of the cluster that name this owner.
+async fn owned_by(desk: &Desk, uid: &str) -> Result<Vec<String>> {
+    let discovery = Discovery::new(desk.client.clone()).run().await?;
+    let kinds = discovery
+        .groups()
+        .flat_map(|group| group.recommended_resources());
+    let mut owned = Vec::new();
+    for (kind, capabilities) in kinds.filter(|(_, able)| able.supports_operation(verbs::LIST)) {
+        drop(capabilities);
+        let api: Api<DynamicObject> = Api::all_with(desk.client.clone(), &kind);
+        let all = match api.list_metadata(&ListParams::default()).await {
+            Ok(all) => all,
+            // Some kinds have no metadata to list.
+            Err(kube::Error::Api(status)) if [404, 405, 406].contains(&status.code) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let names_it = |object: &&PartialObjectMeta<DynamicObject>| {
+            object
+                .metadata
+                .owner_references
+                .iter()
+                .flatten()
+                .any(|owner| owner.uid == uid)
+        };
+        owned.extend(all.items.iter().filter(names_it).map(|object| {
+            let namespace = object.metadata.namespace.clone().unwrap_or_default();
+            format!("{} {namespace}/{}", kind.kind, object.name_any())
+        }));
+    }
+    Ok(owned)
+}
+
+/// Kinds with something of value, Krypton's and its chart's.
+fn kinds() -> [ApiResource; 5] {
+    use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Service};
+    [
+        ApiResource::erase::<Secret>(&()),
+        ApiResource::erase::<ConfigMap>(&()),
+        ApiResource::erase::<Service>(&()),
+        ApiResource::erase::<Deployment>(&()),
+        ApiResource::erase::<Lease>(&()),
+    ]
+}
+
+/// All of a namespace that nobody but those who back up brings back.
+async fn content(desk: &Desk, namespace: &str) -> Result<Vec<(ApiResource, DynamicObject)>> {
+    let mut found = Vec::new();
+    for kind in kinds() {
+        let api: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), namespace, &kind);
+        for mut object in api.list(&ListParams::default()).await? {
+            if object.name_any() != "kube-root-ca.crt" {
+                object.types = Some(kube::core::TypeMeta {
+                    api_version: kind.api_version.clone(),
+                    kind: kind.kind.clone(),
+                });
+                found.push((kind.clone(), object));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Kind, namespace and name, with the UID.
+async fn of_value(desk: &Desk) -> Result<BTreeMap<String, String>> {
+    let mut found = BTreeMap::new();
+    for namespace in [TENANT, SYSTEM_NAMESPACE] {
+        for (kind, object) in content(desk, namespace).await? {
+            let name = format!("{} {namespace}/{}", kind.kind, object.name_any());
+            found.insert(name, object.uid().unwrap_or_default());
+        }
+    }
+    let (tenants, params) = (desk.tenants("default"), ListParams::default());
+    for tenant in tenants.list_metadata(&params).await? {
+        let name = format!("Tenant default/{}", tenant.name_any());
+        found.insert(name, tenant.uid().unwrap_or_default());
+    }
+    // The one thing that goes and comes.
+    found.remove(&format!("Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME}"));
+    Ok(found)
+}
+
+/// As a backup has it: with its owners, without what the apiserver gives.
+fn anew(object: &DynamicObject) -> DynamicObject {
+    let mut new = object.clone();
+    let metadata = &mut new.metadata;
+    (metadata.uid, metadata.resource_version) = (None, None);
+    (metadata.creation_timestamp, metadata.managed_fields) = (None, None);
+    if let Some(fields) = new.data.as_object_mut() {
+        fields.remove("status");
+    }
+    // Addresses are given anew.
+    if let Some(spec) = new
+        .data
+        .get_mut("spec")
+        .and_then(|spec| spec.as_object_mut())
+    {
+        spec.remove("clusterIP");
+        spec.remove("clusterIPs");
+    }
+    new
+}
+
+/// Takes all of Krypton away and brings it back under new UIDs, as those do who restore a backup. Returns what was
+/// brought back.
+async fn restore(desk: &Desk) -> Result<BTreeMap<String, String>> {
+    let (client, params) = (desk.client.clone(), PostParams::default());
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let tenants = desk.tenants("default");
+    let mut backup = Vec::new();
+    for name in [SYSTEM_NAMESPACE, TENANT] {
+        backup.push((namespaces.get(name).await?, content(desk, name).await?));
+    }
+    let tenant = tenants.get(TENANT).await?;
+
+    let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    tenants
+        .patch(TENANT, &PatchParams::default(), &free)
+        .await?;
+    tenants.delete(TENANT, &DeleteParams::default()).await?;
+    for (namespace, _) in &backup {
+        namespaces
+            .delete(&namespace.name_any(), &DeleteParams::default())
+            .await?;
+    }
+    eventually("both namespaces to be gone", PATIENCE, async || {
+        let left = futures::future::try_join(
+            namespaces.get_opt(SYSTEM_NAMESPACE),
+            namespaces.get_opt(TENANT),
+        );
+        Ok((left.await? == (None, None)).then_some(()))
+    })
+    .await?;
+
+    for (namespace, objects) in backup {
+        let mut new = Namespace::default();
+        new.metadata.name = Some(namespace.name_any());
+        new.metadata.labels = Some(namespace.labels().clone());
+        new.metadata.annotations = Some(namespace.annotations().clone());
+        namespaces.create(&params, &new).await?;
+        for (kind, object) in objects {
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(client.clone(), &namespace.name_any(), &kind);
+            api.create(&params, &anew(&object)).await?;
+        }
+    }
+    let mut new = Tenant::new(TENANT, tenant.spec.clone());
+    new.metadata.labels = Some(tenant.labels().clone());
+    new.metadata.annotations = Some(tenant.annotations().clone());
+    new.metadata.finalizers = Some(tenant.finalizers().to_vec());
+    tenants.create(&params, &new).await?;
+    of_value(desk).await
+}
+
+/// Waits until the garbage collector has been by: it has taken what is owned by this, which is no more.
+async fn collected(desk: &Desk, owner: &OwnerReference) {
+    let maps = maps(desk);
+    let mut canary = ConfigMap::default();
+    canary.metadata.name = Some("canary".to_owned());
+    canary.metadata.owner_references = Some(vec![owner.clone()]);
+    maps.create(&PostParams::default(), &canary).await.unwrap();
+    let secrets = secrets(desk);
+    eventually(
+        "what is owned by a former anchor to go",
+        PATIENCE,
+        async || {
+            let canary = maps.get_opt("canary").await?;
+            let ledger = secrets.get_metadata_opt(LEDGER_NAME).await?;
+            let former = ledger.is_some_and(|ledger| ledger.owner_references().contains(owner));
+            Ok((canary.is_none() && !former).then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+}
+
+async fn says(desk: &Desk, release: &str, message: &str) {
+    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), TENANT);
+    let what = format!("the release to say {message}");
+    eventually(&what, PATIENCE, async || {
+        let data = maps.get(release).await?.data.unwrap_or_default();
+        match data.get("message") {
+            Some(said) if said == message => Ok(Some(())),
+            said => bail!("{said:?}"),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore_takes_anything_of_value(
+    mode: Mode,
+) {
+    let (mut pair, _repository, values) = Pair::with_small_chart("anchor", mode).await.unwrap();
+    let (desk, release) = (pair.desk(), pair.release(TENANT));
+    desk.create("default", TENANT, json!({})).await.unwrap();
+    desk.shows("default", TENANT, &[ALL_READY]).await.unwrap();
+    let first = anchored(&desk, None).await;
+    let record = format!("Secret {SYSTEM_NAMESPACE}/{LEDGER_NAME}");
+    assert_eq!(owned_by(&desk, &first).await.unwrap(), [record.as_str()]);
+    let owner = secrets(&desk)
+        .get(LEDGER_NAME)
+        .await
+        .unwrap()
+        .owner_references()[0]
+        .clone();
+    assert_eq!((owner.controller, owner.block_owner_deletion), (None, None));
+
+    // A person deletes it while all run.
+    let anchor = format!("ConfigMap {SYSTEM_NAMESPACE}/{ANCHOR_NAME}");
+    let mut before = of_value(&desk).await.unwrap();
+    before.remove(&anchor);
+    maps(&desk)
+        .delete(ANCHOR_NAME, &DeleteParams::default())
+        .await
+        .unwrap();
+    collected(&desk, &owner).await;
+    assert_eq!(of_value(&desk).await.unwrap(), before);
+    values.write("{replicaCount: 0, message: later}").unwrap();
+    says(&desk, &release, "later").await;
+    desk.shows("default", TENANT, &[ALL_READY]).await.unwrap();
+    desk.newest_is(TENANT, &release, 2, "deployed")
+        .await
+        .unwrap();
+    let second = anchored(&desk, Some(&first)).await;
+    let owned = owned_by(&desk, &second).await.unwrap();
+    assert_eq!(owned, [record.as_str()]);
+
+    // All is restored while nobody looks.
+    let owner = secrets(&desk)
+        .get(LEDGER_NAME)
+        .await
+        .unwrap()
+        .owner_references()[0]
+        .clone();
+    pair.stop().await.unwrap();
+    rescue_of_nobody(&desk).await;
+    let revisions = desk.revisions(TENANT, &release).await.unwrap();
+    let former = of_value(&desk).await.unwrap();
+    let restored = restore(&desk).await.unwrap();
+    assert!(restored.keys().eq(former.keys()), "{former:?} {restored:?}");
+    let unlike = restored.iter().all(|(name, uid)| former[name] != *uid);
+    assert!(unlike, "{former:?} {restored:?}");
+    collected(&desk, &owner).await;
+    assert_eq!(of_value(&desk).await.unwrap(), restored);
+
+    if mode == Mode::Agent {
+        // It has nothing to go by, and does nothing, until the hub is back.
+        pair.start_agent_again().unwrap();
+        let agent = pair.actor().unwrap();
+        eventually("the agent to wait for its hub", PATIENCE, async || {
+            let log = agent.log()?;
+            let waits = "reconciling as soon as there is a desired state";
+            Ok(log.contains(waits).then_some(()))
+        })
+        .await
+        .unwrap();
+        assert_eq!(of_value(&desk).await.unwrap(), restored);
+    }
+    pair.start_hub_again().unwrap();
+    desk.shows("default", TENANT, &[ALL_READY]).await.unwrap();
+    let third = anchored(&desk, Some(&second)).await;
+    assert_eq!(owned_by(&desk, &third).await.unwrap(), [record]);
+    assert_eq!(desk.revisions(TENANT, &release).await.unwrap(), revisions);
+    let mut now = of_value(&desk).await.unwrap();
+    // They were put back, all none of them.
+    let rescued = format!("Secret {SYSTEM_NAMESPACE}/{RESCUE_NAME}");
+    now.insert(rescued.clone(), restored[&rescued].clone());
+    assert_eq!(now, restored);
+}
+
+/// What is kept while the CRD is away, of no Tenants.
+async fn rescue_of_nobody(desk: &Desk) {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(b"[]").unwrap();
+    let mut kept = Secret::default();
+    kept.metadata.name = Some(RESCUE_NAME.to_owned());
+    let packed = ByteString(encoder.finish().unwrap());
+    kept.data = Some([("tenants.json.gz".to_owned(), packed)].into());
+    let made = secrets(desk).create(&PostParams::default(), &kept).await;
+    made.unwrap();
+}
+
+/// Where no garbage collector is faster.
+async fn a_record_of_a_former_anchor_is_given_the_present_one_and_keeps_its_other_owners(
+    mode: Mode,
+) {
+    let mut pair = Pair::start("anchored", mode, Parts::ControlPlane)
+        .await
+        .unwrap();
+    let flags = ["--chart-repo=http://127.0.0.1:9", "--chart-name=none"];
+    pair.open(flags.map(str::to_owned)).await.unwrap();
+    let desk = pair.desk();
+    let uid = anchored(&desk, None).await;
+    let ours = secrets(&desk)
+        .get(LEDGER_NAME)
+        .await
+        .unwrap()
+        .owner_references()[0]
+        .clone();
+    pair.actor().unwrap().stop().await.unwrap();
+
+    let former = OwnerReference {
+        uid: "8d1b3c1e-0000-4000-8000-000000000000".to_owned(),
+        ..ours.clone()
+    };
+    let theirs = OwnerReference {
+        name: "theirs".to_owned(),
+        uid: "8d1b3c1e-0000-4000-8000-000000000001".to_owned(),
+        ..ours.clone()
+    };
+    let params = PatchParams::default();
+    let owners = json!({"metadata": {"ownerReferences": [former, theirs]}});
+    let patching = secrets(&desk)
+        .patch(LEDGER_NAME, &params, &Patch::Merge(owners))
+        .await;
+    patching.unwrap();
+    let bare = json!({"metadata": {"labels": {"team": "a"}, "annotations": null}});
+    let labelled = json!({"metadata": {"labels": null}});
+    for patch in [labelled, bare] {
+        let patching = maps(&desk)
+            .patch(ANCHOR_NAME, &params, &Patch::Merge(patch))
+            .await;
+        patching.unwrap();
+    }
+    pair.start_actor_again().unwrap();
+
+    assert_eq!(anchored(&desk, None).await, uid);
+    let ledger = secrets(&desk).get(LEDGER_NAME).await.unwrap();
+    assert_eq!(ledger.owner_references(), [theirs, ours]);
+    let anchor = maps(&desk).get(ANCHOR_NAME).await.unwrap();
+    assert_eq!(anchor.labels().get("team").map(String::as_str), Some("a"));
+    let label = anchor.labels().get("app.kubernetes.io/managed-by");
+    assert_eq!(label.map(String::as_str), Some("krypton"));
+    let marked = anchor.annotations().get("mesh.openkcm.io/anchor");
+    assert_eq!(marked.map(String::as_str), Some("true"));
+}

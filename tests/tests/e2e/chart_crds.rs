@@ -1,0 +1,119 @@
+//! The CRDs in a chart's own folder: left out, made once, or brought up to date; never deleted.
+
+use std::fs;
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_agent::ledger::LEDGER_NAME;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, eventually,
+    fleet::{PATIENCE, SYSTEM_NAMESPACE, chart_flags},
+    in_both_modes,
+};
+use kube::Api;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CRD: &str = "widgets.example.org";
+
+in_both_modes!(crds_of_a_chart_are_left_out_made_once_or_brought_up_to_date_and_never_deleted);
+
+/// A chart of one ConfigMap, and of one CRD that has this one field.
+fn chart(folder: &TempDir, version: &str, field: &str) -> ChartSource {
+    let root = folder.path().join(version);
+    let crd = json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": CRD},
+        "spec": {
+            "group": "example.org",
+            "scope": "Namespaced",
+            "names": {"kind": "Widget", "plural": "widgets", "singular": "widget"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
+                {"type": "object", "properties": {field: {"type": "string"}}}}}],
+        },
+    });
+    let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}}\n";
+    for (path, text) in [
+        (
+            "Chart.yaml",
+            format!("apiVersion: v2\nname: widgets\nversion: {version}\n"),
+        ),
+        ("crds/widgets.yaml", crd.to_string()),
+        ("templates/map.yaml", map.to_owned()),
+    ] {
+        let file = root.join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    ChartSource::folder(root)
+}
+
+/// The fields that the CRD has; nothing where it is missing.
+async fn fields(cluster: &Cluster) -> String {
+    let path = "{.spec.versions[0].schema.openAPIV3Schema.properties}";
+    let output = format!("--output=jsonpath={path}");
+    let get = ["get", "crd", CRD, "--ignore-not-found", &output];
+    cluster.kubectl(get).await.unwrap()
+}
+
+async fn crds_of_a_chart_are_left_out_made_once_or_brought_up_to_date_and_never_deleted(
+    mode: Mode,
+) {
+    let folder = TempDir::with_prefix("krypton-crds-").unwrap();
+    let charts = [
+        chart(&folder, "1.0.0", "first"),
+        chart(&folder, "1.1.0", "second"),
+        chart(&folder, "1.2.0", "third"),
+    ];
+    let repository = ChartRepository::start(&charts).await.unwrap();
+    let mut pair = Pair::start("chart-crds", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let flags = |version: &str, policy: &str| {
+        let mut flags = chart_flags(&repository, "widgets", version);
+        flags.push(format!("--chart-crds={policy}"));
+        flags
+    };
+    let widget =
+        "{apiVersion: example.org/v1, kind: Widget, metadata: {name: a, namespace: default}}";
+
+    pair.open(flags("1.0.0", "skip")).await.unwrap();
+    desk.create("default", "left", json!({})).await.unwrap();
+    desk.shows("default", "left", &[ALL_READY]).await.unwrap();
+    assert_eq!(fields(pair.cluster()).await, "");
+    pair.stop().await.unwrap();
+
+    pair.open(flags("1.0.0", "create")).await.unwrap();
+    // An agent that starts again goes by what it had before until it hears of this.
+    eventually("the policy to be on record", PATIENCE, async || {
+        let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), SYSTEM_NAMESPACE);
+        let record = secrets.get(LEDGER_NAME).await?.data.unwrap_or_default();
+        let record: Value = serde_json::from_slice(&record.into_values().next().unwrap().0)?;
+        Ok(record.get("chartCrds").is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.create("default", "made", json!({})).await.unwrap();
+    desk.shows("default", "made", &[ALL_READY]).await.unwrap();
+    assert!(fields(pair.cluster()).await.contains("first"));
+    pair.cluster().apply(widget).await.unwrap();
+    pair.stop().await.unwrap();
+
+    let release = pair.release("made");
+    for (version, policy, revision, field) in [
+        ("1.1.0", "create", 2, "first"),
+        ("1.2.0", "create-replace", 3, "third"),
+    ] {
+        pair.open(flags(version, policy)).await.unwrap();
+        desk.newest_is("made", &release, revision, "deployed")
+            .await
+            .unwrap();
+        let found = fields(pair.cluster()).await;
+        assert!(found.contains(field), "{version} {policy}: {found}");
+        pair.stop().await.unwrap();
+    }
+    let get = ["get", "widgets.example.org", "a", "--namespace=default"];
+    pair.cluster().kubectl(get).await.unwrap();
+}

@@ -1,0 +1,193 @@
+//! The life of Krypton's own charts: installed, upgraded, rolled back, uninstalled and installed again,
+//! with nothing lost that a person would miss.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_common::names;
+use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
+use krypton_tests::{
+    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, eventually,
+    fleet::{Desk, PATIENCE},
+    membership::join_command,
+};
+use kube::{Api, CustomResourceExt, ResourceExt, api::ListParams};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+const CRDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/crds");
+const RELEASE: &str = "meta.helm.sh/release-name";
+const EDGE: &str = "edge-1";
+const HELM_DEADLINE: Duration = Duration::from_secs(60);
+
+fn hub_values(repository: &ChartRepository, more: &[&str]) -> Vec<String> {
+    let own = [
+        format!("--set=chart.repo={}", repository.url()),
+        "--set=chart.name=small,chart.installCRDs=false".to_owned(),
+        "--set=chart.values.replicaCount=0".to_owned(),
+        "--set=helm.retryMax=5s".to_owned(),
+    ];
+    own.into_iter()
+        .chain(more.iter().map(|value| (*value).to_owned()))
+        .collect()
+}
+
+async fn rollback(cluster: &Cluster, chart: OwnChart, revision: &str) {
+    let rollback = ["rollback", chart.name(), revision, "-n", chart.namespace()];
+    cluster.helm(rollback).await.unwrap();
+}
+
+async fn crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
+    Api::all(cluster.client()).get(name).await.unwrap()
+}
+
+async fn secret(cluster: &Cluster, namespace: &str, name: &str) -> Option<Secret> {
+    let secrets: Api<Secret> = Api::namespaced(cluster.client(), namespace);
+    secrets.get_opt(name).await.unwrap()
+}
+
+/// What must be the same afterwards: the UIDs of CRDs, of members and of Tenants, a Secret's UID and
+/// content, and the release Secrets of the fleet's chart.
+async fn lasting(
+    cluster: &Cluster,
+    (namespace, name): (&str, &str),
+) -> Result<BTreeMap<String, String>> {
+    let mut lasting = BTreeMap::new();
+    let all = ListParams::default();
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    for crd in crds.list(&all).await? {
+        lasting.insert(crd.name_any(), crd.uid().unwrap_or_default());
+    }
+    if lasting.contains_key(EdgeCluster::crd_name()) {
+        for member in Api::<EdgeCluster>::all(cluster.client()).list(&all).await? {
+            lasting.insert(member.name_any(), member.uid().unwrap_or_default());
+        }
+    }
+    for tenant in Api::<Tenant>::all(cluster.client()).list(&all).await? {
+        lasting.insert(tenant.name_any(), tenant.uid().unwrap_or_default());
+    }
+    let kept = secret(cluster, namespace, name).await;
+    let kept = kept.map(|kept| (kept.uid(), kept.data));
+    lasting.insert(format!("{namespace}/{name}"), format!("{kept:?}"));
+    for (release, version) in Desk::at(cluster).releases().await? {
+        if !release.contains(".krypton-") {
+            lasting.insert(release, version);
+        }
+    }
+    Ok(lasting)
+}
+
+#[tokio::test]
+async fn what_an_uninstalled_chart_has_left_is_taken_up_by_the_next() {
+    let repository = ChartRepository::start(&["1.0.0", "1.1.0"].map(ChartSource::small))
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("life-home", Parts::ControlPlane),
+        Cluster::start("life-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (namespace, system) = (OwnChart::Hub.namespace(), OwnChart::Agent.namespace());
+    let authority = (namespace, "krypton-hub-ca");
+    let identity = (system, "krypton-agent-identity");
+    let first = hub_values(&repository, &["--set=chart.version=1.0.0"]);
+
+    // A CRD that somebody has put there is left alone, the others come with the release.
+    let tenants = Path::new(CRDS).join(format!("{}.yaml", Tenant::crd_name()));
+    let apply = ["apply".into(), "-f".into(), tenants.into_os_string()];
+    home.kubectl(apply).await.unwrap();
+    OwnChart::Hub.install(&home, &first).await.unwrap();
+    let of_release = async |name: &str| crd(&home, name).await.annotations().contains_key(RELEASE);
+    assert!(!of_release(Tenant::crd_name()).await);
+    assert!(of_release(EdgeCluster::crd_name()).await);
+
+    let mut hub = HubPod::start(&home, None).await.unwrap();
+    hub.hub.ready(PATIENCE).await.unwrap();
+    // The command that the hub's side prints is all that is done on the edge.
+    let command = join_command(&home, namespace, EDGE, &OwnChart::Agent.folder())
+        .await
+        .unwrap();
+    let paste = edge.aim(Path::new("/bin/sh")).args(["-c", &command]);
+    paste.output(HELM_DEADLINE).await.unwrap();
+    let mut agent = AgentPod::start(&edge).await.unwrap();
+    agent.agent.ready(PATIENCE).await.unwrap();
+    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    let spec = json!({"workspace": "acme-ws"});
+    at_edge.create("default", "acme", spec).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    // The last write of an install is the annotation; from then on nothing is under way.
+    at_edge.lease_renewed().await.unwrap();
+
+    // The hub's chart, while the agent lives on.
+    hub.hub.stop().await.unwrap();
+    let at_home = lasting(&home, authority).await.unwrap();
+    let on_edge = lasting(&edge, identity).await.unwrap();
+    let more = hub_values(&repository, &["--set=chart.version=1.0.0,logFormat=json"]);
+    OwnChart::Hub.install(&home, &more).await.unwrap();
+    assert_eq!(lasting(&home, authority).await.unwrap(), at_home);
+    rollback(&home, OwnChart::Hub, "1").await;
+    assert_eq!(lasting(&home, authority).await.unwrap(), at_home);
+    OwnChart::Hub.uninstall(&home).await.unwrap();
+    let left = ["get", "deployments,roles,serviceaccounts", "-n", namespace];
+    let left = home.kubectl(left.into_iter().chain(["-o", "name"])).await;
+    assert!(!left.unwrap().contains(OwnChart::Hub.name()));
+    assert_eq!(lasting(&home, authority).await.unwrap(), at_home);
+    let second = hub_values(&repository, &["--set=chart.version=1.1.0"]);
+    OwnChart::Hub.install(&home, &second).await.unwrap();
+    assert_eq!(lasting(&home, authority).await.unwrap(), at_home);
+    assert_eq!(lasting(&edge, identity).await.unwrap(), on_edge);
+
+    // The agent finds it by the CA it has known since it joined, and hears of the other version.
+    hub = HubPod::start(&home, Some(&hub)).await.unwrap();
+    hub.hub.ready(PATIENCE).await.unwrap();
+    let release = names::tenant_release("acme", EDGE);
+    at_edge
+        .newest_is("acme-ws", &release, 2, "deployed")
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    at_edge.lease_renewed().await.unwrap();
+
+    // The agent's chart: without the bundle, with it again, and away.
+    agent.agent.stop().await.unwrap();
+    let on_edge = lasting(&edge, identity).await.unwrap();
+    let bundle = async || secret(&edge, system, "krypton-join").await;
+    assert!(bundle().await.is_some());
+    let none: [&str; 0] = [];
+    OwnChart::Agent.install(&edge, none).await.unwrap();
+    assert!(bundle().await.is_none());
+    assert_eq!(lasting(&edge, identity).await.unwrap(), on_edge);
+    rollback(&edge, OwnChart::Agent, "1").await;
+    assert!(bundle().await.is_some());
+    OwnChart::Agent.uninstall(&edge).await.unwrap();
+    assert!(bundle().await.is_none());
+    assert_eq!(lasting(&edge, identity).await.unwrap(), on_edge);
+
+    // Installed again with nothing, it goes on as the same member.
+    OwnChart::Agent.install(&edge, none).await.unwrap();
+    agent = AgentPod::start(&edge).await.unwrap();
+    agent.agent.ready(PATIENCE).await.unwrap();
+    at_edge.delete("default", "acme").await.unwrap();
+    at_edge.gone("default", "acme").await.unwrap();
+    eventually("the release to be gone", PATIENCE, async || {
+        let revisions = at_edge.revisions("acme-ws", &release).await?;
+        Ok(revisions.is_empty().then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    let member = Api::<EdgeCluster>::all(home.client()).get(EDGE).await;
+    assert_eq!(member.unwrap().uid().as_ref(), at_home.get(EDGE));
+    agent.agent.stop().await.unwrap();
+    hub.hub.stop().await.unwrap();
+}

@@ -1,0 +1,644 @@
+//! Hub and agent under exactly the service accounts, flags and rights of their charts, on apiservers
+//! that write down every refusal.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::{Result, bail};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_agent::clock::wall;
+use krypton_common::names;
+use krypton_crds::{
+    edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, tenant::Tenant,
+};
+use krypton_hub::join_token;
+use krypton_tests::{
+    Agent, AgentOptions, AgentPod, Audited, ChartRepository, ChartSource, Cluster, HubPod,
+    OwnChart, Parts, ServiceAccountAccess, eventually,
+    fleet::{Desk, PATIENCE},
+    held::Held,
+    membership::bundle_of,
+    service_account::username,
+};
+use kube::{
+    Api, CustomResourceExt, ResourceExt,
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+const EDGE: &str = "edge-1";
+/// Drift is looked for often, and there are values of the fleet in objects of home.
+const MORE: [&str; 4] = [
+    "--set=namespaceConfiguration.labels.team=a",
+    "--set=placeTenants=true",
+    "--set=extraArgs={--drift=heal,--drift-interval=2s}",
+    "--set=chart.valuesFrom={configmap/fleet,secret/fleet?}",
+];
+const SCHEMA_VERSION: &str = "mesh.openkcm.io/schema-version";
+
+/// Krypton's own account and helm's.
+fn accounts(chart: OwnChart) -> Vec<String> {
+    let name = chart.name();
+    [name.to_owned(), format!("{name}-helm")]
+        .map(|account| username(chart.namespace(), &account))
+        .into()
+}
+
+/// Of a fleet whose chart is `small`.
+fn hub_values(repository: &ChartRepository, version: &str, more: &[&str]) -> Vec<String> {
+    let own = [
+        format!("--set=chart.repo={}", repository.url()),
+        "--set=chart.name=small".to_owned(),
+        format!("--set=chart.version={version}"),
+        "--set=chart.installCRDs=false,chart.values.replicaCount=0".to_owned(),
+        "--set=helm.retryMax=5s".to_owned(),
+    ];
+    own.into_iter()
+        .chain(more.iter().map(|value| (*value).to_owned()))
+        .collect()
+}
+
+async fn repository() -> ChartRepository {
+    let charts = ["1.0.0", "1.1.0"].map(ChartSource::small);
+    ChartRepository::start(&charts).await.unwrap()
+}
+
+fn told(requests: &[Audited]) -> String {
+    let lines = requests.iter().map(|request| format!("\n  {request}"));
+    lines.collect()
+}
+
+/// That nothing was refused to these accounts, which have asked for something at all.
+async fn nothing_denied(cluster: &Cluster, accounts: &[String]) {
+    let requests = cluster.audited().await.unwrap();
+    for account in accounts {
+        let asked = requests.iter().any(|request| request.is_of(account));
+        assert!(asked, "{account} has asked nothing of {}", cluster.name());
+    }
+    let denied = cluster.denied(accounts).await.unwrap();
+    assert!(
+        denied.is_empty(),
+        "refused on {}:{}",
+        cluster.name(),
+        told(&denied)
+    );
+}
+
+async fn installs(desk: &Desk, tenant: &str) {
+    let spec = json!({"workspace": format!("{tenant}-ws")});
+    desk.create("default", tenant, spec).await.unwrap();
+    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+}
+
+/// Leaves the Tenant's release without a revision that counts, as a helm does that is killed at the end,
+/// and waits until the agent has put it right.
+async fn repaired(edge: &Cluster, desk: &Desk, tenant: &str) {
+    let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
+    let (newest, _) = desk
+        .revisions(&namespace, &release)
+        .await
+        .unwrap()
+        .pop()
+        .unwrap();
+    let secret = format!("sh.helm.release.v1.{release}.v{newest}");
+    let label = [
+        "label",
+        "--overwrite",
+        "secret",
+        &secret,
+        "status=superseded",
+    ];
+    let label = label.into_iter().chain(["-n", &namespace]);
+    edge.kubectl(label).await.unwrap();
+    let agent = &accounts(OwnChart::Agent)[0];
+    eventually("the release to be put right", PATIENCE, async || {
+        let by_agent = edge.audited().await?.into_iter().any(|request| {
+            let own = request.user.username == *agent && request.impersonated_user.is_none();
+            own && request.verb == "update" && request.object.namespace == namespace
+        });
+        Ok(by_agent.then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.newest_is(&namespace, &release, newest + 1, "deployed")
+        .await
+        .unwrap();
+    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+}
+
+/// Deletes an object of the Tenant's release, and waits until the agent has made it again, as helm.
+async fn healed(edge: &Cluster, tenant: &str) {
+    let (namespace, release) = (format!("{tenant}-ws"), names::tenant_release(tenant, EDGE));
+    let delete = ["delete", "configmap", &release, "-n", &namespace];
+    edge.kubectl(delete).await.unwrap();
+    let [agent, helm] = <[String; 2]>::try_from(accounts(OwnChart::Agent)).unwrap();
+    eventually("the object to be made again", PATIENCE, async || {
+        let as_helm = edge.audited().await?.into_iter().any(|request| {
+            // Helm itself has written it before.
+            let own = request.user_agent.starts_with("krypton-agent/");
+            let by_agent = own && request.user.username == agent;
+            let helm = request
+                .impersonated_user
+                .is_some_and(|user| user.username == helm);
+            by_agent && helm && request.verb == "patch" && request.object.name == release
+        });
+        let get = ["get", "configmap", &release, "-n", &namespace];
+        Ok((as_helm && edge.kubectl(get).await.is_ok()).then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// Changes a label of the Tenant's workspace, and waits until the agent has put it back.
+async fn relabelled(edge: &Cluster, tenant: &str) {
+    let namespace = format!("{tenant}-ws");
+    let label = ["label", "--overwrite", "namespace", &namespace, "team=b"];
+    edge.kubectl(label).await.unwrap();
+    eventually("the label to be put back", PATIENCE, async || {
+        let get = [
+            "get",
+            "namespace",
+            &namespace,
+            "-o=jsonpath={.metadata.labels.team}",
+        ];
+        Ok((edge.kubectl(get).await? == "a").then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// Deletes the CRD under its Tenants, and waits until it and this one are back.
+async fn rescued(cluster: &Cluster, desk: &Desk, tenant: &str) {
+    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let crd = crds.get(Tenant::crd_name()).await.unwrap();
+    let old = desk.tenants("default").get(tenant).await.unwrap();
+    let going = Held::delete(desk, "going").await.unwrap();
+    let releases = desk.releases().await.unwrap();
+    let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
+    cluster.kubectl(delete).await.unwrap();
+    eventually("another CRD, with the Tenant", PATIENCE, async || {
+        let now = crds.get(Tenant::crd_name()).await?;
+        if now.metadata.uid == crd.metadata.uid {
+            bail!("the old CRD is there: {:?}", now.metadata.finalizers);
+        }
+        let back = desk.tenants("default").get(tenant).await?;
+        Ok((back.metadata.uid != old.metadata.uid).then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+    desk.told("default", tenant, "TenantRestored")
+        .await
+        .unwrap();
+    going.is_deleted_again().await.unwrap();
+    going.let_go().await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), releases);
+}
+
+/// A Tenant that home places in a namespace that the edge has not: made, written, deleted; then another one
+/// that is let go.
+async fn placed(home: &Desk, edge: &Desk) {
+    let words = json!({"metadata": {"name": "team"}});
+    let namespaces: Api<Namespace> = Api::all(home.client.clone());
+    let team = serde_json::from_value(words).unwrap();
+    let params = PostParams::default();
+    namespaces.create(&params, &team).await.unwrap();
+    let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "sent-ws"});
+    let there = [ALL_READY, ("Placed", "True", "Placed")];
+    home.create("team", "sent", spec.clone()).await.unwrap();
+    home.shows("team", "sent", &there).await.unwrap();
+    let requested = names::RECONCILE_REQUESTED_ANNOTATION;
+    home.annotate("team", "sent", requested, "now")
+        .await
+        .unwrap();
+    eventually("the wish to be passed on", PATIENCE, async || {
+        let found = edge.tenants("team").get("sent").await?;
+        Ok(found.annotations().get(requested).cloned())
+    })
+    .await
+    .unwrap();
+    home.delete("team", "sent").await.unwrap();
+    home.gone("team", "sent").await.unwrap();
+    let left = edge.tenants("team").get_opt("sent").await.unwrap();
+    assert_eq!(left, None);
+
+    home.create("team", "kept", spec).await.unwrap();
+    home.shows("team", "kept", &there).await.unwrap();
+    let orphan = names::ORPHAN_ANNOTATION;
+    home.annotate("team", "kept", orphan, "true").await.unwrap();
+    home.delete("team", "kept").await.unwrap();
+    home.gone("team", "kept").await.unwrap();
+    home.told("team", "kept", "Orphaned").await.unwrap();
+}
+
+async fn pause(home: &Desk, paused: bool) {
+    let members: Api<EdgeCluster> = Api::all(home.client.clone());
+    let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
+    members
+        .patch(EDGE, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+/// Runs an agent of another cluster with the identity of the edge's, until the hub has told of it
+/// twice: an event that is made, and then counted.
+async fn credential_used_twice(home: &Cluster, edge: &Cluster, desk: &Desk) {
+    let copy = Cluster::start("chart-rights-copy", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let namespace = OwnChart::Agent.namespace();
+    let secrets = |cluster: &Cluster| Api::<Secret>::namespaced(cluster.client(), namespace);
+    let mut identity = secrets(edge).get("krypton-agent-identity").await.unwrap();
+    identity.metadata = ObjectMeta {
+        name: identity.metadata.name,
+        ..ObjectMeta::default()
+    };
+    copy.kubectl(["create", "namespace", namespace])
+        .await
+        .unwrap();
+    secrets(&copy)
+        .create(&PostParams::default(), &identity)
+        .await
+        .unwrap();
+    let _agent = Agent::start(&AgentOptions::new(copy.kubeconfig())).unwrap();
+    desk.told("default", EDGE, "CredentialUsedTwice")
+        .await
+        .unwrap();
+    eventually("the event to be counted", PATIENCE, async || {
+        let counted = home.audited().await?.into_iter().any(|request| {
+            let of_hub = request.is_of(&accounts(OwnChart::Hub)[0]);
+            of_hub && request.verb == "patch" && request.object.resource == "events"
+        });
+        Ok(counted.then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// The fleet's values are not there: the hub says so on the object that is missing, until it is made.
+async fn values_are_missed_and_given(home: &Cluster, desk: &Desk) {
+    let namespace = OwnChart::Hub.namespace();
+    desk.told(namespace, "fleet", "ValuesMissing")
+        .await
+        .unwrap();
+    let values = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "fleet", "namespace": namespace},
+        "data": {"values.yaml": "message: from a ConfigMap"},
+    });
+    home.apply(&values.to_string()).await.unwrap();
+    desk.told(namespace, "fleet", "ValuesResolved")
+        .await
+        .unwrap();
+}
+
+/// The name of a join token that expired long ago.
+async fn stale_token(home: &Cluster) -> String {
+    let (namespace, hour) = (OwnChart::Hub.namespace(), Duration::from_secs(60 * 60));
+    let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
+    let names = async || {
+        let listed = secrets.list_metadata(&ListParams::default()).await;
+        listed
+            .unwrap()
+            .items
+            .iter()
+            .map(ResourceExt::name_any)
+            .collect()
+    };
+    let before: BTreeSet<String> = names().await;
+    let long_ago = Timestamp::from_second(wall().as_second() - 48 * 3600).unwrap();
+    join_token::make(home.client(), namespace, "edge-9", hour, long_ago)
+        .await
+        .unwrap();
+    let now: BTreeSet<String> = names().await;
+    now.difference(&before).next().unwrap().clone()
+}
+
+/// A KryptonDeployment of the agent's member, from home.
+async fn deployed_and_gone(desk: &Desk, at_edge: &Desk) {
+    let all: Api<KryptonDeployment> = Api::namespaced(desk.client.clone(), "default");
+    let spec = json!({"account": {"name": "somebody"}, "region": {"name": EDGE}});
+    let object = KryptonDeployment::new("ordered", serde_json::from_value(spec).unwrap());
+    all.create(&PostParams::default(), &object).await.unwrap();
+    desk.told("default", "ordered", "Ready").await.unwrap();
+    at_edge
+        .newest_is("ordered", "ced-ordered", 1, "deployed")
+        .await
+        .unwrap();
+    let params = DeleteParams::default();
+    all.delete("ordered", &params).await.unwrap();
+    eventually("the deployment to be gone", PATIENCE, async || {
+        match all.get_opt("ordered").await? {
+            Some(object) => bail!("{object:?}"),
+            None => Ok(Some(())),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+/// What `kubectl krypton join` prints, in a file.
+async fn bundle_file(home: &Cluster, folder: &TempDir) -> Result<String> {
+    let bundle = bundle_of(home, OwnChart::Hub.namespace(), EDGE).await?;
+    let file = folder.path().join("edge-1.yaml");
+    std::fs::write(&file, bundle)?;
+    Ok(format!("--set-file=join.bundle={}", file.display()))
+}
+
+#[tokio::test]
+async fn the_rights_of_the_charts_are_enough_for_all_that_hub_and_agent_do() {
+    let repository = repository().await;
+    let (home, edge) = tokio::try_join!(
+        Cluster::start_audited("chart-rights-home", Parts::WithControllers),
+        Cluster::start_audited("chart-rights-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let (of_hub, of_agent) = (accounts(OwnChart::Hub), accounts(OwnChart::Agent));
+
+    OwnChart::Hub
+        .install(&home, hub_values(&repository, "1.0.0", &MORE))
+        .await
+        .unwrap();
+    let mut hub = HubPod::start(&home, None).await.unwrap();
+    hub.hub.ready(PATIENCE).await.unwrap();
+    let folder = TempDir::with_prefix("krypton-join-").unwrap();
+    let bundle = bundle_file(&home, &folder).await.unwrap();
+    let values = [bundle.as_str(), "--set=helm.retryMax=5s"];
+    OwnChart::Agent.install(&edge, values).await.unwrap();
+    let mut agent = AgentPod::start(&edge).await.unwrap();
+    agent.agent.ready(PATIENCE).await.unwrap();
+    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    values_are_missed_and_given(&home, &desk).await;
+
+    tokio::join!(
+        installs(&desk, "acme"),
+        installs(&at_edge, "beta"),
+        installs(&at_edge, "gone"),
+    );
+    at_edge.delete("default", "gone").await.unwrap();
+    at_edge.gone("default", "gone").await.unwrap();
+
+    deployed_and_gone(&desk, &at_edge).await;
+    credential_used_twice(&home, &edge, &desk).await;
+
+    // A new version takes a new hub, which clears away what the pod before it had no reason to.
+    hub.hub.stop().await.unwrap();
+    let stale = stale_token(&home).await;
+    OwnChart::Hub
+        .install(&home, hub_values(&repository, "1.1.0", &MORE))
+        .await
+        .unwrap();
+    hub = HubPod::start(&home, Some(&hub)).await.unwrap();
+    hub.hub.ready(PATIENCE).await.unwrap();
+    eventually("the stale token to be cleared away", PATIENCE, async || {
+        let namespace = OwnChart::Hub.namespace();
+        let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
+        Ok(secrets.get_opt(&stale).await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    let releases = [
+        (&desk, "acme", names::SELF_CLUSTER),
+        (&at_edge, "beta", EDGE),
+    ];
+    for (at, tenant, member) in releases {
+        let release = names::tenant_release(tenant, member);
+        let namespace = format!("{tenant}-ws");
+        at.newest_is(&namespace, &release, 2, "deployed")
+            .await
+            .unwrap();
+        at.shows("default", tenant, &[ALL_READY]).await.unwrap();
+    }
+
+    // An agent that starts again with what it has kept, and finds a CRD of an older version.
+    agent.agent.stop().await.unwrap();
+    let version = async || {
+        let crds: Api<CustomResourceDefinition> = Api::all(edge.client());
+        let crd = crds.get(Tenant::crd_name()).await.unwrap();
+        crd.annotations().get(SCHEMA_VERSION).cloned()
+    };
+    let (now, older) = (version().await, format!("{SCHEMA_VERSION}=0"));
+    let annotate = ["annotate", "--overwrite", "crd", Tenant::crd_name(), &older];
+    edge.kubectl(annotate).await.unwrap();
+    agent = AgentPod::start(&edge).await.unwrap();
+    agent.agent.ready(PATIENCE).await.unwrap();
+    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    eventually("the CRD of now", PATIENCE, async || {
+        Ok((version().await == now).then_some(()))
+    })
+    .await
+    .unwrap();
+
+    pause(&desk, true).await;
+    let paused = (&*format!("ClusterProgress/{EDGE}"), "False", "Paused");
+    at_edge.create("default", "late", json!({})).await.unwrap();
+    at_edge.shows("default", "late", &[paused]).await.unwrap();
+    pause(&desk, false).await;
+    at_edge
+        .shows("default", "late", &[ALL_READY])
+        .await
+        .unwrap();
+
+    placed(&desk, &at_edge).await;
+    repaired(&edge, &at_edge, "beta").await;
+    healed(&edge, "beta").await;
+    relabelled(&edge, "beta").await;
+    rescued(&edge, &at_edge, "beta").await;
+    rescued(&home, &desk, "acme").await;
+
+    for (at, tenant) in [(&desk, "acme"), (&at_edge, "beta")] {
+        at.delete("default", tenant).await.unwrap();
+        at.gone("default", tenant).await.unwrap();
+    }
+    home.kubectl(["delete", "edgecluster", EDGE]).await.unwrap();
+    at_edge.lease_renewed().await.unwrap();
+    desk.lease_renewed().await.unwrap();
+    assert!(
+        at_edge
+            .tenants("default")
+            .get_opt("late")
+            .await
+            .unwrap()
+            .is_some()
+    );
+    nothing_denied(&home, &of_hub).await;
+    nothing_denied(&edge, &of_agent).await;
+
+    // With one rule less, it would have been seen.
+    let role = [
+        "patch",
+        "role",
+        "krypton-agent-member",
+        "-n",
+        "krypton-system",
+    ];
+    let patch = ["--type=json", r#"-p=[{"op":"remove","path":"/rules/0"}]"#];
+    edge.kubectl(role.into_iter().chain(patch)).await.unwrap();
+    eventually("a refusal", PATIENCE, async || {
+        let denied = edge.denied(&of_agent).await?;
+        let lease = denied
+            .iter()
+            .any(|request| request.object.resource == "leases");
+        Ok(lease.then_some(()))
+    })
+    .await
+    .unwrap();
+    agent.agent.stop().await.unwrap();
+    hub.hub.stop().await.unwrap();
+}
+
+/// All that the chart `small` makes, but for its Service.
+const TOO_FEW: &str = "apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: too-few}
+rules:
+- {apiGroups: [''], resources: [configmaps, secrets], verbs: ['*']}
+- {apiGroups: [''], resources: [namespaces], verbs: [get, create]}
+- {apiGroups: [apps], resources: [deployments], verbs: ['*']}
+- {apiGroups: [apps], resources: [replicasets], verbs: [get, list, watch]}
+- {apiGroups: [''], resources: [pods], verbs: [get, list, watch]}
+";
+
+#[tokio::test]
+async fn a_right_that_helm_lacks_is_named_by_the_tenant_and_given_by_an_upgrade() {
+    let repository = repository().await;
+    let home = Cluster::start_audited("few-rights", Parts::WithControllers)
+        .await
+        .unwrap();
+    home.apply(TOO_FEW).await.unwrap();
+    let desk = Desk::at(&home);
+    // The CRDs are made by the hub itself, too, which has the rights to that in any case.
+    let few = [
+        "--set=helmRights.clusterRole=too-few",
+        "--set=crds.install=false,watchCluster.ensureCrds=true",
+    ];
+    OwnChart::Hub
+        .install(&home, hub_values(&repository, "1.0.0", &few))
+        .await
+        .unwrap();
+    let mut hub = HubPod::start(&home, None).await.unwrap();
+    hub.hub.ready(PATIENCE).await.unwrap();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let error = format!("ClusterError/{}", names::SELF_CLUSTER);
+    let failed = (error.as_str(), "True", "InstallFailed");
+    let tenant = desk.shows("default", "acme", &[failed]).await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    let said = &krypton_tests::fleet::condition(&conditions, &error)
+        .unwrap()
+        .message;
+    let helm = &accounts(OwnChart::Hub)[1];
+    for word in ["forbidden", "services", helm.as_str()] {
+        assert!(said.contains(word), "{word:?} is not in: {said}");
+    }
+
+    // Only what helm does as its own account was refused; the hub goes on with the rest.
+    desk.lease_renewed().await.unwrap();
+    let denied = home.denied(&accounts(OwnChart::Hub)).await.unwrap();
+    let others: Vec<Audited> = denied
+        .iter()
+        .filter(|request| {
+            let impersonated = request.impersonated_user.as_ref();
+            impersonated.is_none_or(|user| user.username != *helm)
+                || request.object.resource != "services"
+        })
+        .cloned()
+        .collect();
+    assert!(!denied.is_empty());
+    assert!(others.is_empty(), "{}", told(&others));
+
+    OwnChart::Hub
+        .install(&home, hub_values(&repository, "1.0.0", &[]))
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    hub.hub.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hub_works_on_a_home_elsewhere_with_the_rights_that_its_chart_made_there() {
+    let repository = repository().await;
+    let (home, own) = tokio::try_join!(
+        Cluster::start_audited("away-home", Parts::WithControllers),
+        Cluster::start_audited("away-own", Parts::ControlPlane),
+    )
+    .unwrap();
+    let only_rights = ["--set=installMode.crdsRbacOnly=true"];
+    OwnChart::Hub
+        .install(&home, hub_values(&repository, "1.0.0", &only_rights))
+        .await
+        .unwrap();
+    let deployments = ["get", "deployments", "-n", "krypton", "-o", "name"];
+    assert_eq!(home.kubectl(deployments).await.unwrap(), "");
+
+    let namespace = OwnChart::Hub.namespace();
+    let there = ServiceAccountAccess::new(&home, namespace, OwnChart::Hub.name())
+        .await
+        .unwrap();
+    let token = std::fs::read_to_string(there.token_file()).unwrap();
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "home", "namespace": namespace},
+        "stringData": {"kubeconfig": home.kubeconfig_with(&token)},
+    });
+    own.kubectl(["create", "namespace", namespace])
+        .await
+        .unwrap();
+    own.apply(&secret.to_string()).await.unwrap();
+    let elsewhere = ["--set=watchCluster.secretName=home"];
+    OwnChart::Hub
+        .install(&own, hub_values(&repository, "1.0.0", &elsewhere))
+        .await
+        .unwrap();
+    let crds = ["get", "crds", "-o", "name"];
+    assert_eq!(own.kubectl(crds).await.unwrap(), "");
+
+    let mut hub = HubPod::start(&own, None).await.unwrap();
+    hub.hub.ready(PATIENCE).await.unwrap();
+    let desk = Desk::at(&home);
+    installs(&desk, "acme").await;
+    desk.delete("default", "acme").await.unwrap();
+    desk.gone("default", "acme").await.unwrap();
+    nothing_denied(&home, &accounts(OwnChart::Hub)).await;
+    nothing_denied(&own, &accounts(OwnChart::Hub)[..1]).await;
+    hub.hub.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hub_whose_home_is_no_member_does_with_fewer_rights() {
+    let repository = repository().await;
+    let (home, edge) = tokio::try_join!(
+        Cluster::start_audited("fewest-home", Parts::ControlPlane),
+        Cluster::start("fewest-edge", Parts::ControlPlane),
+    )
+    .unwrap();
+    let away = ["--set=selfCluster=false"];
+    OwnChart::Hub
+        .install(&home, hub_values(&repository, "1.0.0", &away))
+        .await
+        .unwrap();
+    let mut hub = HubPod::start(&home, None).await.unwrap();
+    hub.hub.ready(PATIENCE).await.unwrap();
+    let namespace = OwnChart::Hub.namespace();
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": EDGE,
+            "namespace": namespace,
+            "labels": {names::DISCOVERY_LABEL: "true"},
+        },
+        "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
+    });
+    home.apply(&secret.to_string()).await.unwrap();
+    let desk = Desk::at(&home);
+    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    nothing_denied(&home, &accounts(OwnChart::Hub)[..1]).await;
+    hub.hub.stop().await.unwrap();
+}

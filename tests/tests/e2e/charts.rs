@@ -1,0 +1,321 @@
+//! Charts in a real OCI registry: by tag, by range and by digest, with and without a login; and the fleet's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use krypton_agent::chart::{
+    ChartCache, ChartError, ChartFault, ChartRef, Credentials, CredentialsNow,
+};
+use krypton_agent::helm::{Helm, HelmConfig, Keyring};
+use krypton_tests::fleet::{Desk, ValuesFile, values_flag};
+use krypton_tests::registry::{Login, PASSWORD, USERNAME};
+use krypton_tests::{
+    Agent, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts,
+    Registry, Signer, Tools, in_both_modes,
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::sync::watch;
+
+fn cache() -> (TempDir, ChartCache) {
+    // Another test may have been first.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    let dir = tempfile::tempdir().unwrap();
+    let cache = ChartCache::new(dir.path().join("charts")).unwrap();
+    (dir, cache)
+}
+
+fn chart(registry: &Registry, version: &str) -> ChartRef {
+    ChartRef {
+        repo: registry.url(),
+        name: "small".to_owned(),
+        version: version.to_owned(),
+    }
+}
+
+fn login(username: &str, password: &str) -> watch::Receiver<CredentialsNow> {
+    let data = BTreeMap::from([("username", username), ("password", password)])
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), ByteString(value.as_bytes().to_vec())))
+        .collect();
+    let secret = Secret {
+        data: Some(data),
+        ..Secret::default()
+    };
+    let read = Credentials::from_secret(&secret).unwrap();
+    watch::channel(Ok(Arc::new(read))).1
+}
+
+#[tokio::test]
+async fn a_chart_is_pulled_from_a_registry_by_tag_by_range_and_by_digest() {
+    let registry = Registry::start(Login::Open).await.unwrap();
+    // More than fit on one page of tags.
+    for version in ["1.0.0", "1.1.0", "1.2.0-rc.1", "1.2.0+build.7", "2.0.0"] {
+        registry.push(&ChartSource::small(version)).await.unwrap();
+    }
+    let pinned = registry.push(&ChartSource::small("1.0.1")).await.unwrap();
+    let (_dir, cache) = cache();
+    for (version, expected) in [
+        ("1.0.0", "1.0.0"),
+        ("v1.1.0", "1.1.0"),
+        ("1.2.0+build.7", "1.2.0+build.7"),
+        ("1.2.0-rc.1", "1.2.0-rc.1"),
+        ("", "2.0.0"),
+        (&format!("1.0.1@{pinned}"), "1.0.1"),
+    ] {
+        let fetched = cache.fetch(&chart(&registry, version)).await.unwrap();
+        assert_eq!(
+            (fetched.name.as_str(), fetched.version.as_str()),
+            ("small", expected),
+            "{version}"
+        );
+        // The digest of the archive is as good as that of the manifest.
+        let again = format!("{expected}@sha256:{}", fetched.sha256);
+        let again = cache.fetch(&chart(&registry, &again)).await.unwrap();
+        assert_eq!(again.sha256, fetched.sha256);
+    }
+    for (range, expected) in [
+        ("^1", "1.2.0+build.7"),
+        ("~1.0", "1.0.1"),
+        (">1.1.0-0 <1.2.0", "1.2.0-rc.1"),
+        ("*", "2.0.0"),
+    ] {
+        let resolved = cache.resolve(&chart(&registry, range)).await.unwrap();
+        assert_eq!(resolved, expected, "{range}");
+    }
+    let whole = ChartRef {
+        repo: String::new(),
+        name: format!("{}/small", registry.url()),
+        version: "1.0.0".to_owned(),
+    };
+    assert_eq!(cache.fetch(&whole).await.unwrap().name, "small");
+}
+
+#[tokio::test]
+async fn what_a_registry_does_not_have_is_told_apart() {
+    let registry = Registry::start(Login::Open).await.unwrap();
+    registry.push(&ChartSource::small("1.0.0")).await.unwrap();
+    let (_dir, cache) = cache();
+    let error = cache.fetch(&chart(&registry, "3.0.0")).await.unwrap_err();
+    assert_eq!(error.fault(), ChartFault::VersionNotFound);
+    assert!(error.to_string().ends_with("there is 1.0.0"), "{error}");
+    let error = cache.resolve(&chart(&registry, "^3")).await.unwrap_err();
+    assert_eq!(error.fault(), ChartFault::VersionNotFound);
+    let large = ChartRef {
+        name: "large".to_owned(),
+        ..chart(&registry, "1.0.0")
+    };
+    let error = cache.fetch(&large).await.unwrap_err();
+    assert!(
+        matches!(*error, ChartError::Refused { status: 404, .. }),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_chart_that_was_changed_in_the_registry_is_refused() {
+    let registry = Registry::start(Login::Open).await.unwrap();
+    let first = registry.push(&ChartSource::small("1.0.0")).await.unwrap();
+    let (_dir, cache) = cache();
+    // The tag is moved to another content.
+    let source = ChartSource::small("1.0.0").name("other");
+    let other = registry.push(&source).await.unwrap();
+    assert_ne!(first, other);
+    let moved = chart(&registry, &format!("1.0.0@{other}"));
+    let error = cache.fetch(&moved).await.unwrap_err();
+    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+
+    // The content is not what its digest says.
+    let fetched = cache.fetch(&chart(&registry, "1.0.0")).await.unwrap();
+    registry.damage(&fetched.sha256).unwrap();
+    let (_dir, fresh) = self::cache();
+    let error = fresh.fetch(&chart(&registry, "1.0.0")).await.unwrap_err();
+    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_login_leads_into_a_registry_by_password_and_by_token() {
+    for kind in [Login::Basic, Login::Token] {
+        let mut registry = Registry::start(kind).await.unwrap();
+        registry.push(&ChartSource::small("1.0.0")).await.unwrap();
+        let before = registry.asked().len();
+        let wanted = chart(&registry, "1.0.0");
+
+        let (_dir, open) = cache();
+        let error = open.fetch(&wanted).await.unwrap_err();
+        assert!(
+            matches!(*error, ChartError::Refused { status: 401, .. }),
+            "{kind:?}: {error}"
+        );
+        assert!(error.to_string().contains("--chart-credentials-secret"));
+
+        let (_dir, stranger) = cache();
+        let stranger = stranger.with_credentials(login(USERNAME, "wrong-hunter2"));
+        let error = stranger.fetch(&wanted).await.unwrap_err();
+        assert!(
+            matches!(*error, ChartError::Refused { status: 401, .. }),
+            "{kind:?}: {error}"
+        );
+        assert!(!format!("{error:?}{error}").contains("hunter2"));
+
+        let (_dir, known) = cache();
+        let known = known.with_credentials(login(USERNAME, PASSWORD));
+        assert_eq!(
+            known.resolve(&chart(&registry, "^1")).await.unwrap(),
+            "1.0.0"
+        );
+        assert_eq!(known.fetch(&wanted).await.unwrap().version, "1.0.0");
+        let asked = registry.asked().split_off(before);
+        let expected: &[&str] = match kind {
+            Login::Token => &["", USERNAME, USERNAME, USERNAME],
+            _ => &[],
+        };
+        assert_eq!(asked, expected, "{kind:?}");
+
+        // What is here needs no registry.
+        registry.stop();
+        assert_eq!(known.fetch(&wanted).await.unwrap().version, "1.0.0");
+    }
+}
+
+/// Takes charts that are signed by [`Signer::Signer`] only.
+async fn strict_cache() -> (TempDir, ChartCache) {
+    let (dir, cache) = cache();
+    let helm = Helm::new(HelmConfig {
+        binary: Tools::find().unwrap().binary("helm"),
+        supervisor: vec![Agent::program().unwrap().into(), "helm-run".into()],
+        scratch: dir.path().join("helm"),
+        max_concurrent: 1,
+        max_per_member: 1,
+    });
+    let keyring = Keyring {
+        helm: Arc::new(helm.await.unwrap()),
+        file: Signer::Signer.keyring(),
+    };
+    (dir, cache.with_prover(Arc::new(keyring)))
+}
+
+#[tokio::test]
+async fn with_a_keyring_only_what_is_signed_by_one_of_its_keys_is_taken_wherever_it_lies() {
+    let sources = [
+        ChartSource::small("1.0.0").signed(Signer::Signer),
+        ChartSource::small("1.1.0").signed(Signer::Stranger),
+        ChartSource::small("1.2.0"),
+        ChartSource::small("1.3.0+build.7").signed(Signer::Signer),
+    ];
+    let registry = Registry::start(Login::Open).await.unwrap();
+    for source in &sources {
+        registry.push(source).await.unwrap();
+    }
+    let repository = ChartRepository::start(&sources).await.unwrap();
+    let (_dir, cache) = strict_cache().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |version: &str| ChartRef {
+        repo: String::new(),
+        name: format!("{}/small-{version}.tgz", folder.path().display()),
+        version: version.to_owned(),
+    };
+    for (name, bytes) in repository.files() {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let of = |version: &str| {
+        let by_http = ChartRef {
+            repo: repository.url(),
+            ..chart(&registry, version)
+        };
+        [chart(&registry, version), by_http, file(version)]
+    };
+    for version in ["1.0.0", "1.3.0+build.7"] {
+        for chart in of(version) {
+            assert_eq!(cache.fetch(&chart).await.unwrap().version, version);
+        }
+    }
+    for (version, why) in [("1.1.0", "not good"), ("1.2.0", "no provenance file")] {
+        for chart in of(version) {
+            let error = cache.fetch(&chart).await.unwrap_err();
+            assert!(matches!(*error, ChartError::Unproven { .. }), "{error}");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+    // A good signature of another content.
+    let [from, to] =
+        ["1.0.0", "1.2.0"].map(|version| folder.path().join(format!("small-{version}.tgz.prov")));
+    std::fs::copy(from, to).unwrap();
+    let (_dir, fresh) = strict_cache().await;
+    let error = fresh.fetch(&file("1.2.0")).await.unwrap_err();
+    assert!(error.to_string().contains("not good"), "{error}");
+}
+
+in_both_modes!(a_fleet_runs_a_signed_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning);
+
+async fn a_fleet_runs_a_signed_chart_of_a_private_registry_by_a_range_that_keeps_its_meaning(
+    mode: Mode,
+) {
+    const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+    let registry = Registry::start(Login::Token).await.unwrap();
+    for version in ["1.0.0", "1.1.0", "2.0.0"] {
+        let source = ChartSource::small(version).signed(Signer::Signer);
+        registry.push(&source).await.unwrap();
+    }
+    let before = registry.asked().len();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("charts-home", Parts::ControlPlane),
+        Cluster::start("charts-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/basic-auth",
+        "metadata": {"name": "charts"},
+        "stringData": {"username": USERNAME, "password": PASSWORD},
+    });
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    desk.apply_secret("charts", &secret).await.unwrap();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let url = registry.url();
+    let keyring = format!("--chart-keyring={}", Signer::Signer.keyring().display());
+    let options = || {
+        HubOptions::new(home.kubeconfig())
+            .args([keyring.clone()])
+            .args([format!("--chart-repo={url}"), values_flag(&values)])
+            .args(["--chart-name=small", "--chart-version=^1"])
+            .args(["--chart-install-crds=false", "--retry-max=5s"])
+            .args(["--chart-credentials-secret=charts", "--self-cluster=false"])
+    };
+    let mut hub = Hub::start(&options()).unwrap();
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
+        .await
+        .unwrap();
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    let tenant = at_edge.shows("default", "acme", &[READY]).await.unwrap();
+    let applied = tenant.status.unwrap().last_applied_chart.unwrap();
+    // Every member takes the content that has proven itself at the hub, wherever it gets it.
+    let pinned = format!("{url}/small:1.1.0@sha256:");
+    assert!(applied.starts_with(&pinned), "{applied}");
+    // The agent was refused by the registry, whose password it does not know, and the hub was not.
+    let asked = registry.asked().split_off(before);
+    assert_eq!(
+        asked.contains(&String::new()),
+        mode == Mode::Agent,
+        "{asked:?}"
+    );
+    assert!(asked.contains(&USERNAME.to_owned()), "{asked:?}");
+
+    // A newer version is there, and the hub is restarted: nobody has asked for another version.
+    let newer = ChartSource::small("1.2.0").signed(Signer::Signer);
+    registry.push(&newer).await.unwrap();
+    hub.stop().await.unwrap();
+    let mut hub = Hub::start(&options().in_place_of(&hub)).unwrap();
+    at_edge.create("default", "later", json!({})).await.unwrap();
+    let later = at_edge.shows("default", "later", &[READY]).await.unwrap();
+    assert_eq!(later.status.unwrap().last_applied_chart, Some(applied));
+    let release = "tenant-acme-edge-1";
+    let revisions = at_edge.revisions("acme", release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    for log in [hub.log().unwrap(), member.actor(&mut hub).log().unwrap()] {
+        assert!(!log.contains(PASSWORD));
+    }
+}

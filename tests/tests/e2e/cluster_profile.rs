@@ -1,0 +1,468 @@
+//! Members by ClusterProfiles: the real CRD, and the plugin that the Cluster Inventory API ships.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::bail;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
+use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, Tools, eventually,
+    fleet::{
+        Desk, Expected, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
+        condition, values_flag,
+    },
+};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const RESOLVED: Expected<'_> = ("TargetClusterResolved", "True", "Resolved");
+const CONNECTED: Expected<'_> = ("Connected", "True", "Connected");
+const HEALTHY: Expected<'_> = ("Healthy", "True", "Reconciling");
+const CRD: &str = "clusterprofiles.multicluster.x-k8s.io";
+const CREDENTIAL: &str = "edge-1-credential";
+const PROVIDER: &str = "kubeconfig-secretreader";
+
+fn unresolved(reason: &'static str) -> Expected<'static> {
+    ("TargetClusterResolved", "False", reason)
+}
+
+/// Known no better, and what was known before is in use.
+fn doubtful(reason: &'static str) -> Expected<'static> {
+    ("TargetClusterResolved", "Unknown", reason)
+}
+
+/// The provider file of a hub, replaced as a mounted ConfigMap is.
+struct ProviderFile(TempDir);
+
+impl ProviderFile {
+    fn new(providers: &Value) -> Self {
+        let file = Self(TempDir::with_prefix("krypton-providers-").unwrap());
+        file.write(providers);
+        file
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("config.json")
+    }
+
+    fn write(&self, providers: &Value) {
+        let next = self.0.path().join("next.json");
+        fs::write(&next, json!({ "providers": providers }).to_string()).unwrap();
+        fs::rename(next, self.path()).unwrap();
+    }
+
+    fn flag(&self) -> String {
+        format!("--clusterprofile-provider-file={}", self.path().display())
+    }
+}
+
+/// The plugin of the Inventory API, which reads Secrets of home.
+fn secret_reader(home: &Cluster) -> Value {
+    program(
+        PROVIDER,
+        &Tools::find().unwrap().binary("kubeconfig-secretreader"),
+        &[],
+        &[("KUBECONFIG", home.kubeconfig().to_str().unwrap())],
+    )
+}
+
+fn program(name: &str, command: &Path, args: &[&str], env: &[(&str, &str)]) -> Value {
+    let env = env
+        .iter()
+        .map(|(name, value)| json!({"name": name, "value": value}));
+    json!({
+        "name": name,
+        "execConfig": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": command,
+            "args": args,
+            "env": env.collect::<Vec<_>>(),
+            "provideClusterInfo": true,
+        },
+    })
+}
+
+/// A script that writes this to standard output.
+fn answering(name: &str, answer: &str) -> Value {
+    program(
+        name,
+        Path::new("/bin/sh"),
+        &["-c", "printf %s \"$ANSWER\""],
+        &[("ANSWER", answer)],
+    )
+}
+
+/// The ClusterProfiles of home, as their manager sees them.
+struct Profiles(Api<DynamicObject>);
+
+impl Profiles {
+    /// After the CRD is made.
+    async fn serve(home: &Cluster) -> Self {
+        let (pin, file) = (
+            "cluster-inventory-api-0.1.3",
+            "multicluster.x-k8s.io_clusterprofiles.yaml",
+        );
+        let crd = ForeignCrd::read(home, pin, file).await.unwrap();
+        crd.install(home).await.unwrap();
+        let gvk = GroupVersionKind::gvk("multicluster.x-k8s.io", "v1alpha1", "ClusterProfile");
+        let resource = ApiResource::from_gvk_with_plural(&gvk, "clusterprofiles");
+        Self(Api::namespaced_with(
+            home.client(),
+            HUB_NAMESPACE,
+            &resource,
+        ))
+    }
+
+    async fn create(&self, name: &str, status: Value) {
+        let profile = json!({
+            "apiVersion": "multicluster.x-k8s.io/v1alpha1",
+            "kind": "ClusterProfile",
+            "metadata": {"name": name},
+            "spec": {"displayName": name, "clusterManager": {"name": "a-manager"}},
+        });
+        let profile = serde_json::from_value(profile).unwrap();
+        self.0
+            .create(&PostParams::default(), &profile)
+            .await
+            .unwrap();
+        self.say(name, status).await;
+    }
+
+    async fn say(&self, name: &str, status: Value) {
+        let patch = Patch::Merge(json!({ "status": status }));
+        let params = PatchParams::default();
+        self.0.patch_status(name, &params, &patch).await.unwrap();
+    }
+
+    async fn delete(&self, name: &str) {
+        self.0.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+}
+
+fn healthy(status: &str) -> Value {
+    json!([{
+        "type": "ControlPlaneHealthy",
+        "status": status,
+        "reason": "Probed",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }])
+}
+
+/// How the edge is reached by the plugin that reads Secrets.
+fn by_secret(edge: &Cluster) -> Value {
+    let kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token()).unwrap();
+    let mut cluster = kubeconfig["clusters"][0]["cluster"].clone();
+    cluster["extensions"] = json!([{
+        "name": "client.authentication.k8s.io/exec",
+        "extension": {"name": CREDENTIAL, "key": "kubeconfig", "namespace": HUB_NAMESPACE},
+    }]);
+    json!([{"name": PROVIDER, "cluster": cluster}])
+}
+
+async fn credential(home: &Desk, kubeconfig: &str) {
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": CREDENTIAL},
+        "stringData": {"kubeconfig": kubeconfig},
+    });
+    home.apply_secret(CREDENTIAL, &secret).await.unwrap();
+}
+
+/// Who holds the member's Lease, since when, and how often it has changed hands.
+async fn held(edge: &Desk) -> (Option<String>, Option<i32>, String) {
+    let leases: Api<Lease> = Api::namespaced(edge.client.clone(), SYSTEM_NAMESPACE);
+    let spec = leases.get("krypton-agent").await.unwrap().spec.unwrap();
+    let since = format!("{:?}", spec.acquire_time);
+    (spec.holder_identity, spec.lease_transitions, since)
+}
+
+/// One that names a member's profile is deployed there; one that names none that there is says so.
+async fn a_deployment_names_a_profile(home: &Cluster, at_edge: &Desk) {
+    let all: Api<KryptonDeployment> = Api::namespaced(home.client(), "default");
+    let create = async |name: &str, profile: &str| {
+        let spec = json!({
+            "account": {"name": "acme"},
+            "region": {
+                "name": "paris",
+                "clusterProfileRef": {"name": profile, "namespace": HUB_NAMESPACE},
+            },
+        });
+        let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
+        eventually(
+            "the KryptonDeployment to be admitted",
+            PATIENCE,
+            async || {
+                let params = PostParams::default();
+                Ok(Some(all.create(&params, &object).await?))
+            },
+        )
+        .await
+        .unwrap();
+    };
+    let shows = async |name: &str, (type_, status, reason): Expected<'_>| {
+        let what = format!("KryptonDeployment {name} to show {type_} {status} {reason}");
+        eventually(&what, PATIENCE, async || {
+            let conditions = all.get(name).await?.status.unwrap_or_default().conditions;
+            let found = condition(&conditions, type_)
+                .is_some_and(|it| it.status == status && it.reason == reason);
+            match found {
+                true => Ok(Some(())),
+                false => bail!("{conditions:?}"),
+            }
+        })
+        .await
+        .unwrap();
+    };
+    create("lost", "edge-2").await;
+    create("acme", "edge-1").await;
+    shows("acme", ("Ready", "True", "Deployed")).await;
+    shows("acme", RESOLVED).await;
+    at_edge
+        .newest_is("acme", "ced-acme", 1, "deployed")
+        .await
+        .unwrap();
+    shows("lost", unresolved("ClusterProfileNotFound")).await;
+    shows("lost", ("Ready", "False", "EdgeUnavailable")).await;
+}
+
+#[tokio::test]
+async fn a_profile_becomes_a_member_and_stays_one_through_rotation_and_lost_access_until_it_is_deleted()
+ {
+    let charts = [ChartSource::small("1.0.0")];
+    let (repository, home, edge) = tokio::try_join!(
+        ChartRepository::start(&charts),
+        Cluster::start("profile-home", Parts::ControlPlane),
+        Cluster::start("profile-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let file = ProviderFile::new(&json!([secret_reader(&home)]));
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    let options = HubOptions::new(home.kubeconfig()).args(flags).args([
+        values_flag(&values),
+        "--self-cluster=false".to_owned(),
+        "--providers=cluster-profile".to_owned(),
+        "--ensure-watch-crds".to_owned(),
+        file.flag(),
+    ]);
+    let mut hub = Hub::start(&options).unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    credential(&desk, &edge.kubeconfig_with_token()).await;
+    // There is no such API yet.
+    hub.ready(PATIENCE).await.unwrap();
+    let profiles = Profiles::serve(&home).await;
+    let status = json!({"conditions": healthy("False"), "accessProviders": by_secret(&edge)});
+    profiles.create("edge-1", status).await;
+    let not_ready = unresolved("ClusterProfileNotReady");
+    desk.member_shows("edge-1", &[not_ready]).await.unwrap();
+
+    profiles
+        .say("edge-1", json!({"conditions": healthy("True")}))
+        .await;
+    at_edge.create("default", "first", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "first", &[ALL_READY])
+        .await
+        .unwrap();
+    let well = [RESOLVED, CONNECTED, HEALTHY];
+    desk.member_shows("edge-1", &well).await.unwrap();
+    a_deployment_names_a_profile(&home, &at_edge).await;
+    let (lease, releases) = (held(&at_edge).await, at_edge.releases().await.unwrap());
+
+    // What the manager says of other things is no news.
+    let noise = json!({"properties": [{"name": "zone.example.org", "value": "a"}]});
+    profiles.say("edge-1", noise).await;
+    // The token in use is refused from now on; nobody tells the hub.
+    credential(&desk, &edge.kubeconfig_with_next_token()).await;
+    edge.rotate_token().await.unwrap();
+    at_edge
+        .create("default", "rotated", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "rotated", &[ALL_READY])
+        .await
+        .unwrap();
+    desk.member_shows("edge-1", &well).await.unwrap();
+    assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
+
+    for (providers, problem) in [
+        (json!([]), PROVIDER),
+        (
+            json!([program(PROVIDER, Path::new("/bin/false"), &[], &[])]),
+            "exit code 1",
+        ),
+    ] {
+        file.write(&providers);
+        let stale = [doubtful("RemoteClusterStale"), CONNECTED, HEALTHY];
+        let member = desk.member_shows("edge-1", &stale).await.unwrap();
+        let conditions = member.status.unwrap().conditions;
+        let told = &condition(&conditions, stale[0].0).unwrap().message;
+        assert!(told.contains("ClusterProfile default/edge-1"), "{told}");
+        assert!(told.contains(problem), "{told}");
+        if problem == PROVIDER {
+            at_edge.create("default", "stale", json!({})).await.unwrap();
+            at_edge
+                .shows("default", "stale", &[ALL_READY])
+                .await
+                .unwrap();
+        }
+        file.write(&json!([secret_reader(&home)]));
+        desk.member_shows("edge-1", &well).await.unwrap();
+    }
+    assert_eq!(held(&at_edge).await, lease, "the proxy goes on as it was");
+
+    profiles.delete("edge-1").await;
+    let gone = unresolved("ClusterProfileNotFound");
+    desk.member_shows("edge-1", &[gone]).await.unwrap();
+    let left = at_edge.releases().await.unwrap();
+    assert_eq!(left.len(), 4);
+    for (name, version) in releases {
+        assert_eq!(left.get(&name), Some(&version), "{name}");
+    }
+    // The token was in no log.
+    let log = hub.log().unwrap();
+    for kubeconfig in [
+        edge.kubeconfig_with_token(),
+        edge.kubeconfig_with_next_token(),
+    ] {
+        let kubeconfig: Value = serde_saphyr::from_str(&kubeconfig).unwrap();
+        let token = kubeconfig["users"][0]["user"]["token"].as_str().unwrap();
+        assert!(!log.contains(token));
+    }
+    let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), HUB_NAMESPACE);
+    assert!(secrets.get(CREDENTIAL).await.is_ok());
+}
+
+fn with_token() -> String {
+    let answer = json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "a-token"},
+    });
+    answer.to_string()
+}
+
+/// A certificate and a key that are not of each other: neither is bad by itself.
+fn mismatched() -> String {
+    let pair = || {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    };
+    let answer = json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"clientCertificateData": pair().0, "clientKeyData": pair().1},
+    });
+    answer.to_string()
+}
+
+#[tokio::test]
+async fn why_a_profile_cannot_be_reached_is_on_its_edge_cluster() {
+    let home = Cluster::start("reasons-home", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let desk = Desk::at(&home);
+    let profiles = Profiles::serve(&home).await;
+    let server = json!({"server": home.server()});
+    let status = |access: &str| {
+        json!({
+            "conditions": healthy("True"),
+            "accessProviders": [{"name": access, "cluster": server}],
+        })
+    };
+    profiles.create("edge-1", status("broken")).await;
+    profiles.create("edge-2", status("mismatched")).await;
+    profiles.create("edge-3", status("unknown")).await;
+    // A file of the hub, which is to be allowed, and is not there.
+    let mut filed = status("tokens");
+    filed["accessProviders"][0]["cluster"]["certificate-authority"] = json!("/nonexistent/ca.crt");
+    profiles.create("edge-4", filed).await;
+    let start = |more: &[&str]| {
+        let options = HubOptions::new(home.kubeconfig()).args(["--self-cluster=false"]);
+        Hub::start(&options.args(more.iter().copied())).unwrap()
+    };
+    let by_profiles = "--providers=cluster-profile";
+    let reason = async |name: &str, reason: &'static str| {
+        let member = desk
+            .member_shows(name, &[unresolved(reason)])
+            .await
+            .unwrap();
+        let conditions = member.status.unwrap().conditions;
+        condition(&conditions, "TargetClusterResolved")
+            .unwrap()
+            .message
+            .clone()
+    };
+
+    let mut hub = start(&[by_profiles]);
+    for name in ["edge-1", "edge-2", "edge-3", "edge-4"] {
+        let told = reason(name, "MulticlusterDisabled").await;
+        assert!(told.contains("--clusterprofile-provider-file"), "{told}");
+    }
+    hub.stop().await.unwrap();
+
+    let broken = ["-c", "echo the vault is sealed >&2; exit 3"];
+    let file = ProviderFile::new(&json!([
+        program("broken", Path::new("/bin/sh"), &broken, &[]),
+        answering("mismatched", &mismatched()),
+        answering("tokens", &with_token()),
+    ]));
+    let mut hub = start(&[
+        by_profiles,
+        &file.flag(),
+        "--insecure-kubeconfig-files=true",
+    ]);
+    let told = reason("edge-1", "AccessProviderFailed").await;
+    assert!(
+        told.contains("exit code 3; it said: the vault is sealed"),
+        "{told}"
+    );
+    let told = reason("edge-2", "AccessProviderFailed").await;
+    assert!(told.contains("client-key-data"), "{told}");
+    let told = reason("edge-4", "RemoteClientCreationFailed").await;
+    assert!(told.contains("/nonexistent/ca.crt"), "{told}");
+    let told = reason("edge-3", "AccessProviderFailed").await;
+    assert!(
+        told.contains("(unknown)") && told.contains("broken, mismatched, tokens"),
+        "{told}"
+    );
+    hub.stop().await.unwrap();
+
+    let mut hub = start(&["--providers=kubeconfig", &file.flag()]);
+    let told = reason("edge-1", "AccessProviderNotConfigured").await;
+    assert!(told.contains("--providers"), "{told}");
+    hub.stop().await.unwrap();
+
+    home.kubectl(["delete", "crd", CRD]).await.unwrap();
+    let mut hub = start(&[by_profiles, &file.flag()]);
+    let unavailable = [doubtful("ClusterProfileUnavailable")];
+    let member = desk.member_shows("edge-1", &unavailable).await.unwrap();
+    let conditions = member.status.unwrap().conditions;
+    let told = &condition(&conditions, unavailable[0].0).unwrap().message;
+    assert!(told.contains(CRD), "{told}");
+    hub.stop().await.unwrap();
+
+    // A file that cannot be used is said before anything is done.
+    fs::write(file.path(), r#"{"providers": [{"name": "a"}]}"#).unwrap();
+    let mut hub = start(&[by_profiles, &file.flag()]);
+    assert!(!hub.wait(PATIENCE).await.unwrap().success());
+    let log = hub.log().unwrap();
+    assert!(
+        log.contains("$.providers[0].execConfig is missing"),
+        "{log}"
+    );
+    assert!(log.contains("config.json"), "{log}");
+}

@@ -1,0 +1,350 @@
+//! What goes with a Tenant, what stays, and what is none: ownership and the deletion of the CRD.
+
+use anyhow::bail;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_common::names;
+use krypton_crds::tenant::Tenant;
+use krypton_tests::{Mode, Pair, eventually, fleet::PATIENCE, held::Held, in_both_modes};
+use kube::{Api, CustomResourceExt, ResourceExt};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+in_both_modes!(
+    a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it,
+    a_release_belongs_to_the_older_tenant_and_outlives_the_younger,
+    tenants_and_releases_outlive_the_deletion_of_their_crd,
+    tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain,
+    a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstalls_nothing,
+);
+
+async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it(mode: Mode) {
+    let (pair, _repository, _values) = Pair::with_small_chart("deletion", mode).await.unwrap();
+    let desk = pair.desk();
+    pair.cluster()
+        .kubectl(["create", "namespace", "theirs"])
+        .await
+        .unwrap();
+    for (name, spec) in [
+        ("made", json!({"workspace": "made-ws"})),
+        ("guest", json!({"workspace": "theirs"})),
+        ("orphan", json!({"workspace": "orphan-ws"})),
+    ] {
+        desk.create("default", name, spec).await.unwrap();
+    }
+    for name in ["made", "guest", "orphan"] {
+        let tenant = desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER]);
+    }
+    let theirs = desk.namespace("theirs").await.unwrap().unwrap();
+
+    desk.annotate("default", "orphan", names::ORPHAN_ANNOTATION, "true")
+        .await
+        .unwrap();
+    for name in ["made", "guest", "orphan"] {
+        desk.delete("default", name).await.unwrap();
+    }
+    for name in ["made", "guest", "orphan"] {
+        desk.gone("default", name).await.unwrap();
+    }
+
+    assert_eq!(
+        desk.revisions("made-ws", &pair.release("made"))
+            .await
+            .unwrap(),
+        []
+    );
+    assert_eq!(desk.namespace("made-ws").await.unwrap(), None);
+    assert_eq!(
+        desk.revisions("theirs", &pair.release("guest"))
+            .await
+            .unwrap(),
+        []
+    );
+    let left = pair.cluster().kubectl([
+        "get",
+        "deploy,svc,cm",
+        "--namespace=theirs",
+        "--output=name",
+    ]);
+    let left = left.await.unwrap();
+    assert!(!left.contains("tenant-guest"), "{left}");
+    let now = desk.namespace("theirs").await.unwrap().unwrap();
+    assert_eq!(now.metadata.deletion_timestamp, None);
+    assert_eq!(
+        (now.metadata.uid, now.metadata.labels),
+        (theirs.metadata.uid, theirs.metadata.labels)
+    );
+    let orphaned = desk
+        .revisions("orphan-ws", &pair.release("orphan"))
+        .await
+        .unwrap();
+    assert_eq!(orphaned, [(1, "deployed".to_owned())]);
+    let deployment = [
+        "get",
+        "deployment",
+        &pair.release("orphan"),
+        "--namespace=orphan-ws",
+    ];
+    pair.cluster().kubectl(deployment).await.unwrap();
+    for (name, reason) in [
+        ("made", "HelmUninstalled"),
+        ("made", "WorkspaceDeleted"),
+        ("orphan", "Orphaned"),
+    ] {
+        desk.told("default", name, reason).await.unwrap();
+    }
+
+    // What was deleted is forgotten: another one of its name is as any.
+    desk.create("default", "made", json!({"workspace": "made-ws"}))
+        .await
+        .unwrap();
+    desk.shows("default", "made", &[ALL_READY]).await.unwrap();
+    desk.newest_is("made-ws", &pair.release("made"), 1, "deployed")
+        .await
+        .unwrap();
+}
+
+async fn a_release_belongs_to_the_older_tenant_and_outlives_the_younger(mode: Mode) {
+    let (pair, _repository, _values) = Pair::with_small_chart("claim", mode).await.unwrap();
+    let desk = pair.desk();
+    for namespace in ["older", "younger"] {
+        pair.cluster()
+            .kubectl(["create", "namespace", namespace])
+            .await
+            .unwrap();
+    }
+    let spec = json!({"workspace": "shared"});
+    desk.create("older", "acme", spec.clone()).await.unwrap();
+    desk.shows("older", "acme", &[ALL_READY]).await.unwrap();
+    let releases = desk.releases().await.unwrap();
+
+    desk.create("younger", "acme", spec).await.unwrap();
+    let error = pair.condition("ClusterError");
+    let refused = (error.as_str(), "True", "ReleaseInUse");
+    let younger = desk.shows("younger", "acme", &[refused]).await.unwrap();
+    let status = younger.status.unwrap();
+    assert_eq!(status.phase.as_deref(), Some("Error"));
+    let message = status.last_message.unwrap();
+    assert!(message.contains("Tenant older/acme"), "{message}");
+    desk.told("younger", "acme", "ReleaseInUse").await.unwrap();
+
+    desk.delete("younger", "acme").await.unwrap();
+    desk.gone("younger", "acme").await.unwrap();
+    desk.shows("older", "acme", &[ALL_READY]).await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), releases);
+    let shared = desk.namespace("shared").await.unwrap().unwrap();
+    assert_eq!(shared.metadata.deletion_timestamp, None);
+}
+
+/// On home the hub follows the same Tenants a second time, to aggregate them.
+#[tokio::test]
+async fn tenants_and_releases_outlive_the_deletion_of_their_crd_on_home() {
+    Box::pin(tenants_and_releases_outlive_the_deletion_of_their_crd(
+        Mode::SelfCluster,
+    ))
+    .await;
+}
+
+async fn a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstalls_nothing(
+    mode: Mode,
+) {
+    let (mut pair, _repository, _values) = Pair::with_small_chart("stripped", mode).await.unwrap();
+    let desk = pair.desk();
+    let spec = json!({"workspace": "acme-ws"});
+    desk.create("default", "acme", spec).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    // Nobody is there to keep the Tenants, and they keep the CRD.
+    pair.stop().await.unwrap();
+    let releases = desk.releases().await.unwrap();
+    let name = Tenant::crd_name();
+    let cluster = pair.cluster();
+    let delete = ["delete", "crd", name, "--wait=false"];
+    cluster.kubectl(delete).await.unwrap();
+    let deleted = eventually("the Tenant to be deleted with it", PATIENCE, async || {
+        let tenant = desk.tenants("default").get("acme").await?;
+        Ok(tenant.metadata.deletion_timestamp)
+    })
+    .await
+    .unwrap();
+    let none = r#"{"metadata":{"finalizers":[]}}"#;
+    let strip = ["patch", "crd", name, "--type=merge", "--patch", none];
+    cluster.kubectl(strip).await.unwrap();
+    // Times of the API have whole seconds.
+    eventually("another second", PATIENCE, async || {
+        let now = krypton_agent::clock::wall().as_second();
+        Ok((now > deleted.0.as_second() + 1).then_some(()))
+    })
+    .await
+    .unwrap();
+
+    pair.start_hub_again().unwrap();
+    pair.start_agent_again().unwrap();
+    let error = pair.condition("ClusterError");
+    let waits = [(error.as_str(), "True", "UninstallFailed")];
+    let tenant = desk.shows("default", "acme", &waits).await.unwrap();
+    assert!(tenant.metadata.deletion_timestamp.is_some(), "etcd kept it");
+    assert_eq!(desk.releases().await.unwrap(), releases);
+    let orphan = names::ORPHAN_ANNOTATION;
+    desk.annotate("default", "acme", orphan, "true")
+        .await
+        .unwrap();
+    desk.gone("default", "acme").await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), releases);
+}
+
+async fn tenants_and_releases_outlive_the_deletion_of_their_crd(mode: Mode) {
+    let (mut pair, _repository, _values) = Pair::with_small_chart("crd", mode).await.unwrap();
+    let desk = pair.desk();
+    pair.cluster()
+        .kubectl(["create", "namespace", "team"])
+        .await
+        .unwrap();
+    // Half of them live in a namespace of their own; on home two are enough.
+    let each = if mode == Mode::SelfCluster { 1 } else { 10 };
+    let mut names = Vec::new();
+    for number in 0..each {
+        for namespace in ["default", "team"] {
+            let name = format!("{namespace}-{number}");
+            let spec = json!({"workspace": format!("{name}-ws")});
+            desk.create(namespace, &name, spec).await.unwrap();
+            names.push((namespace, name));
+        }
+    }
+    let mut before = Vec::new();
+    for (namespace, name) in &names {
+        before.push(desk.shows(namespace, name, &[ALL_READY]).await.unwrap());
+    }
+    // The last write of an install is the annotation; from then on nothing is under way.
+    desk.lease_renewed().await.unwrap();
+    let releases = desk.releases().await.unwrap();
+    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let crd = crds.get(Tenant::crd_name()).await.unwrap();
+
+    pair.cluster()
+        .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
+        .await
+        .unwrap();
+
+    eventually("another CRD in its place", PATIENCE, async || {
+        let now = crds.get(Tenant::crd_name()).await?;
+        if now.metadata.uid == crd.metadata.uid {
+            bail!(
+                "the old one is there, with finalizers {:?}",
+                now.metadata.finalizers
+            );
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    for ((namespace, name), old) in names.iter().zip(before) {
+        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
+            let tenant = desk.tenants(namespace).get_opt(name).await?;
+            Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
+        })
+        .await
+        .unwrap();
+        let back = desk.shows(namespace, name, &[ALL_READY]).await.unwrap();
+        assert_eq!(back.spec, old.spec);
+        // On home what the member said before is written to the Tenant at once.
+        eventually(&format!("the finalizer of {name}"), PATIENCE, async || {
+            let tenant = desk.tenants(namespace).get(name).await?;
+            Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
+        })
+        .await
+        .unwrap();
+        desk.told(namespace, name, "TenantRestored").await.unwrap();
+    }
+    assert_eq!(
+        desk.releases().await.unwrap(),
+        releases,
+        "no release was touched"
+    );
+    let log = pair.actor().unwrap().log().unwrap();
+    assert!(!log.contains("running helm uninstall"), "{log}");
+    assert_eq!(log.matches("running helm").count(), 2 * each, "{log}");
+
+    // They are still whole: those go whose namespace a person deletes, and no others.
+    pair.cluster()
+        .kubectl(["delete", "namespace", "team", "--wait=false"])
+        .await
+        .unwrap();
+    for (namespace, name) in &names {
+        let (workspace, release) = (format!("{name}-ws"), pair.release(name));
+        if *namespace == "team" {
+            desk.gone(namespace, name).await.unwrap();
+            assert_eq!(desk.revisions(&workspace, &release).await.unwrap(), []);
+        }
+    }
+    eventually("the namespace to be gone", PATIENCE, async || {
+        Ok(desk.namespace("team").await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    let mut left = releases;
+    left.retain(|name, _| name.contains("tenant-default-"));
+    assert_eq!(desk.releases().await.unwrap(), left);
+    for (namespace, name) in names
+        .iter()
+        .filter(|(namespace, _)| *namespace == "default")
+    {
+        desk.shows(namespace, name, &[ALL_READY]).await.unwrap();
+    }
+}
+
+async fn tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain(
+    mode: Mode,
+) {
+    let (pair, _repository, _values) = Pair::with_small_chart("crd-late", mode).await.unwrap();
+    let desk = pair.desk();
+    for name in ["paused", "staying"] {
+        desk.create("default", name, json!({})).await.unwrap();
+    }
+    for name in ["paused", "staying"] {
+        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
+    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let crd = crds.get(Tenant::crd_name()).await.unwrap();
+    let old = desk.tenants("default").get("staying").await.unwrap();
+    let going = Held::delete(&desk, "going").await.unwrap();
+    // Nobody has seen to this one yet.
+    desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
+        .await
+        .unwrap();
+    desk.delete("default", "paused").await.unwrap();
+
+    pair.cluster()
+        .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
+        .await
+        .unwrap();
+
+    eventually("another CRD in its place", PATIENCE, async || {
+        let now = crds.get_opt(Tenant::crd_name()).await?;
+        Ok(now.filter(|now| now.metadata.uid != crd.metadata.uid))
+    })
+    .await
+    .unwrap();
+    let back = async |name: &str| {
+        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
+            let tenant = desk.tenants("default").get_opt(name).await?;
+            Ok(tenant)
+        })
+        .await
+        .unwrap()
+    };
+    assert_ne!(back("staying").await.metadata.uid, old.metadata.uid);
+    let staying = desk.shows("default", "staying", &[ALL_READY]);
+    staying.await.unwrap();
+    // Doubt removes nothing.
+    assert_eq!(back("paused").await.metadata.deletion_timestamp, None);
+    going.is_deleted_again().await.unwrap();
+    desk.told("default", "going", "TenantRestored")
+        .await
+        .unwrap();
+    going.let_go().await.unwrap();
+    assert_eq!(desk.namespace("going").await.unwrap(), None);
+    desk.newest_is("paused", &pair.release("paused"), 1, "deployed")
+        .await
+        .unwrap();
+}

@@ -1,0 +1,321 @@
+//! KryptonDeployments on their member: installed, upgraded, put right and removed by home's orders, and by
+//! nothing else.
+
+mod rim;
+
+use anyhow::bail;
+use k8s_openapi::api::core::v1::Secret;
+use krypton_agent::index::{CREATOR_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
+use krypton_common::{
+    conditions::reason,
+    deployment::DesiredDeployment,
+    drift::{DriftMode, DriftPolicy},
+};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, eventually,
+    fleet::{Desk, PATIENCE, kill_helm},
+    gate, in_both_modes,
+    no_tenants::{has_no_tenants, refuse_tenants},
+};
+use kube::{Api, ResourceExt};
+use rim::{Labels, Rim};
+
+in_both_modes!(
+    a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_only,
+    a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_next_pass,
+    a_release_belongs_to_one_deployment_and_the_originals_is_taken_on,
+    where_there_can_be_no_tenants_there_can_be_deployments,
+);
+
+fn order(namespace: &str, name: &str) -> DesiredDeployment {
+    DesiredDeployment {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: format!("uid-of-{namespace}-{name}"),
+        generation: 1,
+        created: 1_800_000_000,
+        ..DesiredDeployment::default()
+    }
+}
+
+fn removal(order: &DesiredDeployment) -> DesiredDeployment {
+    DesiredDeployment {
+        remove: true,
+        generation: order.generation + 1,
+        ..order.clone()
+    }
+}
+
+async fn cluster(name: &str, mode: Mode, parts: Parts) -> Cluster {
+    let name = format!("{name}-{mode:?}").to_lowercase();
+    Cluster::start(&name, parts).await.unwrap()
+}
+
+async fn small() -> ChartRepository {
+    let charts = [ChartSource::small("1.0.0")];
+    ChartRepository::start(&charts).await.unwrap()
+}
+
+async fn labels(desk: &Desk, namespace: &str, release: &str, revision: u32) -> Labels {
+    let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), namespace);
+    let name = format!("sh.helm.release.v1.{release}.v{revision}");
+    secrets.get(&name).await.unwrap().labels().clone()
+}
+
+async fn namespace_goes(desk: &Desk, name: &str) {
+    let what = format!("namespace {name} to be gone");
+    eventually(&what, PATIENCE, async || {
+        match desk.namespace(name).await? {
+            None => Ok(Some(())),
+            Some(namespace) => bail!("{:?}", namespace.status),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+async fn message_is(cluster: &Cluster, namespace: &str, release: &str, expected: &str) {
+    let output = "--output=jsonpath={.data.message}";
+    let words = [
+        "get",
+        "configmap",
+        release,
+        "--namespace",
+        namespace,
+        output,
+    ];
+    let what = format!("the message of {release} to be {expected}");
+    eventually(&what, PATIENCE, async || {
+        match cluster.kubectl(words).await?.as_str() {
+            found if found == expected => Ok(Some(())),
+            found => bail!("it is {found:?}"),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+async fn a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_only(mode: Mode) {
+    let cluster = cluster("ordered", mode, Parts::WithControllers).await;
+    let (desk, repository) = (Desk::at(&cluster), small().await);
+    let drift = DriftPolicy {
+        mode: DriftMode::Heal,
+        interval_seconds: 1,
+    };
+    let mut rim = Rim::start(mode, &cluster, &repository, "small", drift)
+        .await
+        .unwrap();
+    rim.value("replicaCount", 0);
+    let mut acme = order("accounts", "acme");
+    let release = "ced-acme";
+    rim.order(&[&acme]);
+    let said = rim.ready(&acme, reason::INSTALLED).await;
+    assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
+    assert!(!said.gone);
+    desk.newest_is("acme", release, 1, "deployed")
+        .await
+        .unwrap();
+    let marks = labels(&desk, "acme", release, 1).await;
+    assert_eq!(marks[OWNER_UID_LABEL], acme.uid);
+    assert_eq!(marks[OWNER_NAMESPACE_LABEL], "accounts");
+    let workspace = desk.namespace("acme").await.unwrap().unwrap();
+    assert_eq!(workspace.labels()[CREATOR_LABEL], acme.uid);
+
+    rim.value("message", "again");
+    rim.order(&[&acme]);
+    rim.ready(&acme, reason::UPGRADED).await;
+    desk.newest_is("acme", release, 2, "deployed")
+        .await
+        .unwrap();
+    message_is(&cluster, "acme", release, "again").await;
+
+    // What somebody changes is put right without a revision.
+    let patch = r#"{"data":{"message":"mine"}}"#;
+    let words = ["patch", "configmap", release, "-n", "acme", "-p", patch];
+    cluster.kubectl(words).await.unwrap();
+    message_is(&cluster, "acme", release, "again").await;
+
+    acme.paused = true;
+    acme.generation += 1;
+    rim.value("message", "paused");
+    rim.order(&[&acme]);
+    rim.says(&acme, "paused", |said| {
+        let progress = said.state.progress.as_ref();
+        progress.is_some_and(|progress| progress.reason == reason::PAUSED)
+    })
+    .await;
+    desk.newest_is("acme", release, 2, "deployed")
+        .await
+        .unwrap();
+    acme.paused = false;
+    acme.generation += 1;
+    rim.order(&[&acme]);
+    desk.newest_is("acme", release, 3, "deployed")
+        .await
+        .unwrap();
+    rim.ready(&acme, reason::UPGRADED).await;
+
+    // Missing from the list, and no list at all: neither says that anything is to go. Another one that is
+    // done shows that the list was acted on.
+    let other = order("accounts", "other");
+    rim.order(&[&other]);
+    rim.ready(&other, reason::INSTALLED).await;
+    rim.silent(&acme).await;
+    rim.order(&[]);
+    rim.silent(&other).await;
+    rim.act_again().await.unwrap();
+    rim.order(&[&acme, &other]);
+    let said = rim.ready(&acme, reason::NO_CHANGE).await;
+    assert!(said.applied_chart.ends_with("/small:1.0.0"), "{said:?}");
+    for (name, revision) in [("acme", 3), ("other", 1)] {
+        let release = format!("ced-{name}");
+        desk.newest_is(name, &release, revision, "deployed")
+            .await
+            .unwrap();
+    }
+
+    let gone = removal(&acme);
+    rim.order(&[&gone, &other]);
+    let said = rim.gone(&gone).await;
+    assert_eq!(said.state.ready.reason, reason::UNINSTALLED);
+    assert!(desk.revisions("acme", release).await.unwrap().is_empty());
+    namespace_goes(&desk, "acme").await;
+    // Who comes after finds it done.
+    rim.act_again().await.unwrap();
+    rim.gone(&gone).await;
+    rim.ready(&other, reason::NO_CHANGE).await;
+    desk.newest_is("other", "ced-other", 1, "deployed")
+        .await
+        .unwrap();
+}
+
+async fn a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_next_pass(
+    mode: Mode,
+) {
+    let cluster = cluster("ordered-killed", mode, Parts::WithControllers).await;
+    let (desk, held) = (Desk::at(&cluster), Gate::new().unwrap());
+    let repository = ChartRepository::start(&[held.chart()]).await.unwrap();
+    let mut rim = Rim::start(mode, &cluster, &repository, "gate", DriftPolicy::default())
+        .await
+        .unwrap();
+    let acme = order("accounts", "acme");
+    rim.order(&[&acme]);
+    let hook = gate::hook(&desk, "acme", None).await.unwrap();
+    desk.newest_is("acme", "ced-acme", 1, "pending-install")
+        .await
+        .unwrap();
+    assert_eq!(kill_helm(rim.folder()).unwrap(), 1);
+    let hook = gate::hook(&desk, "acme", Some(&hook)).await.unwrap();
+    gate::open(&desk, "acme", &hook).await.unwrap();
+    rim.ready(&acme, reason::INSTALLED).await;
+    let revisions = desk.revisions("acme", "ced-acme").await.unwrap();
+    let deployed = revisions
+        .iter()
+        .filter(|(_, status)| status == "deployed")
+        .count();
+    assert_eq!(deployed, 1, "{revisions:?}");
+    assert!(
+        revisions
+            .iter()
+            .all(|(_, status)| !status.contains("pending")),
+        "{revisions:?}"
+    );
+    let gone = removal(&acme);
+    rim.order(&[&gone]);
+    rim.gone(&gone).await;
+    assert!(desk.revisions("acme", "ced-acme").await.unwrap().is_empty());
+}
+
+async fn a_release_belongs_to_one_deployment_and_the_originals_is_taken_on(mode: Mode) {
+    let cluster = cluster("ordered-twice", mode, Parts::WithControllers).await;
+    let (desk, repository) = (Desk::at(&cluster), small().await);
+    // As the original has left it: in a namespace that is nobody's to remove.
+    let url = repository.url();
+    let install = [
+        "install",
+        "ced-old",
+        "small",
+        "--repo",
+        &url,
+        "--version",
+        "1.0.0",
+        "--namespace",
+        "old",
+        "--create-namespace",
+        "--set",
+        "replicaCount=0",
+    ];
+    cluster.helm(install).await.unwrap();
+
+    let drift = DriftPolicy::default();
+    let mut rim = Rim::start(mode, &cluster, &repository, "small", drift)
+        .await
+        .unwrap();
+    let old = order("accounts", "old");
+    rim.order(&[&old]);
+    rim.ready(&old, reason::NO_CHANGE).await;
+    let revisions = desk.revisions("old", "ced-old").await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+
+    rim.value("replicaCount", 0);
+    let older = order("accounts", "acme");
+    let younger = DesiredDeployment {
+        created: older.created + 60,
+        ..order("others", "acme")
+    };
+    rim.order(&[&older, &younger, &old]);
+    rim.ready(&older, reason::INSTALLED).await;
+    let said = rim.is_not(&younger, reason::RELEASE_IN_USE).await;
+    let message = &said.state.ready.message;
+    assert!(
+        message.contains("KryptonDeployment accounts/acme"),
+        "{message}"
+    );
+    // Other values than the original's are an upgrade.
+    desk.newest_is("old", "ced-old", 2, "deployed")
+        .await
+        .unwrap();
+
+    // The one that was refused goes, and nothing with it.
+    let refused = removal(&younger);
+    rim.order(&[&older, &refused, &old]);
+    rim.gone(&refused).await;
+    desk.newest_is("acme", "ced-acme", 1, "deployed")
+        .await
+        .unwrap();
+
+    // Let go, it stays; in another namespace of home it is not anybody's.
+    let orphan = DesiredDeployment {
+        orphan: true,
+        ..removal(&older)
+    };
+    let gone = removal(&old);
+    rim.order(&[&orphan, &younger, &gone]);
+    rim.gone(&orphan).await;
+    rim.gone(&gone).await;
+    rim.is_not(&younger, reason::RELEASE_IN_USE).await;
+    desk.newest_is("acme", "ced-acme", 1, "deployed")
+        .await
+        .unwrap();
+    assert!(desk.revisions("old", "ced-old").await.unwrap().is_empty());
+    assert!(desk.namespace("old").await.unwrap().is_some());
+}
+
+async fn where_there_can_be_no_tenants_there_can_be_deployments(mode: Mode) {
+    let cluster = cluster("ordered-alone", mode, Parts::WithControllers).await;
+    refuse_tenants(&cluster).await.unwrap();
+    let (desk, repository) = (Desk::at(&cluster), small().await);
+    let drift = DriftPolicy::default();
+    let mut rim = Rim::start(mode, &cluster, &repository, "small", drift)
+        .await
+        .unwrap();
+    rim.value("replicaCount", 0);
+    let acme = order("accounts", "acme");
+    rim.order(&[&acme]);
+    rim.ready(&acme, reason::INSTALLED).await;
+    let gone = removal(&acme);
+    rim.order(&[&gone]);
+    rim.gone(&gone).await;
+    namespace_goes(&desk, "acme").await;
+    has_no_tenants(&cluster).await.unwrap();
+}

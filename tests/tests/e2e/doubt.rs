@@ -1,0 +1,530 @@
+//! Nothing is uninstalled on doubt: whatever an apiserver answers that is not so, and whatever is gone and comes
+//! back, each release is there before, meanwhile and after. And what is really deleted goes, once it is sure.
+
+use std::{collections::BTreeMap, fs};
+
+use anyhow::{Result, bail, ensure};
+use futures::future::try_join_all;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
+use krypton_common::names;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_tests::{
+    Agent, AgentOptions, Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub,
+    HubOptions, Lie, Membership, Mode, Parts,
+    answering_proxy::{ALL, Verb},
+    eventually,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use serde_json::json;
+
+const EDGE: &str = "edge-1";
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+/// Tenants that nobody deletes; each has a namespace of its name.
+const KEPT: [&str; 3] = ["one", "two", "three"];
+/// Where those are installed that go one after the other, so that no namespace goes with them.
+const SHARED: &str = "theirs";
+
+in_both_modes!(
+    no_lie_of_an_apiserver_uninstalls_anything_and_what_is_deleted_goes_after_it,
+    what_is_restored_or_away_is_as_it_was_and_a_deletion_waits_for_it,
+);
+
+const GET: &[Verb] = &[Verb::Get];
+const FOLLOWED: &[Verb] = &[Verb::List, Verb::Watch];
+
+/// What it is about, whether an upgrade is asked for in it, and whether no deletion can be carried out in it.
+type Case = (Lie, bool, bool);
+
+fn cases() -> Vec<Case> {
+    let answers = [
+        Answer::Status(403),
+        Answer::Status(404),
+        Answer::Status(410),
+        Answer::Status(429),
+        Answer::Status(500),
+        Answer::Status(503),
+        Answer::Page(200),
+        Answer::Page(502),
+    ];
+    let lie = |verbs, resources, answer| Lie {
+        verbs,
+        resources,
+        answer,
+    };
+    let chosen: [&'static [&'static str]; 4] = [
+        &["tenants"],
+        &["customresourcedefinitions"],
+        &["secrets"],
+        &["namespaces"],
+    ];
+    let mut cases = Vec::new();
+    for answer in answers {
+        cases.push((lie(ALL, &[], answer), false, true));
+        // The deletion is seen, and can be made sure of by nobody.
+        cases.push((lie(GET, &[], answer), false, true));
+    }
+    for resources in chosen {
+        cases.push((lie(ALL, resources, Answer::Nothing), true, false));
+        for answer in [Answer::Status(404), Answer::Status(410), Answer::Page(200)] {
+            cases.push((lie(FOLLOWED, resources, answer), false, false));
+        }
+    }
+    cases.push((lie(ALL, &[], Answer::Nothing), true, false));
+    cases.push((lie(ALL, &[], Answer::Closed), true, false));
+    cases
+}
+
+/// Whether a later revision of the same release is there: of upgrades helm keeps a few, and what was
+/// uninstalled would begin at 1 again.
+fn upgraded(name: &str, now: &BTreeMap<String, String>) -> bool {
+    let revision = |name: &str| {
+        let (release, number) = name.rsplit_once(".v")?;
+        Some((release.to_owned(), number.parse::<u32>().ok()?))
+    };
+    revision(name).is_some_and(|(release, number)| {
+        let mut others = now.keys().filter_map(|name| revision(name));
+        others.any(|(other, later)| other == release && later > number)
+    })
+}
+
+/// A fleet of one member, which is reached through a proxy by those who work on it.
+struct Scene {
+    membership: Membership,
+    hub: Hub,
+    proxy: AnsweringProxy,
+    desk: Desk,
+    at_home: Desk,
+    values: ValuesFile,
+    written: u32,
+    _repository: ChartRepository,
+    _home: Cluster,
+    edge: Cluster,
+}
+
+impl Scene {
+    async fn set(name: &str, mode: Mode, going: &[String]) -> Self {
+        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+            .await
+            .unwrap();
+        let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
+        let (home, edge) = tokio::try_join!(
+            Cluster::start(&names[0], Parts::ControlPlane),
+            Cluster::start(&names[1], Parts::WithControllers),
+        )
+        .unwrap();
+        let proxy = AnsweringProxy::before(&edge).await.unwrap();
+        let values = ValuesFile::new("{replicaCount: 0, message: v0}").unwrap();
+        let options = HubOptions::new(home.kubeconfig())
+            .args(chart_flags(&repository, "small", "1.0.0"))
+            .args([values_flag(&values), "--self-cluster=false".to_owned()]);
+        let mut hub = Hub::start(&options).unwrap();
+        let file = proxy.kubeconfig();
+        let through = fs::read_to_string(&file).unwrap();
+        let by = (through.as_str(), file.as_path());
+        let membership = Membership::join_by(mode, &mut hub, &home, by, EDGE)
+            .await
+            .unwrap();
+        let scene = Self {
+            membership,
+            hub,
+            proxy,
+            desk: Desk::at(&edge),
+            at_home: Desk::at(&home),
+            values,
+            written: 0,
+            _repository: repository,
+            _home: home,
+            edge,
+        };
+        let desk = &scene.desk;
+        scene
+            .edge
+            .kubectl(["create", "namespace", SHARED])
+            .await
+            .unwrap();
+        try_join_all(KEPT.map(|name| desk.create("default", name, json!({}))))
+            .await
+            .unwrap();
+        let shared = json!({"workspace": SHARED});
+        let made = going
+            .iter()
+            .map(|name| desk.create("default", name, shared.clone()));
+        try_join_all(made).await.unwrap();
+        let all = KEPT.into_iter().chain(going.iter().map(String::as_str));
+        for name in all {
+            desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        }
+        scene
+    }
+
+    /// Asks for an upgrade of all that there is.
+    fn change_values(&mut self) -> Result<u32> {
+        self.written += 1;
+        let yaml = format!("{{replicaCount: 0, message: v{}}}", self.written);
+        self.values.write(&yaml)?;
+        Ok(self.written)
+    }
+
+    fn release(name: &str) -> String {
+        names::tenant_release(name, EDGE)
+    }
+
+    /// The UIDs of the Secrets of what is deployed and of the Deployments.
+    async fn standing(&self) -> Result<BTreeMap<String, String>> {
+        self.found("owner=helm,status=deployed").await
+    }
+
+    async fn found(&self, releases: &str) -> Result<BTreeMap<String, String>> {
+        let mut found = BTreeMap::new();
+        let params = ListParams::default();
+        let secrets: Api<Secret> = Api::all(self.desk.client.clone());
+        let deployments: Api<Deployment> = Api::all(self.desk.client.clone());
+        for secret in secrets
+            .list_metadata(&params.clone().labels(releases))
+            .await?
+        {
+            found.insert(secret.name_any(), secret.uid().unwrap_or_default());
+        }
+        for deployment in deployments.list_metadata(&params).await? {
+            let name = format!("Deployment {}", deployment.name_any());
+            found.insert(name, deployment.uid().unwrap_or_default());
+        }
+        Ok(found)
+    }
+
+    /// All of `before` that is not about `gone` is still there, and each release is deployed once.
+    async fn stands(&self, before: &BTreeMap<String, String>, gone: &[&str]) -> Result<()> {
+        let now = self.found("owner=helm").await?;
+        let gone: Vec<String> = gone.iter().map(|name| Self::release(name)).collect();
+        for (name, uid) in before {
+            if !gone.iter().any(|release| name.contains(release.as_str())) {
+                let stands = now.get(name) == Some(uid) || upgraded(name, &now);
+                ensure!(stands, "{name} was {uid}: {now:?}");
+            }
+        }
+        for release in &gone {
+            let left: Vec<_> = now.keys().filter(|name| name.contains(release)).collect();
+            ensure!(left.is_empty(), "left: {left:?}");
+        }
+        for name in KEPT {
+            let revisions = self.desk.revisions(name, &Self::release(name)).await?;
+            let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
+            ensure!(deployed.count() == 1, "{name}: {revisions:?}");
+        }
+        Ok(())
+    }
+
+    async fn kept_are_ready(&self, values: Option<u32>) {
+        for name in KEPT {
+            if let Some(number) = values {
+                let what = format!("the values v{number} to reach {name}");
+                let wanted = format!("v{number}");
+                eventually(&what, PATIENCE, async || {
+                    let release = Self::release(name);
+                    let namespace = format!("--namespace={name}");
+                    let args = ["get", "configmap", &release, &namespace];
+                    let args = args
+                        .into_iter()
+                        .chain(["--output=jsonpath={.data.message}"]);
+                    match self.edge.kubectl(args).await? {
+                        found if found == wanted => Ok(Some(())),
+                        found => bail!("it has {found:?}"),
+                    }
+                })
+                .await
+                .unwrap();
+            }
+            self.desk
+                .shows("default", name, &[ALL_READY])
+                .await
+                .unwrap();
+        }
+    }
+
+    async fn told_often(&mut self, at_least: u64) {
+        let proxy = &self.proxy;
+        eventually("the lie to be told", PATIENCE, async || {
+            match proxy.lied() {
+                lied if lied >= at_least => Ok(Some(())),
+                lied => bail!("{lied} times; passed: {:?}", proxy.passed()),
+            }
+        })
+        .await
+        .unwrap();
+        let actor = self.membership.actor(&mut self.hub);
+        assert!(!actor.log().unwrap().contains("panicked"));
+    }
+}
+
+async fn no_lie_of_an_apiserver_uninstalls_anything_and_what_is_deleted_goes_after_it(mode: Mode) {
+    let cases = cases();
+    let going: Vec<String> = (0..cases.len()).map(|n| format!("goes-{n}")).collect();
+    let mut scene = Box::pin(Scene::set("lies", mode, &going)).await;
+    let desk = scene.desk.clone();
+    for ((lie, upgrade, waits), goes) in cases.into_iter().zip(&going) {
+        let before = scene.standing().await.unwrap();
+        scene.proxy.lie(lie);
+        for name in KEPT {
+            let asked = names::RECONCILE_REQUESTED_ANNOTATION;
+            desk.annotate("default", name, asked, goes).await.unwrap();
+        }
+        let values = upgrade.then(|| scene.change_values().unwrap());
+        // Whoever is shown no release for as long as it lasts has none to uninstall, and lets go: such a one is
+        // deleted when the truth is told again, and the list that is remembered is not.
+        let blind = lie.answer == Answer::Nothing
+            && (lie.resources.is_empty() || lie.resources.contains(&"secrets"));
+        if !blind {
+            desk.delete("default", goes).await.unwrap();
+        }
+        // A step of the deletion, or watches more than once.
+        let at_least = match lie.resources {
+            _ if lie.verbs == GET => 1,
+            [] => 8,
+            _ => 2,
+        };
+        scene.told_often(at_least).await;
+        if waits {
+            scene.stands(&before, &[]).await.unwrap();
+            let tenant = desk.tenants("default").get(goes).await.unwrap();
+            assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER], "{lie:?}");
+        }
+        scene.proxy.tell_the_truth();
+        if blind {
+            desk.delete("default", goes).await.unwrap();
+        }
+        desk.gone("default", goes).await.unwrap();
+        scene.kept_are_ready(values).await;
+        let stands = scene.stands(&before, &[goes]).await;
+        stands.unwrap_or_else(|error| panic!("{lie:?}: {error:#}"));
+    }
+}
+
+async fn what_is_restored_or_away_is_as_it_was_and_a_deletion_waits_for_it(mode: Mode) {
+    let going = ["before", "waits", "left", "paused"].map(str::to_owned);
+    let mut scene = Box::pin(Scene::set("away", mode, &going)).await;
+    let desk = scene.desk.clone();
+    if mode == Mode::Proxy {
+        the_kubeconfig_is_gone_and_back(&mut scene).await;
+    }
+    an_etcd_is_restored(&mut scene).await;
+    a_deletion_waits(&mut scene).await;
+    a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(&mut scene)
+        .await;
+
+    // A new one, which is told of nothing that is there at first.
+    let before = scene.standing().await.unwrap();
+    if mode == Mode::Agent {
+        let agent = scene.membership.agent().unwrap();
+        agent.stop().await.unwrap();
+        scene.proxy.lie(Lie {
+            verbs: ALL,
+            resources: &["secrets", "tenants", "namespaces"],
+            answer: Answer::Nothing,
+        });
+        *agent = Agent::start(&AgentOptions::new(&scene.proxy.kubeconfig())).unwrap();
+        desk.held_by_another("").await.unwrap();
+        scene.told_often(3).await;
+        let values = scene.change_values().unwrap();
+        for name in KEPT {
+            let asked = names::RECONCILE_REQUESTED_ANNOTATION;
+            desk.annotate("default", name, asked, "now").await.unwrap();
+        }
+        scene.told_often(6).await;
+        scene.proxy.tell_the_truth();
+        scene.kept_are_ready(Some(values)).await;
+    }
+    scene.stands(&before, &[]).await.unwrap();
+}
+
+/// Of the member, in its Secret on home: emptied, deleted, and there again.
+async fn the_kubeconfig_is_gone_and_back(scene: &mut Scene) {
+    let before = scene.standing().await.unwrap();
+    let home = scene.at_home.clone();
+    let secrets: Api<Secret> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
+    let through = fs::read_to_string(scene.proxy.kubeconfig()).unwrap();
+
+    home.add_member(EDGE, "").await.unwrap();
+    let refused = ("TargetClusterResolved", "False", "KubeconfigInvalid");
+    home.member_shows(EDGE, &[refused]).await.unwrap();
+    // The last good one is in use.
+    let values = scene.change_values().unwrap();
+    scene.kept_are_ready(Some(values)).await;
+    scene.stands(&before, &[]).await.unwrap();
+
+    secrets
+        .delete(EDGE, &DeleteParams::default())
+        .await
+        .unwrap();
+    let gone = ("TargetClusterResolved", "False", "SourceGone");
+    home.member_shows(EDGE, &[gone]).await.unwrap();
+    let values = scene.change_values().unwrap();
+    scene.stands(&before, &[]).await.unwrap();
+    home.add_member(EDGE, &through).await.unwrap();
+    home.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    scene.kept_are_ready(Some(values)).await;
+    scene.stands(&before, &[]).await.unwrap();
+}
+
+/// To a time before some Tenants were made, and others deleted: resourceVersions go back.
+async fn an_etcd_is_restored(scene: &mut Scene) {
+    let desk = scene.desk.clone();
+    let before = scene.standing().await.unwrap();
+    let release = Scene::release("before");
+    let number = desk
+        .revisions(SHARED, &release)
+        .await
+        .unwrap()
+        .last()
+        .unwrap()
+        .0;
+    let snapshot = scene.edge.snapshot().await.unwrap();
+    let shared = json!({"workspace": SHARED});
+    desk.create("default", "late", shared.clone())
+        .await
+        .unwrap();
+    desk.shows("default", "late", &[ALL_READY]).await.unwrap();
+    desk.delete("default", "before").await.unwrap();
+    desk.gone("default", "before").await.unwrap();
+    scene.stands(&before, &["before"]).await.unwrap();
+    let version = async || {
+        let one = desk.tenants("default").list(&ListParams::default()).await;
+        let version = one.unwrap().metadata.resource_version.unwrap();
+        version.parse::<u64>().unwrap()
+    };
+    let latest = version().await;
+
+    scene.edge.restore(&snapshot).await.unwrap();
+
+    assert!(version().await < latest, "the resourceVersion went back");
+    let log = |scene: &mut Scene| scene.membership.actor(&mut scene.hub).log().unwrap();
+    let uninstalled = log(scene).matches("running helm uninstall").count();
+    // Who comes from the past is live again, and who was made since is not there.
+    let values = scene.change_values().unwrap();
+    scene.kept_are_ready(Some(values)).await;
+    desk.shows("default", "before", &[ALL_READY]).await.unwrap();
+    desk.newest_is(SHARED, &release, number + 1, "deployed")
+        .await
+        .unwrap();
+    scene.stands(&before, &["late"]).await.unwrap();
+    assert_eq!(desk.tenants("default").get_opt("late").await.unwrap(), None);
+    assert_eq!(
+        log(scene).matches("running helm uninstall").count(),
+        uninstalled
+    );
+    desk.create("default", "late", shared).await.unwrap();
+    desk.shows("default", "late", &[ALL_READY]).await.unwrap();
+    for name in ["late", "before"] {
+        desk.delete("default", name).await.unwrap();
+        desk.gone("default", name).await.unwrap();
+    }
+    scene.stands(&before, &["late", "before"]).await.unwrap();
+}
+
+/// For a cluster that is away, and for a person; and is let go by the annotation, which says what stays.
+async fn a_deletion_waits(scene: &mut Scene) {
+    let (desk, home) = (scene.desk.clone(), scene.at_home.clone());
+    home.create("default", "waits", json!({})).await.unwrap();
+    let here = (format!("ClusterReady/{EDGE}"), "ClusterUnreachable");
+    home.shows("default", "waits", &[ALL_READY]).await.unwrap();
+    let before = scene.standing().await.unwrap();
+    scene.proxy.lie(Lie {
+        verbs: ALL,
+        resources: &[],
+        answer: Answer::Page(502),
+    });
+    desk.annotate("default", "left", names::ORPHAN_ANNOTATION, "true")
+        .await
+        .unwrap();
+    for name in ["waits", "left"] {
+        desk.delete("default", name).await.unwrap();
+    }
+    home.member_shows(EDGE, &[("Connected", "False", "Unreachable")])
+        .await
+        .unwrap();
+    home.shows("default", "waits", &[(&here.0, "Unknown", here.1)])
+        .await
+        .unwrap();
+    scene.stands(&before, &[]).await.unwrap();
+    scene.proxy.tell_the_truth();
+    for name in ["waits", "left"] {
+        desk.gone("default", name).await.unwrap();
+    }
+    scene.stands(&before, &["waits"]).await.unwrap();
+    let said = desk.told("default", "left", "Orphaned").await.unwrap();
+    let [release, namespace] = [Scene::release("left"), format!("namespace {SHARED}")];
+    assert!(
+        said.contains(&release) && said.contains(&namespace),
+        "{said}"
+    );
+    home.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+
+    desk.annotate("default", "paused", names::PAUSED_ANNOTATION, "true")
+        .await
+        .unwrap();
+    desk.delete("default", "paused").await.unwrap();
+    let ready = format!("ClusterReady/{EDGE}");
+    let waiting = desk
+        .shows("default", "paused", &[(&ready, "False", "Deleting")])
+        .await
+        .unwrap();
+    let said = waiting.status.unwrap().last_message.unwrap_or_default();
+    assert!(said.contains("deletion waits: paused"), "{said}");
+    desk.annotate("default", "paused", names::ORPHAN_ANNOTATION, "true")
+        .await
+        .unwrap();
+    desk.gone("default", "paused").await.unwrap();
+    desk.told("default", "paused", "Orphaned").await.unwrap();
+    scene.stands(&before, &["waits"]).await.unwrap();
+}
+
+/// One was made for a Tenant that goes, and another Tenant has come to live in it.
+async fn a_namespace_that_tenants_live_in_is_not_deleted_though_no_watch_has_shown_them(
+    scene: &mut Scene,
+) {
+    let desk = scene.desk.clone();
+    let members: Api<EdgeCluster> = Api::all(scene.at_home.client.clone());
+    let pause = async |paused: bool| {
+        let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
+        let params = PatchParams::default();
+        members.patch(EDGE, &params, &patch).await.unwrap();
+    };
+    desk.create("default", "host", json!({})).await.unwrap();
+    desk.shows("default", "host", &[ALL_READY]).await.unwrap();
+    pause(true).await;
+    desk.delete("default", "host").await.unwrap();
+    let ready = format!("ClusterReady/{EDGE}");
+    let waits = (ready.as_str(), "False", "Deleting");
+    desk.shows("default", "host", &[waits]).await.unwrap();
+    scene.proxy.lie(Lie {
+        verbs: FOLLOWED,
+        resources: &["tenants"],
+        answer: Answer::Status(503),
+    });
+    scene.told_often(1).await;
+    let guest = json!({"workspace": SHARED});
+    desk.create("host", "guest", guest).await.unwrap();
+    pause(false).await;
+    eventually(
+        "the release to be uninstalled",
+        PATIENCE,
+        async || match desk.revisions("host", &Scene::release("host")).await? {
+            left if left.is_empty() => Ok(Some(())),
+            left => bail!("{left:?}"),
+        },
+    )
+    .await
+    .unwrap();
+    let lied = scene.proxy.lied();
+    scene.told_often(lied + 3).await;
+    scene.proxy.tell_the_truth();
+    desk.gone("default", "host").await.unwrap();
+    desk.shows("host", "guest", &[ALL_READY]).await.unwrap();
+    let namespace = desk.namespace("host").await.unwrap().unwrap();
+    assert_eq!(namespace.metadata.deletion_timestamp, None);
+}

@@ -1,0 +1,312 @@
+//! Drift: what somebody changes of a release is told, or put right, and what is theirs to change is left.
+
+use anyhow::{Result, bail};
+use krypton_common::names;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    in_both_modes,
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const OTHER_IMAGE: &str = "krypton.test/other:9";
+const OWN_IMAGE: &str = "krypton.test/small:1";
+const IMAGE: &str = "{.spec.template.spec.containers[0].image}";
+
+in_both_modes!(
+    what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_theirs_is_left,
+    drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right,
+);
+
+/// The chart's release of one Tenant, whose workspace is its name.
+struct Release<'a> {
+    cluster: &'a Cluster,
+    namespace: &'a str,
+    name: String,
+}
+
+impl<'a> Release<'a> {
+    fn of(pair: &'a Pair, tenant: &'a str) -> Self {
+        Self {
+            cluster: pair.cluster(),
+            namespace: tenant,
+            name: pair.release(tenant),
+        }
+    }
+
+    async fn kubectl(&self, words: &[&str]) -> Result<String> {
+        let namespace = ["--namespace", self.namespace];
+        let words = words.iter().chain(&namespace).copied();
+        self.cluster.kubectl(words).await
+    }
+
+    async fn field(&self, kind: &str, path: &str) -> Result<String> {
+        let output = format!("--output=jsonpath={path}");
+        self.kubectl(&["get", kind, &self.name, &output]).await
+    }
+
+    async fn becomes(&self, kind: &str, path: &str, expected: &str) {
+        let what = format!("{path} of {kind} {} to be {expected}", self.name);
+        eventually(&what, PATIENCE, async || {
+            match self.field(kind, path).await?.as_str() {
+                found if found == expected => Ok(Some(())),
+                found => bail!("it is {found:?}"),
+            }
+        })
+        .await
+        .unwrap();
+    }
+
+    async fn change_image(&self) {
+        let deployment = format!("deployment/{}", self.name);
+        let image = format!("main={OTHER_IMAGE}");
+        self.kubectl(&["set", "image", &deployment, &image])
+            .await
+            .unwrap();
+    }
+
+    async fn delete(&self, kind: &str) {
+        self.kubectl(&["delete", kind, &self.name]).await.unwrap();
+    }
+
+    /// Whole looks have gone by: what is last of the release was put right, and that again, so that in
+    /// between everything before it was looked at.
+    async fn looked_at(&self) {
+        for _ in 0..2 {
+            self.delete("service").await;
+            self.becomes("service", "{.spec.ports[0].name}", "http")
+                .await;
+        }
+    }
+
+    async fn is_there(&self, kind: &str) -> bool {
+        let words = ["get", kind, &self.name, "--ignore-not-found"];
+        let found = self.kubectl(&words);
+        !found.await.unwrap().is_empty()
+    }
+}
+
+/// Waits until what the Tenant says of the member is so.
+async fn says(desk: &Desk, tenant: &str, kind: &str, so: impl Fn(&str) -> bool) {
+    let what = format!("Tenant {tenant} to say what it should of {kind}");
+    eventually(&what, PATIENCE, async || {
+        let tenant = desk.tenants("default").get(tenant).await?;
+        let status = tenant.status.unwrap_or_default();
+        match condition(&status.conditions, kind) {
+            Some(found) if found.status == "True" && so(&found.message) => Ok(Some(())),
+            found => bail!("{found:?}"),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+async fn requests_of(cluster: &Cluster, verb: &str, resource: &str) -> Result<u64> {
+    let counted = cluster.requests().await?;
+    let key = (verb.to_owned(), resource.to_owned());
+    Ok(counted.get(&key).copied().unwrap_or_default())
+}
+
+async fn opened(name: &str, mode: Mode, drift: &str) -> (ChartRepository, ValuesFile, Pair) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let values = ValuesFile::new("message: hello").unwrap();
+    let mut pair = Pair::start(name, mode, Parts::WithPods).await.unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    flags.push(format!("--drift={drift}"));
+    flags.push("--drift-interval=1s".to_owned());
+    pair.open(flags).await.unwrap();
+    (repository, values, pair)
+}
+
+async fn what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_theirs_is_left(
+    mode: Mode,
+) {
+    let (_repository, values, pair) = opened("drift-heal", mode, "heal").await;
+    let desk = pair.desk();
+    for tenant in ["acme", "beta"] {
+        desk.create("default", tenant, json!({})).await.unwrap();
+        desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+    }
+    let [acme, beta] = ["acme", "beta"].map(|tenant| Release::of(&pair, tenant));
+
+    acme.change_image().await;
+    acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
+    let told = desk.told("default", "acme", "DriftHealed").await.unwrap();
+    let field = "/spec/template/spec/containers/0/image";
+    assert!(told.contains(field) && told.contains("kubectl"), "{told}");
+    acme.delete("configmap").await;
+    acme.becomes("configmap", "{.data.message}", "hello").await;
+    let marks = "{.metadata.annotations.meta\\.helm\\.sh/release-name}";
+    acme.becomes("configmap", marks, &acme.name).await;
+
+    // What helm does not set is not its own.
+    let theirs = r#"{"metadata": {"labels": {"theirs": "yes"}}, "data": {"theirs": "yes"}}"#;
+    acme.kubectl(&["patch", "configmap", &acme.name, "--patch", theirs])
+        .await
+        .unwrap();
+    // The controller scales what has fewer than the least, without any metrics.
+    let scaler = ["autoscale", "deployment", &acme.name, "--min=2", "--max=3"];
+    acme.kubectl(&scaler).await.unwrap();
+    acme.becomes("deployment", "{.spec.replicas}", "2").await;
+    acme.looked_at().await;
+    // What is put right beside it leaves the number alone.
+    acme.change_image().await;
+    acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
+    let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
+    assert_eq!(found("deployment", "{.spec.replicas}").await, "2");
+    assert_eq!(found("configmap", "{.data.theirs}").await, "yes");
+    assert_eq!(found("configmap", "{.metadata.labels.theirs}").await, "yes");
+
+    let paused = names::PAUSED_ANNOTATION;
+    desk.annotate("default", "acme", paused, "true")
+        .await
+        .unwrap();
+    beta.looked_at().await;
+    acme.delete("configmap").await;
+    beta.looked_at().await;
+    assert!(!acme.is_there("configmap").await);
+    desk.annotate("default", "acme", paused, "false")
+        .await
+        .unwrap();
+    acme.becomes("configmap", "{.data.message}", "hello").await;
+
+    for release in [&acme, &beta] {
+        let revisions = desk
+            .revisions(release.namespace, &release.name)
+            .await
+            .unwrap();
+        assert_eq!(revisions, [(1, "deployed".to_owned())]);
+        desk.shows("default", release.namespace, &[ALL_READY])
+            .await
+            .unwrap();
+    }
+    // What was put right is no hindrance to helm.
+    values.write("message: second").unwrap();
+    acme.becomes("configmap", "{.data.message}", "second").await;
+    desk.newest_is("acme", &acme.name, 2, "deployed")
+        .await
+        .unwrap();
+    assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
+}
+
+async fn drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right(mode: Mode) {
+    let (_repository, _values, pair) = opened("drift-warn", mode, "warn").await;
+    let desk = pair.desk();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let acme = Release::of(&pair, "acme");
+    let ready = pair.condition("ClusterReady");
+
+    // What is as it was is read, and no more is asked.
+    let looks = async |least: u64| {
+        eventually("looks", PATIENCE, async || {
+            let reads = requests_of(acme.cluster, "GET", "services").await?;
+            Ok((reads >= least).then_some(reads))
+        })
+        .await
+        .unwrap()
+    };
+    let before = looks(3).await;
+    let asked = requests_of(acme.cluster, "APPLY", "services")
+        .await
+        .unwrap();
+    looks(before + 4).await;
+    let after = requests_of(acme.cluster, "APPLY", "services")
+        .await
+        .unwrap();
+    assert_eq!(asked, after);
+
+    acme.change_image().await;
+    let field = "/spec/template/spec/containers/0/image";
+    let named = |said: &str| said.contains("; drift: ") && said.contains(field);
+    says(&desk, "acme", &ready, named).await;
+    let told = desk.told("default", "acme", "DriftDetected").await.unwrap();
+    assert!(told.contains(field) && told.contains("kubectl"), "{told}");
+    let ignore = names::DRIFT_IGNORE_ANNOTATION;
+    let rule = "Deployment:/spec/template/spec/containers/*/image";
+    desk.annotate("default", "acme", ignore, rule)
+        .await
+        .unwrap();
+    says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
+
+    acme.delete("configmap").await;
+    let deleted = |said: &str| said.contains("ConfigMap") && said.contains("is deleted");
+    says(&desk, "acme", &ready, deleted).await;
+    assert!(!acme.is_there("configmap").await);
+    desk.annotate("default", "acme", names::DRIFT_ANNOTATION, "heal")
+        .await
+        .unwrap();
+    acme.becomes("configmap", "{.data.message}", "hello").await;
+    says(&desk, "acme", &ready, |said| !said.contains("drift")).await;
+    let mine = json!({
+        "metadata": {"annotations": {ignore: "/data/message"}},
+        "data": {"message": "mine", "version": "mine"},
+    });
+    acme.kubectl(&[
+        "patch",
+        "configmap",
+        &acme.name,
+        "--patch",
+        &mine.to_string(),
+    ])
+    .await
+    .unwrap();
+    acme.becomes("configmap", "{.data.version}", "1.0.0").await;
+    acme.looked_at().await;
+    let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
+    assert_eq!(found("configmap", "{.data.message}").await, "mine");
+    assert_eq!(found("deployment", IMAGE).await, OTHER_IMAGE);
+
+    desk.annotate("default", "acme", names::DRIFT_ANNOTATION, "Heal")
+        .await
+        .unwrap();
+    says(&desk, "acme", &ready, |said| {
+        said.contains("write off, warn or heal")
+    })
+    .await;
+    let revisions = desk.revisions("acme", &acme.name).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+}
+
+/// As helm 3 and the original did it.
+#[tokio::test]
+async fn a_release_that_was_applied_by_the_client_is_put_right_too() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("drift-adopted", Mode::Proxy, Parts::WithControllers)
+        .await
+        .unwrap();
+    let (url, name) = (format!("--repo={}", repository.url()), pair.release("acme"));
+    let install = ["install", &name, "small", &url, "--version=1.0.0"];
+    let how = [
+        "--namespace=acme",
+        "--create-namespace",
+        "--server-side=false",
+    ];
+    let how = how.into_iter().chain(["--set=replicaCount=0"]);
+    pair.cluster()
+        .helm(install.into_iter().chain(how))
+        .await
+        .unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.extend(["--drift=heal", "--drift-interval=1s"].map(str::to_owned));
+    pair.open(flags).await.unwrap();
+    let desk = pair.desk();
+    let original = krypton_common::fingerprint::original(&repository.url(), "small", "1.0.0");
+    let annotation = names::fingerprint_annotation(pair.name());
+    desk.create_annotated("default", "acme", json!({}), &[(&annotation, &original)])
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let acme = Release::of(&pair, "acme");
+    acme.change_image().await;
+    acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
+    acme.looked_at().await;
+    let revisions = desk.revisions("acme", &acme.name).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+}

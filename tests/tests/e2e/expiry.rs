@@ -1,0 +1,136 @@
+//! A certificate that is about to end is told of: on the EdgeCluster, in an event, in the metrics; once,
+//! over a restart of the hub too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Event;
+use krypton_agent::clock::wall;
+use krypton_agent::dial::Dialer;
+use krypton_agent::report::ReportBoard;
+use krypton_agent::session::{self, Link, Session};
+use krypton_common::tls::{self, Credential};
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
+use krypton_hub::authority::{AGENT_CERTIFICATE_LIFE, Authority};
+use krypton_tests::{
+    Cluster, Hub, HubOptions, Parts,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE},
+};
+use kube::api::{ListParams, PostParams};
+use kube::{Api, ResourceExt};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+const SOON: (&str, &str, &str) = ("CertificateCurrent", "False", "CertificateExpiresSoon");
+const CURRENT: (&str, &str, &str) = ("CertificateCurrent", "True", "Current");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+
+/// An agent's session, without a cluster.
+struct Connected {
+    _stop: DropGuard,
+}
+
+/// With a certificate that was made then.
+async fn connect(home: &Cluster, hub: &Hub, uid: &str, made: Timestamp) -> Connected {
+    let authority = Authority::load_or_make(home.client(), HUB_NAMESPACE, "test.krypton").await;
+    let authority = authority.unwrap();
+    let key = KeyPair::generate().unwrap();
+    let request = CertificateParams::default().serialize_request(&key);
+    let request = request.unwrap();
+    let life = AGENT_CERTIFICATE_LIFE;
+    let certificates = authority.sign_agent(request.der(), "edge-1", uid, made, life);
+    let credential = Credential {
+        certificates: certificates.unwrap(),
+        key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+    };
+    let tls = tls::client_config(&authority.roots(), Some(credential)).unwrap();
+    let tls = Arc::new(ArcSwap::from_pointee(tls));
+    let session = Session {
+        dialer: Arc::new(Dialer::new(vec![hub.agents_address().to_string()], tls)),
+        replica: "one".to_owned(),
+        cluster_uid: "a-cluster".to_owned(),
+        kubernetes_version: "v1.36.0".to_owned(),
+        board: Arc::new(ReportBoard::default()),
+        desired: watch::channel(None).0,
+        recorded: None,
+        link: watch::channel(Link::default()).0,
+    };
+    let stop = CancellationToken::new();
+    tokio::spawn(session::run(session, stop.clone()));
+    Connected {
+        _stop: stop.drop_guard(),
+    }
+}
+
+/// How often it was told.
+async fn told(home: &Cluster) -> i32 {
+    let events: Api<Event> = Api::namespaced(home.client(), "default");
+    let params = ListParams::default().fields("involvedObject.name=edge-1");
+    let all = events.list(&params).await.unwrap().items;
+    let soon = all
+        .iter()
+        .filter(|event| event.reason.as_deref() == Some(SOON.2));
+    soon.map(|event| {
+        let series = event.series.as_ref().and_then(|series| series.count);
+        series.unwrap_or(1)
+    })
+    .sum()
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_about_to_end_is_told_of_once_over_a_restart_too() {
+    let home = Cluster::start("expiry", Parts::ControlPlane).await.unwrap();
+    let flags = ["--self-cluster=false", "--chart-install-crds=false"];
+    let options = HubOptions::new(home.kubeconfig()).args(flags);
+    let mut hub = Hub::start(&options).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let desk = Desk::at(&home);
+    let members: Api<EdgeCluster> = Api::all(home.client());
+    let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
+    let made = members.create(&PostParams::default(), &member).await;
+    let uid = made.unwrap().uid().unwrap();
+    // As soon as the hub has its CA.
+    let bundle = krypton_tests::bundle(&home, "another").await;
+    bundle.unwrap();
+
+    let days = |count: i64| wall() - SignedDuration::from_hours(24 * count);
+    let old = connect(&home, &hub, &uid, days(28)).await;
+    let shown = desk
+        .member_shows("edge-1", &[SOON, CONNECTED])
+        .await
+        .unwrap();
+    let shown = serde_json::to_string(&shown.status).unwrap();
+    assert!(shown.contains("kubectl krypton join edge-1"), "{shown}");
+    let message = desk.told("default", "edge-1", SOON.2).await.unwrap();
+    assert!(message.contains("kubectl krypton join edge-1"), "{message}");
+    let metrics = hub.metrics().await.unwrap();
+    for line in [
+        "krypton_hub_agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"} ",
+        "krypton_hub_certificate_expiry_timestamp_seconds{certificate=\"hub\"} ",
+        "krypton_hub_certificate_expiry_timestamp_seconds{certificate=\"ca\"} ",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+
+    hub.stop().await.unwrap();
+    let mut hub = Hub::start(&options.clone().in_place_of(&hub)).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    desk.member_shows("edge-1", &[SOON, CONNECTED])
+        .await
+        .unwrap();
+    drop(old);
+    // What comes after it is written after all that was due before.
+    let _new = connect(&home, &hub, &uid, days(0)).await;
+    desk.member_shows("edge-1", &[CURRENT, CONNECTED])
+        .await
+        .unwrap();
+    assert_eq!(told(&home).await, 1);
+    tokio::time::timeout(Duration::from_secs(60), hub.stop())
+        .await
+        .unwrap()
+        .unwrap();
+}

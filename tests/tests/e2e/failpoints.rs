@@ -1,0 +1,825 @@
+//! Hub and agent killed, or failed, at each of their external effects once: what is there goes on, and what was
+//! wanted comes about.
+//!
+//! `make test` has each effect fail before it is made, and kills after it. `KRYPTON_FAILPOINTS=all` (`make
+//! failpoints`) goes all ways: killed before and after, failed before and after, by proxy and by agent; `kill` and
+//! `error` the half of it.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::StreamExt;
+use k8s_openapi::{
+    ByteString,
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Namespace, Secret},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use krypton_agent::{
+    anchor::ANCHOR_NAME,
+    failpoint::{EFFECTS, MOMENTS},
+};
+use krypton_common::names;
+use krypton_crds::{
+    edge_cluster::EdgeCluster,
+    krypton_deployment::{DeploymentPhase, KryptonDeployment},
+    tenant::Tenant,
+};
+use krypton_hub::{
+    chart_values::follow::SALT_NAME, discovery::register::CONFIG_MAP,
+    failpoint::EFFECTS as EFFECTS_OF_THE_HUB,
+};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Mode, Walk, eventually,
+    fleet::{
+        Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
+    },
+    held::Held,
+    in_both_modes, kubectl_krypton,
+    walk::EDGE,
+};
+use kube::{
+    Api, CustomResourceExt, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    runtime::{WatchStreamExt, watcher},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
+const CRD: &str = r#"
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.example.org}
+spec:
+  group: example.org
+  scope: Namespaced
+  names: {kind: Widget, plural: widgets, singular: widget}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+"#;
+/// What one release has, and keeps when it goes.
+const CERT_MANAGER: &str = r#"
+{{- if eq .Release.Name "tenant-keeper-edge-1" }}
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: orders.acme.cert-manager.io, annotations: {helm.sh/resource-policy: keep}}
+spec:
+  group: acme.cert-manager.io
+  scope: Namespaced
+  names: {kind: Order, plural: orders, singular: order}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+{{- end }}
+"#;
+const EXTRA: &str = r#"
+{{- if .Values.extra }}
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Values.extra | quote }}}
+{{- end }}
+"#;
+/// Of an agent's process, which a proxy has not.
+const OF_AGENTS: [&str; 11] = [
+    "edge-cluster.bind",
+    "enrolment.edge-cluster",
+    "enrolment.enrol",
+    "enrolment.mark",
+    "enrolment.renew",
+    "hub-chart.fetch",
+    "identity.create",
+    "identity.keep",
+    "identity.namespace",
+    "join-token.redeem",
+    "session.open",
+];
+
+/// Where an agent has made the namespace before.
+const OF_PROXIES: [&str; 1] = ["lease.namespace"];
+
+/// Names as `effect!("…"` has them, in all sources below.
+fn placed(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            placed(&path, found);
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let calls = text.split("effect!(").chain(text.split("effect_now!("));
+        let names = calls.filter_map(|call| call.trim_start().strip_prefix('"')?.split('"').next());
+        found.extend(names.filter(|name| !name.contains('…')).map(str::to_owned));
+    }
+}
+
+#[test]
+fn each_effect_of_the_tables_is_at_one_place_and_no_other_is_anywhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let tables: [(&str, &[&str]); 2] = [("agent", &EFFECTS), ("hub", &EFFECTS_OF_THE_HUB)];
+    for (name, table) in tables {
+        let mut found = Vec::new();
+        placed(&root.join(name).join("src"), &mut found);
+        found.sort();
+        assert_eq!(found, table, "{name}");
+    }
+    let points = (EFFECTS.len() + EFFECTS_OF_THE_HUB.len()) * MOMENTS.len();
+    assert!(points > 100, "{points}");
+}
+
+/// What happens at a moment: `kill` or `error`.
+type Kind = fn(&str) -> &'static str;
+
+in_both_modes!(
+    whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about
+);
+
+/// By proxy all effects; with an agent, unless all is asked for, those of an agent's process.
+async fn whatever_effect_fails_or_is_the_last_what_runs_goes_on_and_what_is_wanted_comes_about(
+    mode: Mode,
+) {
+    let which = std::env::var("KRYPTON_FAILPOINTS");
+    let (kill, error) = (|_: &str| "kill", |_: &str| "error");
+    let each = |moment: &str| if moment == "before" { "error" } else { "kill" };
+    let walks: &[(&str, Kind)] = match which.as_deref() {
+        Ok("all") => &[("*", kill), ("*", error)],
+        Ok("kill") => &[("*", kill)],
+        Ok("error") => &[("*", error)],
+        _ if mode == Mode::Agent => &[("agents", each)],
+        _ => &[("*", each)],
+    };
+    for (of, how) in walks {
+        let rule = |point: &String| {
+            let moment = point.rsplit(':').next().unwrap_or_default();
+            format!("{point}={}", how(moment))
+        };
+        let every = *of == "*";
+        let first = match every {
+            true => MOMENTS.map(|moment| format!("*:{moment}")).to_vec(),
+            false => points(mode, every),
+        };
+        let plan = first.iter().map(rule).collect::<Vec<_>>().join(",");
+        let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+        // What is done once for all may have been the last before somebody died of something else at that
+        // moment: once more, where they die of nothing else.
+        if !missed.is_empty() {
+            let plan = missed.iter().map(rule).collect::<Vec<_>>().join(",");
+            let missed = Box::pin(walk(mode, every, &plan)).await.unwrap();
+            assert!(missed.is_empty(), "never reached, {mode:?}: {missed:#?}");
+        }
+    }
+}
+
+/// All that are to be reached.
+fn points(mode: Mode, every: bool) -> Vec<String> {
+    let effects = EFFECTS.into_iter().chain(EFFECTS_OF_THE_HUB);
+    let effects = effects.filter(|effect| match mode {
+        Mode::Agent if every => !OF_PROXIES.contains(effect),
+        Mode::Agent => OF_AGENTS.contains(effect),
+        _ => !OF_AGENTS.contains(effect),
+    });
+    effects
+        .flat_map(|effect| MOMENTS.map(|moment| format!("{effect}:{moment}")))
+        .collect()
+}
+
+/// Goes through all scenes, and returns the points that it has not reached.
+async fn walk(mode: Mode, every: bool, plan: &str) -> Result<Vec<String>> {
+    let folder = TempDir::with_prefix("krypton-chart-")?;
+    let repository = ChartRepository::start(&[chart(folder.path())?]).await?;
+    let values = ValuesFile::new(&said("first"))?;
+    let mut flags = chart_flags(&repository, "small", "~1.0");
+    flags.push(values_flag(&values));
+    let more = [
+        "self-cluster=false",
+        "chart-crds=create-replace",
+        "chart-resolve-interval=1h",
+        "chart-values-from=secret/fleet-values?",
+        "delete-cert-manager-crds=true",
+        "place-tenants=true",
+        "workspace-labels=team=a",
+        "drift=heal",
+        "drift-interval=1s",
+        "ensure-watch-crds=true",
+    ];
+    flags.extend(more.map(|flag| format!("--{flag}")));
+    let mut walk = Walk::begin("walk", mode, plan, flags).await?;
+    let place = Place::of(&walk, values);
+
+    walk.join().await?;
+    let keeper = walk.through("a first Tenant", place.first()).await?;
+    // It rests a while in each of its phases.
+    place.rotate(&[]).await?;
+    walk.through("a Tenant's life", place.life()).await?;
+    let region = match mode {
+        Mode::Agent => json!({"name": EDGE}),
+        _ => json!({"name": "x", "kubeconfigSecretName": EDGE}),
+    };
+    walk.through("a deployment's life", place.ordered(region))
+        .await?;
+    if every {
+        walk.through("what is found broken", place.repair()).await?;
+        walk.through("a Tenant that home places", place.placed())
+            .await?;
+        walk.through("an upgrade that fails", place.failed())
+            .await?;
+        walk.through("installations that fail", place.refused())
+            .await?;
+        walk.through("drift", place.drift()).await?;
+        walk.through("the CRD deleted", place.rescue()).await?;
+        place.age().await?;
+        walk.kill_and_start_with("--remediation=rollback").await?;
+        walk.through("what is out of date", place.renewed()).await?;
+        walk.through("an upgrade that is given up", place.given_up())
+            .await?;
+    }
+    if mode == Mode::Agent {
+        walk.through("the CA rotated", place.rotated()).await?;
+    }
+    keeper.unharmed(&place).await?;
+    walk.stop_twice().await?;
+    walk.through("another start", place.whole("keeper")).await?;
+    keeper.unharmed(&place).await?;
+    if mode == Mode::Agent {
+        walk.through("a source of an agent's member", place.bound())
+            .await?;
+    }
+    walk.through("the member's leaving", place.leaving())
+        .await?;
+    if every {
+        walk.through("the member's return", place.coming_back())
+            .await?;
+    }
+
+    let struck = walk.struck()?;
+    println!(
+        "{mode:?}, {plan}: {} points, {} deaths",
+        struck.len(),
+        walk.deaths()
+    );
+    let mut missed = points(mode, every);
+    missed.retain(|point| plan_names(plan, point) && !struck.contains(point));
+    Ok(missed)
+}
+
+fn plan_names(plan: &str, point: &str) -> bool {
+    plan.starts_with('*') || plan.split(',').any(|rule| rule.starts_with(point))
+}
+
+/// The chart `small` with a CRD, and with a ConfigMap of the name `extra`, where one is given.
+fn chart(folder: &Path) -> Result<ChartSource> {
+    let copied = folder.join("small");
+    for part in ["templates", "crds"] {
+        fs::create_dir_all(copied.join(part))?;
+    }
+    for file in ["Chart.yaml", "values.yaml", "templates"] {
+        let from = Path::new(SMALL).join(file);
+        if from.is_file() {
+            fs::copy(from, copied.join(file))?;
+            continue;
+        }
+        for entry in fs::read_dir(from)? {
+            let entry = entry?;
+            fs::copy(entry.path(), copied.join(file).join(entry.file_name()))?;
+        }
+    }
+    fs::write(copied.join("crds/widgets.yaml"), CRD)?;
+    fs::write(copied.join("templates/extra.yaml"), EXTRA)?;
+    fs::write(copied.join("templates/cert-manager.yaml"), CERT_MANAGER)?;
+    Ok(ChartSource::folder(copied).version("1.0.0"))
+}
+
+fn said(message: &str) -> String {
+    json!({"replicaCount": 0, "message": message}).to_string()
+}
+
+/// The apiserver refuses the Deployment, and takes a ConfigMap that is only here.
+fn broken(message: &str) -> String {
+    json!({"replicaCount": 0, "message": message, "broken": true, "extra": "extra"}).to_string()
+}
+
+/// What is looked at on the way, by a person.
+struct Place {
+    home: Desk,
+    edge: Desk,
+    values: ValuesFile,
+    cluster: Arc<Cluster>,
+    /// Of the member, as the hub gets it.
+    kubeconfig: String,
+}
+
+/// What has once been installed and that nobody has deleted: its Deployment stays the one it was.
+struct Keeper {
+    uid: Option<String>,
+    deleted: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Keeper {
+    async fn watch(desk: &Desk) -> Result<Self> {
+        let api: Api<Deployment> = Api::namespaced(desk.client.clone(), "keeper");
+        let uid = api.get(&release("keeper")).await?.uid();
+        let deleted = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&deleted);
+        let task = tokio::spawn(async move {
+            let config = watcher::Config::default();
+            let mut events = watcher(api, config).default_backoff().boxed();
+            while let Some(event) = events.next().await {
+                if matches!(event, Ok(watcher::Event::Delete(_))) {
+                    seen.store(true, Ordering::SeqCst);
+                }
+            }
+        });
+        Ok(Self { uid, deleted, task })
+    }
+
+    async fn unharmed(&self, place: &Place) -> Result<()> {
+        let api: Api<Deployment> = Api::namespaced(place.edge.client.clone(), "keeper");
+        let now = api.get(&release("keeper")).await?.uid();
+        ensure!(now == self.uid, "the Deployment was made anew");
+        ensure!(
+            !self.deleted.load(Ordering::SeqCst),
+            "the Deployment was deleted"
+        );
+        Ok(())
+    }
+}
+
+fn release(tenant: &str) -> String {
+    names::tenant_release(tenant, EDGE)
+}
+
+impl Place {
+    fn of(walk: &Walk, values: ValuesFile) -> Self {
+        Self {
+            home: Desk::at(&walk.home()),
+            edge: Desk::at(&walk.edge()),
+            values,
+            cluster: walk.home(),
+            kubeconfig: walk.edge().kubeconfig_with_token(),
+        }
+    }
+
+    async fn first(&self) -> Result<Keeper> {
+        // Where everything fails twice on the way, each time is waited a little longer.
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        eventually("the member to be looked after", PATIENCE * 3, async || {
+            Ok(crds.get_opt(Tenant::crd_name()).await?)
+        })
+        .await?;
+        self.edge.create("default", "keeper", json!({})).await?;
+        // Of the same name, so that home tells of it.
+        self.home.create("default", "keeper", json!({})).await?;
+        // Where all fails twice, its chart does so in the hub and in the agent, later and later.
+        for _ in 0..3 {
+            if self.whole("keeper").await.is_ok() {
+                break;
+            }
+        }
+        self.whole("keeper").await?;
+        self.home.shows("default", "keeper", &[ALL_READY]).await?;
+        Keeper::watch(&self.edge).await
+    }
+
+    async fn life(&self) -> Result<()> {
+        self.edge.create("default", "acme", json!({})).await?;
+        self.whole("acme").await?;
+        self.values.write(&said("second"))?;
+        for name in ["acme", "keeper"] {
+            self.says(name, "second").await?;
+            self.whole(name).await?;
+        }
+        self.edge.delete("default", "acme").await?;
+        self.edge.gone("default", "acme").await?;
+        eventually("the workspace to be gone", PATIENCE, async || {
+            let gone = self.edge.namespace("acme").await?.is_none();
+            Ok(gone.then_some(()))
+        })
+        .await?;
+        let left = self.edge.revisions("acme", &release("acme")).await?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    }
+
+    /// Home orders a release, and orders it gone.
+    async fn ordered(&self, region: Value) -> Result<()> {
+        let spec = json!({"account": {"name": "somebody"}, "region": region});
+        let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
+        let all: Api<KryptonDeployment> = Api::namespaced(self.home.client.clone(), "default");
+        all.create(&PostParams::default(), &object).await?;
+        eventually("the deployment to be ready", PATIENCE, async || {
+            let status = all.get("ordered").await?.status.unwrap_or_default();
+            let ready = status.phase == Some(DeploymentPhase::Ready);
+            ensure!(ready, "{status:?}");
+            Ok(Some(()))
+        })
+        .await?;
+        all.delete("ordered", &DeleteParams::default()).await?;
+        eventually("the deployment to be gone", PATIENCE, async || {
+            match all.get_opt("ordered").await? {
+                Some(object) => bail!("{object:?}"),
+                None => Ok(Some(())),
+            }
+        })
+        .await?;
+        let left = self.edge.revisions("ordered", "ced-ordered").await?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    }
+
+    /// A lock of a helm of ours that is dead, and a Secret that nobody can decode.
+    async fn repair(&self) -> Result<()> {
+        self.edge.create("default", "mended", json!({})).await?;
+        self.whole("mended").await?;
+        let locked = json!({"metadata": {"labels": {"status": "pending-upgrade"}}});
+        let before = self.patch_newest("mended", locked).await?;
+        self.deployed_after("mended", before).await?;
+        self.whole("mended").await?;
+        // Base64 of nothing that was ever compressed.
+        let rubbish = ByteString(b"H4sIAAAAAAAA/2RhbWFnZWQ=".to_vec());
+        self.patch_newest("mended", json!({"data": {"release": rubbish}}))
+            .await?;
+        self.values.write(&said("third"))?;
+        self.says("mended", "third").await?;
+        self.whole("mended").await
+    }
+
+    /// In a namespace that is not there.
+    async fn placed(&self) -> Result<()> {
+        self.cluster
+            .kubectl(["create", "namespace", "team"])
+            .await?;
+        let spec = json!({"clusterRef": {"secretName": EDGE}});
+        self.home.create("team", "sent", spec).await?;
+        let shown = [ALL_READY, ("Placed", "True", "Placed")];
+        self.home.shows("team", "sent", &shown).await?;
+        let requested = names::RECONCILE_REQUESTED_ANNOTATION;
+        self.home.annotate("team", "sent", requested, "now").await?;
+        let tenants = self.edge.tenants("team");
+        eventually("the wish to be passed on", PATIENCE, async || {
+            let found = tenants.get("sent").await?;
+            let passed = found.annotations().get(requested).cloned();
+            Ok((passed.as_deref() == Some("now")).then_some(()))
+        })
+        .await?;
+        self.home.delete("team", "sent").await?;
+        self.home.gone("team", "sent").await?;
+        let left = tenants.get_opt("sent").await?;
+        ensure!(left.is_none(), "{left:?}");
+        Ok(())
+    }
+
+    /// What it has made, and the next has not, is removed.
+    async fn failed(&self) -> Result<()> {
+        let names = ["keeper", "mended"];
+        self.values.write(&broken("broken"))?;
+        for name in names {
+            self.newest_is_failed(name, 0).await?;
+        }
+        self.values.write(&said("fourth"))?;
+        for name in names {
+            self.says(name, "fourth").await?;
+            self.whole(name).await?;
+            let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), name);
+            eventually("what the upgrade made to be gone", PATIENCE, async || {
+                Ok(maps.get_opt("extra").await?.is_none().then_some(()))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// What was deployed before is put back.
+    async fn given_up(&self) -> Result<()> {
+        let before = self.newest("keeper").await?;
+        self.values.write(&broken("broken again"))?;
+        // The failed one comes between.
+        self.deployed_after("keeper", before + 1).await?;
+        self.says("keeper", "fifth").await?;
+        self.values.write(&said("sixth"))?;
+        for name in ["keeper", "mended", "late"] {
+            self.says(name, "sixth").await?;
+            self.whole(name).await?;
+        }
+        Ok(())
+    }
+
+    /// Of several attempts to install only the last few are kept.
+    async fn refused(&self) -> Result<()> {
+        let before = self.newest("keeper").await?;
+        self.values.write(&broken("broken 0"))?;
+        // The member has heard of it.
+        self.newest_is_failed("keeper", before + 1).await?;
+        self.edge.create("default", "late", json!({})).await?;
+        for number in 1..6 {
+            self.newest_is_failed("late", number).await?;
+            self.values.write(&broken(&format!("broken {number}")))?;
+        }
+        self.values.write(&said("fifth"))?;
+        for name in ["late", "keeper"] {
+            self.says(name, "fifth").await?;
+            self.whole(name).await?;
+        }
+        Ok(())
+    }
+
+    async fn drift(&self) -> Result<()> {
+        // Twice: what fails once is looked at again, and is then as it should be.
+        for theirs in ["theirs", "theirs again"] {
+            let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), "keeper");
+            let patch = Patch::Merge(json!({"data": {"message": theirs}}));
+            let params = PatchParams::default();
+            maps.patch(&release("keeper"), &params, &patch).await?;
+            self.says("keeper", "fifth").await?;
+        }
+        // A label of the configuration, as well.
+        let namespaces: Api<Namespace> = Api::all(self.edge.client.clone());
+        for theirs in ["theirs", "theirs again"] {
+            let patch = json!({"metadata": {"labels": {"team": theirs.replace(' ', "-")}}});
+            let params = PatchParams::default();
+            namespaces
+                .patch("keeper", &params, &Patch::Merge(patch))
+                .await?;
+            eventually("the label to be put right", PATIENCE, async || {
+                let team = namespaces
+                    .get("keeper")
+                    .await?
+                    .labels()
+                    .get("team")
+                    .cloned();
+                ensure!(team.as_deref() == Some("a"), "{team:?}");
+                Ok(Some(()))
+            })
+            .await?;
+        }
+        self.whole("keeper").await
+    }
+
+    async fn rescue(&self) -> Result<()> {
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        let before = crds.get(Tenant::crd_name()).await?.uid();
+        let tenants = self.edge.tenants("default");
+        let former = tenants.get("keeper").await?.uid();
+        let going = Held::delete(&self.edge, "going").await?;
+        crds.delete(Tenant::crd_name(), &DeleteParams::default())
+            .await?;
+        eventually("another CRD in its place", PATIENCE, async || {
+            let now = crds.get(Tenant::crd_name()).await?;
+            Ok((now.uid() != before).then_some(()))
+        })
+        .await?;
+        eventually("the Tenant to be back", PATIENCE, async || {
+            let back = tenants.get_opt("keeper").await?;
+            Ok(back.filter(|tenant| tenant.uid() != former))
+        })
+        .await?;
+        // Who has died since may not know that it was deleted; then a person says so again.
+        eventually("the other to be deleted again", PATIENCE, async || {
+            let Some(back) = tenants.get_opt("going").await? else {
+                return Ok(None);
+            };
+            if back.metadata.deletion_timestamp.is_none() {
+                tenants.delete("going", &DeleteParams::default()).await?;
+            }
+            Ok(Some(()))
+        })
+        .await?;
+        going.let_go().await?;
+        self.whole("keeper").await
+    }
+
+    /// What a former version, or time, would have left.
+    async fn age(&self) -> Result<()> {
+        let (home, params) = (self.home.client.clone(), PatchParams::default());
+        let old =
+            json!({"metadata": {"annotations": {krypton_crds::SCHEMA_VERSION_ANNOTATION: "0"}}});
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        crds.patch(Tenant::crd_name(), &params, &Patch::Merge(old))
+            .await?;
+        let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), SYSTEM_NAMESPACE);
+        let bare = json!({"metadata": {"labels": null, "annotations": null}});
+        maps.patch(ANCHOR_NAME, &params, &Patch::Merge(bare))
+            .await?;
+        let secrets: Api<Secret> = Api::namespaced(home.clone(), HUB_NAMESPACE);
+        let short = Patch::Merge(json!({"stringData": {"salt": "short"}}));
+        secrets.patch(SALT_NAME, &params, &short).await?;
+        let maps: Api<ConfigMap> = Api::namespaced(home.clone(), HUB_NAMESPACE);
+        for (name, data) in [
+            (
+                krypton_hub::chart_pin::NAME,
+                json!({"resolved": "2020-01-01T00:00:00Z"}),
+            ),
+            (
+                krypton_hub::join_info::NAME,
+                json!({"addresses": "elsewhere.example.org:1"}),
+            ),
+        ] {
+            let patch = Patch::Merge(json!({"data": data}));
+            maps.patch(name, &params, &patch).await?;
+        }
+        let token = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "krypton-join-old", "labels": {krypton_hub::join_token::LABEL: "true"}},
+            "stringData": {"cluster": "old", "secret-sha256": "00", "expires": "2020-01-01T00:00:00Z"},
+        });
+        self.home.apply_secret("krypton-join-old", &token).await
+    }
+
+    async fn renewed(&self) -> Result<()> {
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
+        let secrets: Api<Secret> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
+        let text = async |name: &str, key: &str| {
+            let data = maps.get(name).await?.data.unwrap_or_default();
+            Ok::<_, anyhow::Error>(data.get(key).cloned().unwrap_or_default())
+        };
+        eventually("all to be up to date", PATIENCE, async || {
+            let crd = crds.get(Tenant::crd_name()).await?;
+            let version = krypton_crds::schema_version(&crd);
+            ensure!(version == Some(krypton_crds::SCHEMA_VERSION), "{version:?}");
+            let resolved = text(krypton_hub::chart_pin::NAME, "resolved").await?;
+            ensure!(!resolved.starts_with("2020"), "{resolved}");
+            let addresses = text(krypton_hub::join_info::NAME, "addresses").await?;
+            ensure!(!addresses.contains("elsewhere"), "{addresses}");
+            let salt = secrets.get(SALT_NAME).await?.data.unwrap_or_default();
+            ensure!(salt.values().all(|salt| salt.0.len() >= 32), "the old salt");
+            let token = secrets.get_opt("krypton-join-old").await?;
+            ensure!(token.is_none(), "the token is there");
+            Ok(Some(()))
+        })
+        .await?;
+        self.whole("keeper").await
+    }
+
+    async fn rotate(&self, more: &[&str]) -> Result<String> {
+        let words = [&["rotate-ca", "-n", HUB_NAMESPACE], more].concat();
+        kubectl_krypton(&self.cluster, &words).await
+    }
+
+    async fn rotated(&self) -> Result<()> {
+        eventually("the rotation to end", PATIENCE, async || {
+            let told = self.rotate(&["--status"]).await?;
+            ensure!(told.contains("the last one ended"), "{told}");
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// A kubeconfig for a member that has an agent.
+    async fn bound(&self) -> Result<()> {
+        let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
+        self.home.add_member(EDGE, &self.kubeconfig).await?;
+        eventually("the EdgeCluster to name its source", PATIENCE, async || {
+            Ok(members.get(EDGE).await?.spec.source_ref)
+        })
+        .await?;
+        self.whole("keeper").await
+    }
+
+    /// With its releases, because a person wants it so.
+    async fn leaving(&self) -> Result<()> {
+        // The CRDs of cert-manager go with the last release, if that has made them.
+        for tenant in self
+            .edge
+            .tenants("default")
+            .list(&ListParams::default())
+            .await?
+        {
+            if tenant.name_any() != "keeper" {
+                self.edge.delete("default", &tenant.name_any()).await?;
+                self.edge.gone("default", &tenant.name_any()).await?;
+            }
+        }
+        let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
+        let patch = Patch::Merge(json!({"spec": {"deletionPolicy": "Uninstall"}}));
+        members.patch(EDGE, &PatchParams::default(), &patch).await?;
+        let held = eventually("the EdgeCluster to be held", PATIENCE, async || {
+            let object = members.get(EDGE).await?;
+            let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
+            Ok(held.then_some(object))
+        })
+        .await?;
+        members.delete(EDGE, &DeleteParams::default()).await?;
+        eventually(
+            "the EdgeCluster to be gone",
+            PATIENCE,
+            async || match members.get_opt(EDGE).await? {
+                Some(object) if object.uid() == held.uid() => bail!("{:?}", object.status),
+                _ => Ok(Some(())),
+            },
+        )
+        .await?;
+        let left = self.edge.releases().await?;
+        ensure!(left.is_empty(), "{left:?}");
+        let crds: Api<CustomResourceDefinition> = Api::all(self.edge.client.clone());
+        eventually("the CRD of cert-manager to be gone", PATIENCE, async || {
+            let there = crds.get_opt("orders.acme.cert-manager.io").await?;
+            Ok(there.is_none().then_some(()))
+        })
+        .await
+    }
+
+    /// Its source is labelled anew.
+    async fn coming_back(&self) -> Result<()> {
+        let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
+        let maps: Api<ConfigMap> = Api::namespaced(self.home.client.clone(), HUB_NAMESPACE);
+        self.home.label_member(EDGE, false).await?;
+        eventually("its dismissal to be forgotten", PATIENCE, async || {
+            let register = maps.get(CONFIG_MAP).await?.data.unwrap_or_default();
+            let named = register.values().any(|text| text.contains(EDGE));
+            Ok((!named).then_some(()))
+        })
+        .await?;
+        self.home.label_member(EDGE, true).await?;
+        eventually("the EdgeCluster to be back", PATIENCE, async || {
+            Ok(members.get_opt(EDGE).await?)
+        })
+        .await
+        .map(drop)
+    }
+
+    async fn newest(&self, tenant: &str) -> Result<u32> {
+        let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
+        let (newest, _) = revisions.last().context("no revision")?;
+        Ok(*newest)
+    }
+
+    async fn newest_is_failed(&self, tenant: &str, at_least: u32) -> Result<()> {
+        let what = format!("an attempt for {tenant} to fail");
+        eventually(&what, PATIENCE, async || {
+            let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
+            match revisions.last() {
+                Some((newest, status)) if *newest >= at_least && status == "failed" => Ok(Some(())),
+                _ => bail!("{revisions:?}"),
+            }
+        })
+        .await
+    }
+
+    async fn deployed_after(&self, tenant: &str, before: u32) -> Result<()> {
+        let what = format!("a revision of {tenant} after {before} to be deployed");
+        eventually(&what, PATIENCE, async || {
+            let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
+            match revisions.last() {
+                Some((newest, status)) if *newest > before && status == "deployed" => Ok(Some(())),
+                _ => bail!("{revisions:?}"),
+            }
+        })
+        .await
+    }
+
+    /// Returns which it is.
+    async fn patch_newest(&self, tenant: &str, patch: Value) -> Result<u32> {
+        let (release, newest) = (release(tenant), self.newest(tenant).await?);
+        let secrets: Api<Secret> = Api::namespaced(self.edge.client.clone(), tenant);
+        let name = format!("sh.helm.release.v1.{release}.v{newest}");
+        let patch = Patch::Merge(patch);
+        secrets
+            .patch(&name, &PatchParams::default(), &patch)
+            .await?;
+        Ok(newest)
+    }
+
+    /// What is live is of these values.
+    async fn says(&self, tenant: &str, message: &str) -> Result<()> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.edge.client.clone(), tenant);
+        let what = format!("the release of {tenant} to say {message}");
+        eventually(&what, PATIENCE, async || {
+            let data = maps.get(&release(tenant)).await?.data.unwrap_or_default();
+            let said = data.get("message").cloned().unwrap_or_default();
+            ensure!(said == message, "it says {said}");
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Ready, with one deployed revision, the newest, and no lock.
+    async fn whole(&self, tenant: &str) -> Result<()> {
+        self.edge.shows("default", tenant, &[ALL_READY]).await?;
+        let what = format!("the release of {tenant} to be whole");
+        eventually(&what, PATIENCE, async || {
+            let revisions = self.edge.revisions(tenant, &release(tenant)).await?;
+            let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
+            ensure!(deployed.count() == 1, "{revisions:?}");
+            let last = revisions.last().map(|(_, status)| status.as_str());
+            ensure!(last == Some("deployed"), "{revisions:?}");
+            Ok(Some(()))
+        })
+        .await
+    }
+}

@@ -1,0 +1,329 @@
+//! Faults of hub, agent and members: restarts, a crash in the middle of an install, a lost apiserver.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Pair, Parts,
+    eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, helm_ends, helm_processes, values_flag},
+    gate, in_both_modes,
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
+
+in_both_modes!(
+    a_restart_finds_everything_as_it_was_left,
+    what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next,
+    a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself,
+);
+
+/// All that who has nothing to do leaves as it is: the Tenant and its version, the events about
+/// it, and all releases.
+async fn everything(desk: &Desk) -> Result<impl PartialEq + std::fmt::Debug> {
+    let tenant = desk.tenants("default").get("acme").await?;
+    let told = desk.events("default", "acme").await?;
+    let status = tenant.status.unwrap_or_default();
+    let conditions: Vec<_> = status
+        .conditions
+        .into_iter()
+        .map(|found| {
+            (
+                found.type_,
+                found.status,
+                found.reason,
+                found.last_transition_time,
+            )
+        })
+        .collect();
+    let version = tenant.metadata.resource_version;
+    Ok((
+        told,
+        desk.releases().await?,
+        conditions,
+        status.phase,
+        version,
+    ))
+}
+
+/// Of the hub, and of the agent where there is one: that ends after the hub and starts before it.
+async fn a_restart_finds_everything_as_it_was_left(mode: Mode) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("restart-home", Parts::WithControllers),
+        Cluster::start("restart-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)]);
+    let mut hub = Hub::start(&options).unwrap();
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
+        .await
+        .unwrap();
+    let places = [(&desk, "self-cluster"), (&at_edge, "edge-1")];
+    for (desk, _) in places {
+        desk.create("default", "acme", json!({})).await.unwrap();
+    }
+    let both = ("ClusterReady/edge-1", "True", "Installed");
+    desk.shows("default", "acme", &[ALL_READY, both])
+        .await
+        .unwrap();
+    let (mut before, mut holders) = (Vec::new(), Vec::new());
+    for (desk, _) in places {
+        desk.lease_renewed().await.unwrap();
+        before.push(everything(desk).await.unwrap());
+        holders.push(desk.holder().await.unwrap());
+    }
+
+    assert!(hub.stop().await.unwrap().success());
+    if let Some(agent) = member.agent() {
+        assert_eq!(at_edge.holder().await.unwrap(), holders[1], "it stays");
+        assert!(agent.stop().await.unwrap().success());
+    }
+    for (desk, _) in places {
+        assert_eq!(desk.holder().await.unwrap(), "", "the Lease is given up");
+    }
+    member.start_again(&edge).unwrap();
+    if mode == Mode::Agent {
+        at_edge.held_by_another(&holders[1]).await.unwrap();
+    }
+    let mut hub = Hub::start(&options.in_place_of(&hub)).unwrap();
+    for ((place, name), before) in places.into_iter().zip(&holders) {
+        let now = place.held_by_another(before).await.unwrap();
+        eventually(
+            &format!("EdgeCluster {name} to name the new holder"),
+            PATIENCE,
+            async || {
+                let member = desk.member_shows(name, &[CONNECTED, HEALTHY]).await?;
+                let named = member.status.unwrap_or_default().holder;
+                let named = named.unwrap_or_default();
+                // Of an agent the hub knows the replica, which its name in the Lease begins with.
+                let same = match (mode, name) {
+                    (Mode::Agent, "edge-1") => !named.is_empty() && now.starts_with(&named),
+                    _ => named == now,
+                };
+                if !same {
+                    bail!("it names {named:?}, and the Lease {now:?}");
+                }
+                Ok(Some(()))
+            },
+        )
+        .await
+        .unwrap();
+        // A Lease period with the Lease held: everything has been looked at.
+        place.lease_renewed().await.unwrap();
+    }
+    for ((desk, name), before) in places.into_iter().zip(before) {
+        assert_eq!(everything(desk).await.unwrap(), before, "{name}");
+    }
+    for log in [hub.log(), member.actor(&mut hub).log()] {
+        let log = log.unwrap();
+        assert!(!log.contains("running helm"), "{log}");
+    }
+}
+
+async fn what_is_killed_in_the_middle_of_an_install_is_repaired_by_the_next(mode: Mode) {
+    let gate = Gate::new().unwrap();
+    let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
+    let mut pair = Pair::start("crash", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    pair.open(chart_flags(&repository, "gate", "1.0.0"))
+        .await
+        .unwrap();
+    let release = &pair.release("acme");
+    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
+    let folder = pair
+        .actor()
+        .unwrap()
+        .log_path()
+        .parent()
+        .unwrap()
+        .to_owned();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&desk, "acme", None).await.unwrap();
+    desk.newest_is("acme", release, 1, "pending-install")
+        .await
+        .unwrap();
+    assert_eq!(helm_processes(&folder).len(), 2, "helm and its supervisor");
+
+    pair.actor().unwrap().kill9().await.unwrap();
+
+    helm_ends(&folder).await.unwrap();
+    desk.newest_is("acme", release, 1, "pending-install")
+        .await
+        .unwrap();
+    pair.start_actor_again().unwrap();
+    // Seen while the dead one's Lease still runs: what is found then is told of later.
+    desk.create("default", "refused", json!({"workspace": "kube-system"}))
+        .await
+        .unwrap();
+    let next = gate::hook(&desk, "acme", Some(&hook)).await.unwrap();
+    gate::open(&desk, "acme", &next).await.unwrap();
+    let installed = (ready.as_str(), "True", "Installed");
+    desk.shows("default", "acme", &[ALL_READY, installed])
+        .await
+        .unwrap();
+    desk.told("default", "acme", "ReleaseUnlocked")
+        .await
+        .unwrap();
+    let refused = (error.as_str(), "True", "NamespaceNotOwned");
+    desk.shows("default", "refused", &[refused]).await.unwrap();
+    desk.told("default", "refused", "NamespaceNotOwned")
+        .await
+        .unwrap();
+
+    let revisions = desk.revisions("acme", release).await.unwrap();
+    let deployed = revisions
+        .iter()
+        .filter(|(_, status)| status == "deployed")
+        .count();
+    assert_eq!(deployed, 1, "{revisions:?}");
+    assert!(
+        revisions
+            .iter()
+            .all(|(_, status)| !status.starts_with("pending")),
+        "{revisions:?}"
+    );
+    let listed = pair
+        .cluster()
+        .helm(["list", "--all-namespaces", "--short"])
+        .await
+        .unwrap();
+    let log = pair.actor().unwrap().log().unwrap();
+    assert_eq!(listed.trim(), release, "{log}");
+}
+
+/// As a pod that is deleted: SIGTERM, and SIGKILL only after the grace period of the charts.
+#[tokio::test]
+async fn what_is_told_to_stop_in_the_middle_of_an_install_ends_in_time_and_is_repaired() {
+    let gate = Gate::new().unwrap();
+    let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
+    let mut pair = Pair::start("term", Mode::Agent, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    pair.open(chart_flags(&repository, "gate", "1.0.0"))
+        .await
+        .unwrap();
+    let release = &pair.release("acme");
+    let folder = pair
+        .actor()
+        .unwrap()
+        .log_path()
+        .parent()
+        .unwrap()
+        .to_owned();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&desk, "acme", None).await.unwrap();
+
+    assert!(pair.actor().unwrap().stop().await.unwrap().success());
+    assert!(helm_processes(&folder).is_empty());
+    assert_eq!(desk.holder().await.unwrap(), "", "the Lease is given up");
+
+    pair.start_actor_again().unwrap();
+    let next = gate::hook(&desk, "acme", Some(&hook)).await.unwrap();
+    gate::open(&desk, "acme", &next).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let revisions = desk.revisions("acme", release).await.unwrap();
+    let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
+    assert_eq!(deployed.count(), 1, "{revisions:?}");
+}
+
+async fn a_member_whose_apiserver_is_gone_is_told_of_alone_and_is_back_by_itself(mode: Mode) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, one, two) = tokio::try_join!(
+        Cluster::start("lost-home", Parts::ControlPlane),
+        Cluster::start("lost-1", Parts::WithControllers),
+        Cluster::start("lost-2", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, first, second) = (Desk::at(&home), Desk::at(&one), Desk::at(&two));
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    let options = HubOptions::new(home.kubeconfig())
+        .args(flags)
+        .args([values_flag(&values)]);
+    let mut hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
+    let mut members = Vec::new();
+    for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
+        let joining = Membership::join(mode, &mut hub, &home, cluster, name);
+        members.push(joining.await.unwrap());
+    }
+    for edge in [&first, &second] {
+        edge.create("default", "acme", json!({})).await.unwrap();
+    }
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let on_both = [
+        ALL_READY,
+        ("ClusterReady/edge-1", "True", "Installed"),
+        ("ClusterReady/edge-2", "True", "Installed"),
+    ];
+    desk.shows("default", "acme", &on_both).await.unwrap();
+    let installed = (
+        first.releases().await.unwrap(),
+        second.releases().await.unwrap(),
+    );
+
+    one.stop_apiserver().await.unwrap();
+    second
+        .create("default", "meanwhile", json!({}))
+        .await
+        .unwrap();
+    second
+        .shows("default", "meanwhile", &[ALL_READY])
+        .await
+        .unwrap();
+    desk.member_shows("edge-1", &[("Connected", "False", "Unreachable")])
+        .await
+        .unwrap();
+    desk.member_shows("edge-2", &[CONNECTED, HEALTHY])
+        .await
+        .unwrap();
+    let half = [
+        ("Ready", "Unknown", "ClustersUnknown"),
+        ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
+        on_both[2],
+    ];
+    let tenant = desk.shows("default", "acme", &half).await.unwrap();
+    let message = tenant.status.unwrap().last_message.unwrap();
+    for words in ["1 of 2 clusters ready", "edge-1"] {
+        assert!(message.contains(words), "{message}");
+    }
+
+    one.start_apiserver().await.unwrap();
+    desk.member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &on_both).await.unwrap();
+    first.create("default", "after", json!({})).await.unwrap();
+    first.shows("default", "after", &[ALL_READY]).await.unwrap();
+    let left = |now: BTreeMap<String, String>, before: &BTreeMap<String, String>| {
+        now.into_iter()
+            .filter(|(name, _)| before.contains_key(name))
+            .collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(
+        left(first.releases().await.unwrap(), &installed.0),
+        installed.0
+    );
+    assert_eq!(
+        left(second.releases().await.unwrap(), &installed.1),
+        installed.1
+    );
+    for mut member in members {
+        let log = member.actor(&mut hub).log().unwrap();
+        assert!(!log.contains("uninstall"), "{log}");
+    }
+}

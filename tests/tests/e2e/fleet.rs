@@ -1,0 +1,534 @@
+//! Members: found by their Secrets, counted on home, followed through rotation, leaving and doubles.
+
+use anyhow::{Result, bail};
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
+    eventually,
+    fleet::{Desk, Expected, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    in_both_modes,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const RESOLVED: (&str, &str, &str) = ("TargetClusterResolved", "True", "Resolved");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
+
+in_both_modes!(
+    a_tenant_on_home_counts_those_of_its_name_on_all_members,
+    of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes_nothing,
+    a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back_only_when_wanted_anew,
+);
+
+/// What home says of a member that is well.
+fn well(mode: Mode) -> Vec<Expected<'static>> {
+    match mode {
+        Mode::SelfCluster | Mode::Proxy => vec![RESOLVED, CONNECTED, HEALTHY],
+        // There is nothing to resolve.
+        Mode::Agent => vec![CONNECTED, HEALTHY],
+    }
+}
+
+/// A hub that installs Deployments without pods, and what it needs.
+struct Fleet {
+    home: Cluster,
+    desk: Desk,
+    hub: Hub,
+    repository: ChartRepository,
+    values: ValuesFile,
+}
+
+async fn start(name: &str, parts: Parts, more: &[&str]) -> Result<Fleet> {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let home = Cluster::start(name, parts).await?;
+    let values = ValuesFile::new("replicaCount: 0")?;
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    let options = HubOptions::new(home.kubeconfig())
+        .args(flags)
+        .args([values_flag(&values)]);
+    let hub = Hub::start(&options.args(more.iter().copied()))?;
+    let desk = Desk::at(&home);
+    Ok(Fleet {
+        home,
+        desk,
+        hub,
+        repository,
+        values,
+    })
+}
+
+impl Fleet {
+    async fn join(&mut self, mode: Mode, edge: &Cluster, name: &str) -> Result<Membership> {
+        Membership::join(mode, &mut self.hub, &self.home, edge, name).await
+    }
+}
+
+async fn a_tenant_on_home_counts_those_of_its_name_on_all_members(mode: Mode) {
+    let (mut fleet, one, two) = tokio::try_join!(
+        start("count-home", Parts::WithControllers, &[]),
+        Cluster::start("count-1", Parts::WithControllers),
+        Cluster::start("count-2", Parts::WithControllers),
+    )
+    .unwrap();
+    let mut members = Vec::new();
+    for (name, cluster) in [("edge-1", &one), ("edge-2", &two)] {
+        members.push(fleet.join(mode, cluster, name).await.unwrap());
+    }
+    let desk = &fleet.desk;
+    let (first, second) = (Desk::at(&one), Desk::at(&two));
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let on_home = [
+        ALL_READY,
+        ("ClusterReady/self-cluster", "True", "Installed"),
+    ];
+    let alone = desk.shows("default", "acme", &on_home).await.unwrap();
+    assert_eq!(
+        alone.status.unwrap().last_message.as_deref(),
+        Some("1 of 1 clusters ready")
+    );
+
+    for edge in [&first, &second] {
+        edge.create("default", "acme", json!({})).await.unwrap();
+    }
+    let all = [
+        ALL_READY,
+        on_home[1],
+        ("ClusterReady/edge-1", "True", "Installed"),
+        ("ClusterReady/edge-2", "True", "Installed"),
+    ];
+    let tenant = desk.shows("default", "acme", &all).await.unwrap();
+    let status = tenant.status.unwrap();
+    assert_eq!(
+        status.last_message.as_deref(),
+        Some("3 of 3 clusters ready")
+    );
+    assert_eq!(status.phase.as_deref(), Some("Ready"));
+    // An edge tells of itself alone.
+    let own = first
+        .shows("default", "acme", &[ALL_READY, all[2]])
+        .await
+        .unwrap();
+    let own = own.status.unwrap();
+    assert_eq!(own.last_message.as_deref(), Some("1 of 1 clusters ready"));
+    assert!(
+        own.conditions
+            .iter()
+            .all(|condition| !condition.type_.ends_with("/edge-2"))
+    );
+    for (edge, name) in [(&first, "edge-1"), (&second, "edge-2")] {
+        edge.newest_is("acme", &format!("tenant-acme-{name}"), 1, "deployed")
+            .await
+            .unwrap();
+    }
+
+    let mine = json!({"clusterRef": {"secretName": "edge-1"}});
+    first.create("default", "mine", mine.clone()).await.unwrap();
+    second.create("default", "mine", mine).await.unwrap();
+    first.shows("default", "mine", &[ALL_READY]).await.unwrap();
+    let elsewhere = [
+        ("ClusterReady/edge-2", "False", "NotThisCluster"),
+        ("Ready", "False", "ClustersNotReady"),
+    ];
+    let tenant = second.shows("default", "mine", &elsewhere).await.unwrap();
+    assert_eq!(tenant.metadata.finalizers, None);
+    assert_eq!(
+        second
+            .revisions("mine", "tenant-mine-edge-2")
+            .await
+            .unwrap(),
+        []
+    );
+    assert_eq!(second.namespace("mine").await.unwrap(), None);
+
+    for (name, mode, total) in [
+        ("self-cluster", Mode::SelfCluster, 1),
+        ("edge-1", mode, 2),
+        ("edge-2", mode, 1),
+    ] {
+        let what = format!("{name} to count {total} Tenants, all ready");
+        eventually(&what, PATIENCE, async || {
+            let status = desk
+                .member_shows(name, &well(mode))
+                .await?
+                .status
+                .unwrap_or_default();
+            let tenants = status.tenants.unwrap_or_default();
+            if (tenants.total, tenants.ready) != (total, total) {
+                bail!("{tenants:?}");
+            }
+            if status.mode != Some(mode.on_record()) {
+                bail!("its mode is {:?}", status.mode);
+            }
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    }
+    a_member_is_named_from_where_it_allows(desk, &fleet.home).await;
+}
+
+/// With edge-1 that has a Tenant `mine`, which names it, and a home where nothing is limited yet.
+async fn a_member_is_named_from_where_it_allows(desk: &Desk, home: &Cluster) {
+    let members: Api<EdgeCluster> = Api::all(home.client());
+    let allow = async |name: &str, namespaces: serde_json::Value| {
+        let patch = Patch::Merge(json!({"spec": {"allowedNamespaces": namespaces}}));
+        let params = PatchParams::default();
+        members.patch(name, &params, &patch).await.unwrap();
+    };
+    let naming = |name: &str| json!({"clusterRef": {"secretName": name}});
+    let mine = ("ClusterReady/edge-1", "True", "Installed");
+    desk.create("default", "mine", naming("edge-1"))
+        .await
+        .unwrap();
+    // As its EdgeCluster says, which has it from a Secret or from the agent.
+    let named = members.get("edge-1").await.unwrap().status.unwrap();
+    let named = condition(&named.conditions, "TargetClusterResolved").unwrap();
+    let resolved = ("TargetClusterResolved", "True", named.reason.as_str());
+    desk.shows("default", "mine", &[ALL_READY, mine, resolved])
+        .await
+        .unwrap();
+    allow("edge-1", json!(["team-a"])).await;
+    let refused = [
+        ("ClusterReady/edge-1", "False", "NamespaceNotAllowed"),
+        ("TargetClusterResolved", "False", "NamespaceNotAllowed"),
+        ("Ready", "False", "ClustersNotReady"),
+    ];
+    desk.shows("default", "mine", &refused).await.unwrap();
+    // Who does not name it is told of it as before.
+    let counted = [ALL_READY, ("ClusterReady/edge-1", "True", "Installed")];
+    desk.shows("default", "acme", &counted).await.unwrap();
+
+    // Nothing is installed before the limit is seen.
+    let key = "mesh.openkcm.io/paused";
+    desk.create_annotated("default", "here", naming("self-cluster"), &[(key, "true")])
+        .await
+        .unwrap();
+    allow("self-cluster", json!([])).await;
+    let refused = ("ClusterReady/self-cluster", "False", "NamespaceNotAllowed");
+    desk.shows("default", "here", &[refused]).await.unwrap();
+    desk.annotate("default", "here", key, "false")
+        .await
+        .unwrap();
+    // Nor after it: who comes later and names nobody is through.
+    desk.create("default", "later", json!({})).await.unwrap();
+    let well = ("ClusterReady/self-cluster", "True", "Installed");
+    desk.shows("default", "later", &[ALL_READY, well])
+        .await
+        .unwrap();
+    let here = desk.shows("default", "here", &[refused]).await.unwrap();
+    assert_eq!(here.metadata.finalizers, None);
+    let release = "tenant-here-self-cluster";
+    assert_eq!(desk.revisions("here", release).await.unwrap(), []);
+
+    allow("edge-1", json!(["default"])).await;
+    allow("self-cluster", json!(null)).await;
+    desk.shows("default", "mine", &[ALL_READY, mine])
+        .await
+        .unwrap();
+    desk.shows("default", "here", &[ALL_READY, well])
+        .await
+        .unwrap();
+}
+
+/// The same access, by way of a program: refused unless the hub is told otherwise.
+fn with_exec(cluster: &Cluster) -> String {
+    cluster
+        .kubeconfig_with_token()
+        .lines()
+        .map(|line| match line.split_once("token:") {
+            Some((indent, _)) => {
+                let exec =
+                    "exec: {apiVersion: client.authentication.k8s.io/v1, command: /bin/true}";
+                format!("{indent}{exec}\n")
+            }
+            None => format!("{line}\n"),
+        })
+        .collect()
+}
+
+/// With a kubeconfig only: an agent has none that the hub could rotate, spoil or lose.
+#[tokio::test]
+async fn a_member_goes_on_through_rotation_and_a_bad_kubeconfig_and_leaves_without_loss() {
+    let (fleet, edge) = tokio::try_join!(
+        start(
+            "rotation-home",
+            Parts::ControlPlane,
+            &["--self-cluster=false"]
+        ),
+        Cluster::start("rotation-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_edge) = (&fleet.desk, Desk::at(&edge));
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    at_edge
+        .create("default", "before", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "before", &[ALL_READY])
+        .await
+        .unwrap();
+    let healthy = [RESOLVED, CONNECTED, HEALTHY];
+    desk.member_shows("edge-1", &healthy).await.unwrap();
+
+    desk.add_member("edge-1", &edge.kubeconfig_with_next_token())
+        .await
+        .unwrap();
+    edge.rotate_token().await.unwrap();
+    at_edge
+        .create("default", "rotated", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "rotated", &[ALL_READY])
+        .await
+        .unwrap();
+    desk.member_shows("edge-1", &healthy).await.unwrap();
+
+    desk.add_member("edge-1", &with_exec(&edge)).await.unwrap();
+    let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
+    let member = desk
+        .member_shows("edge-1", &[invalid, CONNECTED, HEALTHY])
+        .await
+        .unwrap();
+    let conditions = member.status.unwrap().conditions;
+    let told = krypton_tests::fleet::condition(&conditions, invalid.0).unwrap();
+    assert!(told.message.contains("default/edge-1"), "{told:?}");
+    assert!(told.message.contains("exec"), "{told:?}");
+    at_edge
+        .create("default", "meanwhile", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "meanwhile", &[ALL_READY])
+        .await
+        .unwrap();
+
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    desk.member_shows("edge-1", &healthy).await.unwrap();
+
+    let tenant = desk.create("default", "before", json!({})).await.unwrap();
+    assert_eq!(tenant.status, None);
+    desk.shows("default", "before", &[ALL_READY]).await.unwrap();
+    let releases = at_edge.releases().await.unwrap();
+    assert_eq!(releases.len(), 3);
+    desk.label_member("edge-1", false).await.unwrap();
+    let gone = [
+        ("TargetClusterResolved", "False", "SourceGone"),
+        ("Connected", "False", "SourceGone"),
+    ];
+    desk.member_shows("edge-1", &gone).await.unwrap();
+    let unknown = [
+        ("ClusterReady/edge-1", "Unknown", "ClusterUnreachable"),
+        ("Ready", "Unknown", "ClustersUnknown"),
+    ];
+    desk.shows("default", "before", &unknown).await.unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), "", "the Lease is given up");
+    // Nobody looks at a Tenant now.
+    at_edge.create("default", "later", json!({})).await.unwrap();
+    assert_eq!(at_edge.releases().await.unwrap(), releases);
+
+    desk.label_member("edge-1", true).await.unwrap();
+    at_edge
+        .shows("default", "later", &[ALL_READY])
+        .await
+        .unwrap();
+    desk.member_shows("edge-1", &healthy).await.unwrap();
+    desk.shows("default", "before", &[ALL_READY]).await.unwrap();
+    let mut now = at_edge.releases().await.unwrap();
+    now.retain(|name, _| releases.contains_key(name));
+    assert_eq!(now, releases);
+}
+
+async fn of_two_members_that_are_one_cluster_the_older_acts_and_the_other_writes_nothing(
+    mode: Mode,
+) {
+    let (mut fleet, edge) = tokio::try_join!(
+        start("double-home", Parts::WithControllers, &[]),
+        Cluster::start("double-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let _member = fleet.join(mode, &edge, "edge-b").await.unwrap();
+    let (desk, at_edge) = (&fleet.desk, Desk::at(&edge));
+    let healthy = well(mode);
+    desk.member_shows("edge-b", &healthy).await.unwrap();
+    // The name comes first, the age decides.
+    desk.add_member("edge-a", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    let home_again = std::fs::read_to_string(fleet.home.kubeconfig()).unwrap();
+    desk.add_member("home-again", &home_again).await.unwrap();
+    let double = ("Healthy", "False", "DuplicateCluster");
+    for (name, other) in [("edge-a", "edge-b"), ("home-again", "self-cluster")] {
+        let member = desk.member_shows(name, &[double]).await.unwrap();
+        let conditions = member.status.unwrap().conditions;
+        let told = krypton_tests::fleet::condition(&conditions, "Healthy").unwrap();
+        assert!(
+            told.message.contains(&format!("member {other},")),
+            "{told:?}"
+        );
+    }
+
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let both = [
+        ALL_READY,
+        ("ClusterReady/self-cluster", "True", "Installed"),
+        ("ClusterReady/edge-b", "True", "Installed"),
+    ];
+    let tenant = desk.shows("default", "acme", &both).await.unwrap();
+    let status = tenant.status.unwrap();
+    assert_eq!(
+        status.last_message.as_deref(),
+        Some("2 of 2 clusters ready")
+    );
+    let only = |names: &[&str]| {
+        names
+            .iter()
+            .map(|name| (*name).to_owned())
+            .collect::<Vec<_>>()
+    };
+    let releases = |found: std::collections::BTreeMap<String, String>| -> Vec<String> {
+        found.into_keys().collect()
+    };
+    let on_edge = releases(at_edge.releases().await.unwrap());
+    assert_eq!(on_edge, only(&["sh.helm.release.v1.tenant-acme-edge-b.v1"]));
+    let on_home = releases(desk.releases().await.unwrap());
+    assert_eq!(
+        on_home,
+        only(&["sh.helm.release.v1.tenant-acme-self-cluster.v1"])
+    );
+    desk.member_shows("edge-b", &healthy).await.unwrap();
+    assert!(fleet.hub.log().unwrap().contains("DuplicateCluster"));
+}
+
+/// Over one kubeconfig: an agent is a second writer of another kind, see `handover.rs`.
+#[tokio::test]
+async fn of_two_hubs_one_writes_and_the_other_follows_when_it_leaves() {
+    let mut fleet = start("hubs", Parts::WithControllers, &[]).await.unwrap();
+    let desk = fleet.desk.clone();
+    desk.create("default", "first", json!({})).await.unwrap();
+    desk.shows("default", "first", &[ALL_READY]).await.unwrap();
+    let holder = desk.holder().await.unwrap();
+
+    let flags = chart_flags(&fleet.repository, "small", "1.0.0");
+    let options = HubOptions::new(fleet.home.kubeconfig()).args(flags);
+    let mut second = Hub::start(&options.args([values_flag(&fleet.values)])).unwrap();
+    second.ready(PATIENCE).await.unwrap();
+    desk.lease_renewed().await.unwrap();
+    desk.create("default", "second", json!({})).await.unwrap();
+    desk.shows("default", "second", &[ALL_READY]).await.unwrap();
+    desk.lease_renewed().await.unwrap();
+    assert_eq!(
+        desk.holder().await.unwrap(),
+        holder,
+        "the Lease stays where it was"
+    );
+    for name in ["first", "second"] {
+        let release = format!("tenant-{name}-self-cluster");
+        desk.newest_is(name, &release, 1, "deployed").await.unwrap();
+        let told = desk.events("default", name).await.unwrap();
+        assert!(told.values().all(|count| *count == 1), "{told:?}");
+    }
+    let log = second.log().unwrap();
+    assert!(!log.contains("running helm"), "{log}");
+    assert!(!log.contains("panicked"), "{log}");
+
+    let releases = desk.releases().await.unwrap();
+    fleet.hub.stop().await.unwrap();
+    desk.held_by_another(&holder).await.unwrap();
+    desk.create("default", "third", json!({})).await.unwrap();
+    desk.shows("default", "third", &[ALL_READY]).await.unwrap();
+    let mut now = desk.releases().await.unwrap();
+    now.remove("sh.helm.release.v1.tenant-third-self-cluster.v1")
+        .expect("installed");
+    assert_eq!(now, releases);
+}
+
+async fn dismissed(hub: &Hub) {
+    eventually(
+        "the hub to say that the member was dismissed",
+        PATIENCE,
+        async || {
+            let said = hub.log()?.contains("EdgeCluster edge-1 was deleted");
+            Ok(said.then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+}
+
+async fn a_deleted_edge_cluster_leaves_what_is_installed_and_comes_back_only_when_wanted_anew(
+    mode: Mode,
+) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("comes-back", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let (desk, at_edge) = (Desk::at(pair.home()), pair.desk());
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    pair.open(flags).await.unwrap();
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    let before = desk
+        .member_shows(pair.name(), &[CONNECTED, HEALTHY])
+        .await
+        .unwrap();
+    let releases = at_edge.releases().await.unwrap();
+
+    let members: Api<EdgeCluster> = Api::all(pair.home().client());
+    members
+        .delete(pair.name(), &DeleteParams::default())
+        .await
+        .unwrap();
+    if mode == Mode::Agent {
+        // Its certificate was of the one that is gone: somebody has to join it again.
+        let log = pair.actor().unwrap().log_path().to_owned();
+        eventually("the agent to be refused", PATIENCE, async || {
+            let log = std::fs::read_to_string(&log)?;
+            Ok(log.contains("kubectl krypton join edge-1").then_some(()))
+        })
+        .await
+        .unwrap();
+        pair.join_again().await.unwrap();
+    } else {
+        dismissed(pair.hub().unwrap()).await;
+        // Nor does a new hub take it for a new member.
+        pair.hub().unwrap().stop().await.unwrap();
+        pair.start_hub_again().unwrap();
+        dismissed(pair.hub().unwrap()).await;
+        assert!(members.get_opt(pair.name()).await.unwrap().is_none());
+        assert_eq!(at_edge.releases().await.unwrap(), releases);
+        desk.label_member(pair.name(), false).await.unwrap();
+        desk.label_member(pair.name(), true).await.unwrap();
+    }
+    eventually("another EdgeCluster of that name", PATIENCE, async || {
+        let now = desk
+            .member_shows(pair.name(), &[CONNECTED, HEALTHY])
+            .await?;
+        Ok((now.metadata.uid != before.metadata.uid).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(at_edge.releases().await.unwrap(), releases);
+}

@@ -1,0 +1,221 @@
+//! How releases are handled: what is waited for and said meanwhile, and how many revisions are kept.
+
+use std::fs;
+
+use anyhow::{Result, bail};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_tests::{
+    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    gate,
+};
+use kube::Api;
+use serde_json::json;
+use tempfile::TempDir;
+
+const CERTIFICATES: &str = "certificates.cert-manager.io";
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+/// Waits until a condition of Tenant acme has this status, and a message with these words.
+async fn says(desk: &Desk, kind: &str, status: &str, words: &str) -> String {
+    let what = format!("{kind} to be {status} and to say {words:?}");
+    eventually(&what, PATIENCE, async || {
+        let tenant = desk.tenants("default").get("acme").await?;
+        let conditions = tenant.status.unwrap_or_default().conditions;
+        match condition(&conditions, kind) {
+            Some(found) if found.status == status && found.message.contains(words) => {
+                Ok(Some(found.message.clone()))
+            }
+            found => bail!("{found:?}"),
+        }
+    })
+    .await
+    .unwrap()
+}
+
+/// Waits until the newest revision is `at_least` and `status`; at no time may there be more than `most`.
+async fn piles_up(desk: &Desk, workspace: &str, release: &str, at_least: u32, most: usize) {
+    let what = format!("revision {at_least} of {release}");
+    let enough = eventually(&what, PATIENCE, async || {
+        let revisions = desk.revisions(workspace, release).await?;
+        let newest = revisions.last().map_or(0, |(number, _)| *number);
+        Ok((revisions.len() > most || newest >= at_least).then_some(revisions))
+    });
+    let revisions = enough.await.unwrap();
+    assert!(revisions.len() <= most, "{revisions:?}");
+}
+
+async fn open(pair: &mut Pair, flags: Vec<String>, more: &[&str]) -> Result<()> {
+    let more = more.iter().map(|flag| (*flag).to_owned());
+    pair.open(flags.into_iter().chain(more)).await.map(drop)
+}
+
+#[tokio::test]
+async fn what_is_waited_for_is_said_what_is_not_is_ready_and_so_many_revisions_are_kept() {
+    let gate = Gate::everywhere().unwrap();
+    let charts = [gate.chart(), ChartSource::small("1.0.0")];
+    let repository = ChartRepository::start(&charts).await.unwrap();
+    let mut pair = Pair::start("handling", Mode::SelfCluster, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let values = ValuesFile::new(&json!({"gates": ["pre-install"]}).to_string()).unwrap();
+    let flags = |chart: &str| {
+        let mut flags = chart_flags(&repository, chart, "1.0.0");
+        flags.push(values_flag(&values));
+        flags
+    };
+    let (release, ready) = (pair.release("acme"), pair.condition("ClusterReady"));
+    let progress = pair.condition("ClusterProgress");
+
+    // Nobody makes a pod available here: it is never ready, and it is said what for.
+    open(&mut pair, flags("gates"), &[]).await.unwrap();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::at(&desk, "acme", "pre-install", None).await.unwrap();
+    let waits = format!("installing release: waiting for hook Pod acme/{release}-pre-install");
+    says(&desk, &progress, "True", &waits).await;
+    says(&desk, &ready, "False", &waits).await;
+    gate::open(&desk, "acme", &hook).await.unwrap();
+    let lacks = format!("Deployment acme/{release}: 0 of 1 available");
+    says(&desk, &progress, "True", &lacks).await;
+    let starts = desk.events("default", "acme").await.unwrap();
+    assert_eq!(starts.get("HelmInstallStart"), Some(&1), "{starts:?}");
+    pair.stop().await.unwrap();
+
+    open(&mut pair, flags("gates"), &["--wait=hooks"])
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    says(&desk, &ready, "True", &format!("; not waited for: {lacks}")).await;
+    pair.stop().await.unwrap();
+
+    open(&mut pair, flags("gates"), &["--wait=none"])
+        .await
+        .unwrap();
+    let said = eventually("no word of workloads", PATIENCE, async || {
+        let said = says(&desk, &ready, "True", "; not waited for").await;
+        Ok((!said.contains("Deployment")).then_some(said))
+    });
+    assert!(said.await.unwrap().ends_with("; not waited for"));
+    desk.newest_is("acme", &release, 1, "deployed")
+        .await
+        .unwrap();
+    pair.stop().await.unwrap();
+
+    let kept = ["--wait=none", "--history-max=2"];
+    values.write("{replicaCount: 0, message: m1}").unwrap();
+    open(&mut pair, flags("small"), &kept).await.unwrap();
+    desk.create("default", "alpha", json!({})).await.unwrap();
+    let alpha = pair.release("alpha");
+    for number in 1..=4 {
+        let message = format!("{{replicaCount: 0, message: m{number}}}");
+        values.write(&message).unwrap();
+        let deployed = desk.newest_is("alpha", &alpha, number, "deployed").await;
+        deployed.unwrap();
+        piles_up(&desk, "alpha", &alpha, number, 2).await;
+    }
+
+    // What fails again and again piles up no more, whether something runs already (the selector of its
+    // Deployment cannot be changed) or nothing does.
+    values.write("{replicaCount: 0, broken: true}").unwrap();
+    desk.create("default", "beta", json!({})).await.unwrap();
+    piles_up(&desk, "beta", &pair.release("beta"), 4, 2).await;
+    // Four other attempts came before, of which each may have left something that only it declares.
+    piles_up(&desk, "acme", &release, 9, 7).await;
+    let revisions = desk.revisions("acme", &release).await.unwrap();
+    let deployed = (1, "deployed".to_owned());
+    assert!(revisions.contains(&deployed), "{revisions:?}");
+    pair.stop().await.unwrap();
+}
+
+/// A chart that makes a CRD of cert-manager with the release of Tenant acme, and keeps it.
+fn with_crd() -> Result<TempDir> {
+    let folder = TempDir::with_prefix("krypton-crd-chart-")?;
+    let crd = "{{- if contains \"acme\" .Release.Name }}\n\
+        apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\n\
+        metadata:\n  name: certificates.cert-manager.io\n  \
+        annotations: {helm.sh/resource-policy: keep}\n\
+        spec:\n  group: cert-manager.io\n  scope: Namespaced\n  \
+        names: {kind: Certificate, listKind: CertificateList, plural: certificates, singular: certificate}\n  \
+        versions:\n    - name: v1\n      served: true\n      storage: true\n      \
+        schema: {openAPIV3Schema: {type: object}}\n{{- end }}\n";
+    fs::create_dir(folder.path().join("templates"))?;
+    fs::write(
+        folder.path().join("Chart.yaml"),
+        "{apiVersion: v2, name: certs, version: 1.0.0}",
+    )?;
+    fs::write(folder.path().join("templates/crd.yaml"), crd)?;
+    Ok(folder)
+}
+
+#[tokio::test]
+async fn the_crds_of_cert_manager_go_only_when_told_with_the_last_release_and_with_nothing_of_theirs()
+ {
+    let chart = with_crd().unwrap();
+    let charts = [ChartSource::folder(chart.path())];
+    let repository = ChartRepository::start(&charts).await.unwrap();
+    let mut pair = Pair::start("certs", Mode::SelfCluster, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let flags = chart_flags(&repository, "certs", "1.0.0");
+    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let is_there = async || {
+        let found = crds.get_opt(CERTIFICATES).await.unwrap();
+        found.is_some_and(|crd| crd.metadata.deletion_timestamp.is_none())
+    };
+    let install = async |tenant: &str| {
+        desk.create("default", tenant, json!({})).await.unwrap();
+        desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+    };
+    let remove = async |tenant: &str| {
+        desk.delete("default", tenant).await.unwrap();
+        desk.gone("default", tenant).await.unwrap();
+    };
+
+    open(&mut pair, flags.clone(), &[]).await.unwrap();
+    install("acme").await;
+    remove("acme").await;
+    assert!(is_there().await, "nobody has said that they are to go");
+    pair.stop().await.unwrap();
+
+    open(&mut pair, flags, &["--delete-cert-manager-crds"])
+        .await
+        .unwrap();
+    install("acme").await;
+    install("beta").await;
+    remove("acme").await;
+    assert!(is_there().await, "another release is there");
+    remove("beta").await;
+    assert!(is_there().await, "the last release has not made it");
+
+    install("acme").await;
+    let certificate = json!({
+        "apiVersion": "cert-manager.io/v1", "kind": "Certificate",
+        "metadata": {"name": "theirs", "namespace": "default"},
+    });
+    let cluster = pair.cluster();
+    cluster.apply(&certificate.to_string()).await.unwrap();
+    remove("acme").await;
+    assert!(is_there().await, "there is a Certificate");
+    let why = desk.told("default", "acme", "CrdsStay").await.unwrap();
+    assert!(why.contains("Certificate default/theirs"), "{why}");
+
+    install("acme").await;
+    cluster
+        .kubectl([
+            "delete",
+            "certificates.cert-manager.io",
+            "theirs",
+            "--namespace=default",
+        ])
+        .await
+        .unwrap();
+    remove("acme").await;
+    let gone = eventually("the CRD to go", PATIENCE, async || {
+        Ok((!is_there().await).then_some(()))
+    });
+    gone.await.unwrap();
+    desk.told("default", "acme", "CrdsDeleted").await.unwrap();
+    pair.stop().await.unwrap();
+}

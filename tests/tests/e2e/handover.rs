@@ -1,0 +1,388 @@
+//! Who acts when one of the two is away: the hub for a lost agent, the agent without its hub.
+
+use std::net::SocketAddr;
+
+use anyhow::bail;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_tests::{
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
+    Pair, Parts, bundle, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+};
+use kube::Api;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+
+/// A hub whose patience with lost agents is short, and a cluster that is to be a member.
+struct Stage {
+    home: Cluster,
+    edge: Cluster,
+    desk: Desk,
+    at_edge: Desk,
+    hub: Hub,
+    _chart: (ChartRepository, ValuesFile),
+}
+
+impl Stage {
+    async fn set(name: &str) -> Self {
+        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+            .await
+            .unwrap();
+        let names = ["home", "edge"].map(|side| format!("{name}-{side}"));
+        let (home, edge) = tokio::try_join!(
+            Cluster::start(&names[0], Parts::ControlPlane),
+            Cluster::start(&names[1], Parts::WithControllers),
+        )
+        .unwrap();
+        let values = ValuesFile::new("replicaCount: 0").unwrap();
+        let options = HubOptions::new(home.kubeconfig())
+            .args(chart_flags(&repository, "small", "1.0.0"))
+            .args([values_flag(&values)])
+            .args(["--self-cluster=false", "--proxy-grace=5s"]);
+        Self {
+            hub: Hub::start(&options).unwrap(),
+            desk: Desk::at(&home),
+            at_edge: Desk::at(&edge),
+            home,
+            edge,
+            _chart: (repository, values),
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_hub_takes_over_from_a_lost_agent_and_gives_way_when_it_is_back() {
+    let Stage {
+        home,
+        edge,
+        desk,
+        at_edge,
+        mut hub,
+        _chart,
+    } = Stage::set("handover").await;
+    let mut member = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1")
+        .await
+        .unwrap();
+    at_edge
+        .create("default", "before", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "before", &[ALL_READY])
+        .await
+        .unwrap();
+    let agents = at_edge.holder().await.unwrap();
+    assert!(agents.starts_with("agent/"), "{agents}");
+
+    // A hub that could act does not while the agent is there.
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    let resolved = ("TargetClusterResolved", "True", "Resolved");
+    desk.member_shows("edge-1", &[resolved, CONNECTED])
+        .await
+        .unwrap();
+    at_edge.lease_renewed().await.unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), agents);
+    desk.member_is("edge-1", Mode::Agent).await.unwrap();
+    let releases = at_edge.releases().await.unwrap();
+    let log = hub.log().unwrap();
+    assert!(!log.contains("running helm"), "{log}");
+
+    member.agent().unwrap().kill9().await.unwrap();
+    at_edge
+        .create("default", "meanwhile", json!({}))
+        .await
+        .unwrap();
+    let hubs = at_edge.held_by_another(&agents).await.unwrap();
+    assert!(hubs.starts_with("hub/"), "{hubs}");
+    at_edge
+        .shows("default", "meanwhile", &[ALL_READY])
+        .await
+        .unwrap();
+    desk.member_is("edge-1", Mode::Proxy).await.unwrap();
+    let log = hub.log().unwrap();
+    assert_eq!(log.matches("running helm").count(), 1, "{log}");
+
+    member.start_again(&edge).unwrap();
+    let agents = at_edge.held_by_another(&hubs).await.unwrap();
+    assert!(agents.starts_with("agent/"), "{agents}");
+    desk.member_is("edge-1", Mode::Agent).await.unwrap();
+    at_edge.create("default", "after", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "after", &[ALL_READY])
+        .await
+        .unwrap();
+    let logs = [hub.log(), member.agent().unwrap().log()].map(Result::unwrap);
+    for log in &logs {
+        assert_eq!(log.matches("running helm").count(), 1, "{log}");
+    }
+    let mut now = at_edge.releases().await.unwrap();
+    now.retain(|name, _| releases.contains_key(name));
+    assert_eq!(now, releases, "what was there is as it was");
+    for name in ["before", "meanwhile", "after"] {
+        let release = format!("tenant-{name}-edge-1");
+        at_edge
+            .newest_is(name, &release, 1, "deployed")
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_agent_goes_on_without_its_hub_and_over_a_restart_too() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("alone", Mode::Agent, Parts::WithControllers)
+        .await
+        .unwrap();
+    let (desk, at_edge) = (Desk::at(pair.home()), pair.desk());
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    pair.open(flags).await.unwrap();
+    for name in ["with", "leaves"] {
+        at_edge.create("default", name, json!({})).await.unwrap();
+    }
+    for name in ["with", "leaves"] {
+        at_edge.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
+
+    pair.hub().unwrap().kill9().await.unwrap();
+    at_edge
+        .create("default", "without", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "without", &[ALL_READY])
+        .await
+        .unwrap();
+
+    assert!(pair.actor().unwrap().stop().await.unwrap().success());
+    pair.start_agent_again().unwrap();
+    pair.actor().unwrap().ready(PATIENCE).await.unwrap();
+    at_edge
+        .create("default", "restarted", json!({}))
+        .await
+        .unwrap();
+    at_edge
+        .shows("default", "restarted", &[ALL_READY])
+        .await
+        .unwrap();
+    at_edge.delete("default", "leaves").await.unwrap();
+    at_edge.gone("default", "leaves").await.unwrap();
+    let releases = at_edge.releases().await.unwrap();
+    let left = releases.keys().any(|name| name.contains("leaves"));
+    assert!(!left, "{releases:?}");
+
+    pair.start_hub_again().unwrap();
+    eventually("home to count all three", PATIENCE, async || {
+        let member = desk.member_shows("edge-1", &[CONNECTED]).await?;
+        let tenants = member.status.unwrap_or_default().tenants;
+        match tenants.map(|tenants| (tenants.total, tenants.ready)) {
+            Some((3, 3)) => Ok(Some(())),
+            tenants => bail!("{tenants:?}"),
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(at_edge.releases().await.unwrap(), releases);
+
+    // Of what happens while the agent is away it is told the last, and does that alone.
+    assert!(pair.actor().unwrap().stop().await.unwrap().success());
+    for change in 1..=3 {
+        values
+            .write(&format!("replicaCount: 0\nmessage: change-{change}"))
+            .unwrap();
+        eventually("the hub to take the change", PATIENCE, async || {
+            let taken = pair.hub()?.log()?.matches("chart values changed").count();
+            Ok((taken >= change).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+    let before = desired_sent(&mut pair).await;
+    pair.start_agent_again().unwrap();
+    for name in ["with", "without", "restarted"] {
+        at_edge
+            .newest_is(name, &pair.release(name), 2, "deployed")
+            .await
+            .unwrap();
+        at_edge.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
+    assert_eq!(desired_sent(&mut pair).await, before + 1);
+}
+
+/// How many desired states the hub has sent to agents since its start.
+async fn desired_sent(pair: &mut Pair) -> u64 {
+    let metrics = pair.hub().unwrap().metrics().await.unwrap();
+    let line = metrics.lines().find_map(|line| {
+        line.strip_prefix("krypton_hub_messages_total{of=\"hub\",kind=\"desired\"} ")
+    });
+    line.map_or(0, |count| count.parse().unwrap())
+}
+
+/// What an agent is given by somebody who has forgotten DaemonSets.
+const ALMOST_ALL: &str = r#"
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: almost-all}
+rules:
+- {apiGroups: ["", "coordination.k8s.io", "mesh.openkcm.io", "apiextensions.k8s.io"], resources: ["*"], verbs: ["*"]}
+- {apiGroups: ["apps"], resources: ["deployments", "statefulsets"], verbs: ["*"]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: almost-all}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: almost-all}
+subjects: [{kind: ServiceAccount, name: agent, namespace: default}]
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: agent, namespace: default}
+"#;
+
+#[tokio::test]
+async fn an_agent_that_cannot_see_its_cluster_keeps_nobody_from_acting() {
+    let Stage {
+        home,
+        edge,
+        desk,
+        at_edge,
+        mut hub,
+        _chart,
+    } = Stage::set("blind").await;
+    let _member = Membership::join(Mode::Proxy, &mut hub, &home, &edge, "edge-1")
+        .await
+        .unwrap();
+    desk.member_is("edge-1", Mode::Proxy).await.unwrap();
+    let hubs = at_edge.holder().await.unwrap();
+
+    edge.apply(ALMOST_ALL).await.unwrap();
+    let token = edge.kubectl(["create", "token", "agent"]).await.unwrap();
+    let folder = TempDir::with_prefix("krypton-blind-").unwrap();
+    let mut kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token()).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
+    let (blind, join_file) = (
+        folder.path().join("kubeconfig.yaml"),
+        folder.path().join("bundle.yaml"),
+    );
+    std::fs::write(&blind, kubeconfig.to_string()).unwrap();
+    std::fs::write(&join_file, bundle(&home, "edge-1").await.unwrap()).unwrap();
+    let mut agent = Agent::start(&AgentOptions::new(&blind).join_file(&join_file)).unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+    let members: Api<EdgeCluster> = Api::all(home.client());
+    eventually("the agent to be known at home", PATIENCE, async || {
+        let status = members.get("edge-1").await?.status.unwrap_or_default();
+        Ok(status.agent_version.map(drop))
+    })
+    .await
+    .unwrap();
+
+    // Longer than the grace: nothing but the agent's being ready would make the hub give way.
+    at_edge.lease_renewed().await.unwrap();
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), hubs);
+    desk.member_is("edge-1", Mode::Proxy).await.unwrap();
+}
+
+/// The way from an agent to its hub, which can be cut and mended.
+struct Way {
+    address: SocketAddr,
+    open: watch::Sender<bool>,
+}
+
+impl Way {
+    async fn to(hub: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (open, opened) = watch::channel(true);
+        tokio::spawn(async move {
+            while let Ok((mut from, _)) = listener.accept().await {
+                let mut opened = opened.clone();
+                tokio::spawn(async move {
+                    let carry = async {
+                        let mut to = TcpStream::connect(hub).await?;
+                        tokio::io::copy_bidirectional(&mut from, &mut to).await
+                    };
+                    tokio::select! {
+                        _ = opened.wait_for(|open| !open) => {}
+                        _ = carry => {}
+                    }
+                });
+            }
+        });
+        Self { address, open }
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_is_cut_off_goes_on_and_the_hub_only_watches() {
+    let Stage {
+        home,
+        edge,
+        desk,
+        at_edge,
+        mut hub,
+        _chart,
+    } = Stage::set("cut").await;
+    hub.ready(PATIENCE).await.unwrap();
+    let way = Way::to(hub.agents_address()).await;
+    let folder = TempDir::with_prefix("krypton-cut-").unwrap();
+    let join_file = folder.path().join("bundle.yaml");
+    std::fs::write(&join_file, bundle(&home, "edge-1").await.unwrap()).unwrap();
+    let agent = AgentOptions::new(edge.kubeconfig())
+        .join_file(&join_file)
+        .args([format!("--hub={}", way.address)]);
+    let mut agent = Agent::start(&agent).unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+    desk.member_is("edge-1", Mode::Agent).await.unwrap();
+    desk.add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    let agents = at_edge.holder().await.unwrap();
+
+    way.open.send_replace(false);
+    // Far beyond the grace: the Lease lives, and the hub says whose it is.
+    let observing = ("Healthy", "True", "Observing");
+    desk.member_shows("edge-1", &[observing, CONNECTED])
+        .await
+        .unwrap();
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    eventually("home to count what the hub sees", PATIENCE, async || {
+        let member = desk.member_shows("edge-1", &[observing]).await?;
+        let status = member.status.unwrap_or_default();
+        let counted = status.tenants.map(|tenants| (tenants.total, tenants.ready));
+        match (counted, status.holder.as_ref() == Some(&agents)) {
+            (Some((1, 1)), true) => Ok(Some(())),
+            found => bail!("{found:?}"),
+        }
+    })
+    .await
+    .unwrap();
+    at_edge.lease_renewed().await.unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), agents);
+
+    way.open.send_replace(true);
+    let reconciling = ("Healthy", "True", "Reconciling");
+    desk.member_shows("edge-1", &[reconciling, CONNECTED])
+        .await
+        .unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), agents);
+    let log = hub.log().unwrap();
+    assert!(!log.contains("running helm"), "{log}");
+}

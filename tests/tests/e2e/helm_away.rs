@@ -1,0 +1,202 @@
+//! A machine that helm cannot work on: said with the remedy, what runs stays, and it goes on when it is over.
+
+use std::{
+    fs::{self, File},
+    io::{ErrorKind, Write},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, bail};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, Tools,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+/// Puts a script in the place of helm at once, as an image that is changed.
+fn put(helm: &Path, script: &str) -> Result<()> {
+    let next = helm.with_extension("next");
+    fs::write(&next, format!("#!/bin/sh\n{script}\n"))?;
+    fs::set_permissions(&next, fs::Permissions::from_mode(0o755))?;
+    fs::rename(next, helm)?;
+    Ok(())
+}
+
+/// Helm's folder of runs, wherever the actor has it.
+fn runs(folder: &Path) -> Result<PathBuf> {
+    for entry in fs::read_dir(folder)?.flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            if path.ends_with("helm/runs") {
+                return Ok(path);
+            }
+            if let Ok(found) = runs(&path) {
+                return Ok(found);
+            }
+        }
+    }
+    bail!("no folder of runs in {}", folder.display())
+}
+
+async fn says(desk: &Desk, error: &str, reason: &str, parts: &[&str]) {
+    let expected = (error, "True", reason);
+    let tenant = desk.shows("default", "acme", &[expected]).await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    let message = &condition(&conditions, error).unwrap().message;
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is not in {message:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_helm_or_room_or_memory_it_is_said_what_to_do_and_done_when_it_is_over() {
+    let folder = TempDir::with_prefix("krypton-helm-away-").unwrap();
+    let helm = folder.path().join("helm");
+    let real = Tools::find().unwrap().binary("helm");
+    let real = format!("exec '{}' \"$@\"", real.display());
+    put(&helm, &real).unwrap();
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("away", Mode::SelfCluster, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let values = ValuesFile::new("{replicaCount: 0, message: v1}").unwrap();
+    let write = |message: u32| {
+        let yaml = format!("{{replicaCount: 0, message: v{message}}}");
+        values.write(&yaml).unwrap();
+    };
+    let more = [
+        values_flag(&values),
+        format!("--helm={}", helm.display()),
+        "--max-concurrent-helm=1".to_owned(),
+    ];
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    pair.open(flags.into_iter().chain(more)).await.unwrap();
+    let release = pair.release("acme");
+    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
+    let running = async |revision: u32| {
+        desk.newest_is("acme", &release, revision, "deployed")
+            .await
+            .unwrap();
+        let still = tokio::join!(desk.shows("default", "acme", &[ALL_READY])).0;
+        still.unwrap();
+    };
+    desk.create("default", "acme", json!({})).await.unwrap();
+    running(1).await;
+
+    fs::rename(&helm, folder.path().join("away")).unwrap();
+    write(2);
+    says(
+        &desk,
+        &error,
+        "HelmUnavailable",
+        &["cannot be run", "install Helm"],
+    )
+    .await;
+    // What runs is as ready as before.
+    let tenant = desk.tenants("default").get("acme").await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    assert_eq!(condition(&conditions, &ready).unwrap().status, "True");
+    fs::rename(folder.path().join("away"), &helm).unwrap();
+    running(2).await;
+
+    put(&helm, "echo v3.21.4").unwrap();
+    write(3);
+    says(
+        &desk,
+        &error,
+        "HelmUnavailable",
+        &["v3.21.4", "install Helm"],
+    )
+    .await;
+    put(&helm, &real).unwrap();
+    running(3).await;
+
+    // A file where a folder is to be: nothing can be written there, by root neither.
+    let log = pair.actor().unwrap().log_path().to_owned();
+    let runs = runs(log.parent().unwrap()).unwrap();
+    fs::remove_dir_all(&runs).unwrap();
+    fs::write(&runs, "in the way").unwrap();
+    write(4);
+    let parts = ["cannot be used", "--cache-dir"];
+    says(&desk, &error, "HelmUnavailable", &parts).await;
+    fs::remove_file(&runs).unwrap();
+    running(4).await;
+
+    // As the kernel does when memory runs out.
+    put(
+        &helm,
+        &format!("[ \"$1\" = version ] || kill -9 $$\n{real}"),
+    )
+    .unwrap();
+    write(5);
+    let parts = [
+        "signal 9",
+        "--max-concurrent-helm",
+        "revision 4 keeps running",
+    ];
+    says(&desk, &error, "UpgradeFailed", &parts).await;
+    put(&helm, &real).unwrap();
+    running(5).await;
+}
+
+#[tokio::test]
+async fn on_a_full_disk_it_is_said_what_to_do_and_done_when_there_is_room_again() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let home = Cluster::start("full-home", Parts::WithControllers)
+        .await
+        .unwrap();
+    let values = ValuesFile::new("{replicaCount: 0, message: first}").unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    let options = HubOptions::new(home.kubeconfig()).args(flags);
+    let mut hub = Hub::start(&options.on_a_disk_of(64 << 20)).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let desk = Desk::at(&home);
+    let running = async |revision: u32| {
+        let release = krypton_common::names::tenant_release("acme", "self-cluster");
+        desk.newest_is("acme", &release, revision, "deployed")
+            .await
+            .unwrap();
+        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    };
+    desk.create("default", "acme", json!({})).await.unwrap();
+    running(1).await;
+
+    let filler = hub.scratch().unwrap().join("filler");
+    let mut file = File::create(&filler).unwrap();
+    for size in [1 << 20, 1 << 10, 1] {
+        let block = vec![0; size];
+        let full = loop {
+            if let Err(error) = file.write_all(&block) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::StorageFull, "{full}");
+    }
+    values.write("{replicaCount: 0, message: second}").unwrap();
+    let parts = ["is the disk full", "No space left on device"];
+    says(
+        &desk,
+        "ClusterError/self-cluster",
+        "HelmUnavailable",
+        &parts,
+    )
+    .await;
+    let tenant = desk.tenants("default").get("acme").await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    let ready = condition(&conditions, "ClusterReady/self-cluster").unwrap();
+    assert_eq!(ready.status, "True", "{ready:?}");
+
+    fs::remove_file(&filler).unwrap();
+    drop(file);
+    running(2).await;
+}

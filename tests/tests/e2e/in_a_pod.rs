@@ -1,0 +1,167 @@
+//! What a process in a pod has to live with: an apiserver that is not up yet, and a service account's
+//! token that is replaced under it.
+
+use anyhow::{Result, bail};
+use krypton_tests::{
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Parts,
+    ServiceAccountAccess, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    membership::{bundle_of, write_secret},
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const NAMESPACE: &str = "krypton-system";
+const ACCOUNT: &str = "krypton";
+/// Helm acts as this one, which nobody has a token of.
+const HELM_ACCOUNT: &str = "krypton-helm";
+
+/// A cluster with the accounts that our process there, and its helm, run under.
+async fn cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
+    let cluster = Cluster::start_audited(name, Parts::WithControllers).await?;
+    cluster.kubectl(["create", "namespace", NAMESPACE]).await?;
+    for account in [ACCOUNT, HELM_ACCOUNT] {
+        let create = ["create", "serviceaccount", account, "-n", NAMESPACE];
+        cluster.kubectl(create).await?;
+        let account = format!("--serviceaccount={NAMESPACE}:{account}");
+        let binding = account.rsplit(':').next().unwrap_or_default();
+        let role = "--clusterrole=cluster-admin";
+        let bind = ["create", "clusterrolebinding", binding, role, &account];
+        cluster.kubectl(bind).await?;
+    }
+    let access = ServiceAccountAccess::new(&cluster, NAMESPACE, ACCOUNT).await?;
+    Ok((cluster, access))
+}
+
+async fn says(process: &Daemon, words: &str) {
+    eventually(&format!("{words:?} in a log"), PATIENCE, async || {
+        let log = process.log()?;
+        match log.contains(words) {
+            true => Ok(Some(())),
+            false => bail!("{log}"),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+/// Waits until the process itself, not its helm, has been let in with the token that is in the file.
+async fn uses_new_token(cluster: &Cluster, access: &ServiceAccountAccess) {
+    let (user, credential) = (access.username(), access.credential().unwrap());
+    eventually("a request with the new token", PATIENCE, async || {
+        let used = cluster.audited().await?.into_iter().any(|request| {
+            request.user.username == user
+                && request.impersonated_user.is_none()
+                && request.credential() == Some(&credential)
+        });
+        Ok(used.then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+async fn installs(desk: &Desk, tenant: &str) {
+    desk.create("default", tenant, json!({})).await.unwrap();
+    desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+}
+
+#[tokio::test]
+async fn hub_and_agent_wait_for_their_apiserver_and_take_up_new_tokens() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let ((home, mut at_home), (edge, mut at_edge)) =
+        tokio::try_join!(cluster("pod-home"), cluster("pod-edge")).unwrap();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let (home_config, edge_config) = (at_home.kubeconfig(), at_edge.kubeconfig());
+    let account = format!("--helm-service-account={HELM_ACCOUNT}");
+
+    // All are started before their apiserver; the first has home's kubeconfig in a Secret there.
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "home", "namespace": NAMESPACE},
+        "stringData": {"kubeconfig": home.kubeconfig_with_token()},
+    });
+    home.apply(&secret.to_string()).await.unwrap();
+    home.stop_apiserver().await.unwrap();
+    let elsewhere = ["--watch-kubeconfig-secret=home", "--self-cluster=false"];
+    let options = HubOptions::new(&home_config)
+        .env("POD_NAMESPACE", NAMESPACE)
+        .args(elsewhere);
+    let mut hub = Hub::start(&options).unwrap();
+    says(&hub, "home: not yet").await;
+    home.start_apiserver().await.unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    hub.stop().await.unwrap();
+
+    home.stop_apiserver().await.unwrap();
+    let options = HubOptions::new(&home_config)
+        .env("POD_NAMESPACE", NAMESPACE)
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values), account.clone()]);
+    let mut hub = Hub::start(&options).unwrap();
+    says(&hub, "home is not ready").await;
+    home.start_apiserver().await.unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+
+    let bundle = bundle_of(&home, NAMESPACE, "edge-1").await.unwrap();
+    let folder = TempDir::with_prefix("krypton-join-").unwrap();
+    let file = folder.path().join("bundle.yaml");
+    write_secret(&file, &bundle).unwrap();
+    edge.stop_apiserver().await.unwrap();
+    let options = AgentOptions::new(&edge_config)
+        .join_file(&file)
+        .env([("POD_NAMESPACE".to_owned(), NAMESPACE.to_owned())])
+        .args([account]);
+    let mut agent = Agent::start(&options).unwrap();
+    says(&agent, "the cluster: not yet").await;
+    edge.start_apiserver().await.unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+
+    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    tokio::join!(installs(&desk, "first"), installs(&edge_desk, "one"));
+    let holders = async || {
+        (
+            desk.holder().await.unwrap(),
+            edge_desk.holder().await.unwrap(),
+        )
+    };
+    let before = holders().await;
+
+    // As the kubelet does it: the former token is good until the new one is in use.
+    let old = tokio::try_join!(at_home.renew(&home), at_edge.renew(&edge)).unwrap();
+    tokio::join!(
+        uses_new_token(&home, &at_home),
+        uses_new_token(&edge, &at_edge)
+    );
+    tokio::try_join!(at_home.revoke(&home, old.0), at_edge.revoke(&edge, old.1)).unwrap();
+    tokio::join!(installs(&desk, "second"), installs(&edge_desk, "two"));
+    assert_eq!(holders().await, before);
+
+    // Worse than the kubelet does it: there is nothing but refusals until the file is read again.
+    let old = tokio::try_join!(at_home.renew(&home), at_edge.renew(&edge)).unwrap();
+    tokio::try_join!(at_home.revoke(&home, old.0), at_edge.revoke(&edge, old.1)).unwrap();
+    tokio::join!(installs(&desk, "third"), installs(&edge_desk, "three"));
+    tokio::join!(
+        uses_new_token(&home, &at_home),
+        uses_new_token(&edge, &at_edge)
+    );
+
+    // Helm acted as its own account in all of this, with the process' token.
+    let helm = krypton_tests::service_account::username(NAMESPACE, HELM_ACCOUNT);
+    for (cluster, access) in [(&home, &at_home), (&edge, &at_edge)] {
+        let requests = cluster.audited().await.unwrap();
+        let by_helm = requests.iter().filter(|request| request.is_of(&helm));
+        let user = access.username();
+        assert!(by_helm.clone().count() > 0);
+        assert!(
+            by_helm
+                .into_iter()
+                .all(|request| request.user.username == user)
+        );
+    }
+    hub.stop().await.unwrap();
+    agent.stop().await.unwrap();
+}

@@ -1,0 +1,355 @@
+//! Bad input: each fault is named, with its remedy, at the earliest place, and nothing else suffers.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Result, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_common::names;
+use krypton_crds::tenant::Tenant;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    in_both_modes,
+};
+use kube::{
+    Api,
+    api::{DynamicObject, PostParams},
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const MINUTE: Duration = Duration::from_secs(60);
+
+in_both_modes!(a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on);
+
+/// The exit code and the log of a hub that does not start.
+async fn refusal(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
+    let mut hub = Hub::start(options)?;
+    let status = hub.wait(MINUTE).await?;
+    Ok((status.code(), hub.log()?))
+}
+
+#[tokio::test]
+async fn a_hub_that_cannot_start_says_what_is_wrong_and_how_to_put_it_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing.yaml");
+    let rubbish = folder.path().join("rubbish.yaml");
+    fs::write(&rubbish, "clusters: [\n").unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().to_string();
+    let list = folder.path().join("list.yaml");
+    fs::write(&list, "- not\n- a mapping\n").unwrap();
+    let list_flag = format!("--chart-values-file={}", list.display());
+    let file = |path: &std::path::Path| path.display().to_string();
+
+    // (flags, kubeconfig, exit code, words of the message)
+    let cases = [
+        (
+            vec!["--chart-nam=x".to_owned()],
+            &missing,
+            2,
+            vec!["--chart-nam", "--chart-name"],
+        ),
+        (
+            vec!["--self-cluster=perhaps".to_owned()],
+            &missing,
+            2,
+            vec!["self-cluster", "perhaps"],
+        ),
+        (
+            vec![format!("--metrics-bind-address={port}")],
+            &missing,
+            1,
+            vec!["--metrics-bind-address", port.as_str()],
+        ),
+        (
+            vec![list_flag.clone()],
+            &missing,
+            1,
+            vec!["list.yaml", "mapping"],
+        ),
+        (
+            vec!["--helm=/no/such/helm".to_owned()],
+            &missing,
+            1,
+            vec!["/no/such/helm", "install Helm"],
+        ),
+        (vec![], &missing, 1, vec!["missing.yaml"]),
+        (vec![], &rubbish, 1, vec!["rubbish.yaml"]),
+    ];
+    for (flags, home, code, words) in cases {
+        let named = file(home);
+        let options = HubOptions::new(home).args(flags.clone());
+        let (found, log) = refusal(&options).await.unwrap();
+        assert_eq!(found, Some(code), "{flags:?} with {named}: {log}");
+        for word in words {
+            assert!(
+                log.contains(word),
+                "{flags:?} with {named}: no {word:?} in: {log}"
+            );
+        }
+        assert!(!log.contains("panicked"), "{log}");
+    }
+}
+
+/// The same access, by way of something that a Secret must not hold.
+fn kubeconfig_with(cluster: &Cluster, user: &str) -> String {
+    cluster
+        .kubeconfig_with_token()
+        .lines()
+        .map(|line| match line.split_once("token:") {
+            Some((indent, _)) => format!("{indent}{user}\n"),
+            None => format!("{line}\n"),
+        })
+        .collect()
+}
+
+/// The same credential, for another server.
+fn kubeconfig_at(cluster: &Cluster, server: &str) -> String {
+    cluster
+        .kubeconfig_with_token()
+        .lines()
+        .map(|line| match line.split_once("server:") {
+            Some((indent, _)) => format!("{indent}server: {server}\n"),
+            None => format!("{line}\n"),
+        })
+        .collect()
+}
+
+/// With kubeconfigs only: an agent's never leaves its edge.
+#[tokio::test]
+async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("secrets-home", Parts::ControlPlane),
+        Cluster::start("secrets-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("was-run");
+    let command = format!("command: /usr/bin/touch, args: [{}]", mark.display());
+    let exec = format!("exec: {{apiVersion: client.authentication.k8s.io/v1, {command}}}");
+    let bad = [
+        ("rubbish", "clusters: [".to_owned(), "default/rubbish"),
+        ("runs-a-program", kubeconfig_with(&edge, &exec), "exec"),
+        (
+            "reads-a-file",
+            kubeconfig_with(&edge, "tokenFile: /etc/hostname"),
+            "tokenFile",
+        ),
+        ("empty", String::new(), "default/empty"),
+        (
+            "leads-to-metadata",
+            kubeconfig_at(&edge, "https://169.254.169.254"),
+            "--insecure-kubeconfig-link-local",
+        ),
+        (
+            "leads-to-a-number",
+            kubeconfig_at(&edge, "https://2130706433:6443"),
+            "clusters[0].cluster.server",
+        ),
+    ];
+    for (name, kubeconfig, _) in &bad {
+        desk.add_member(name, kubeconfig).await.unwrap();
+    }
+    let keyless = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "keyless", "labels": {names::DISCOVERY_LABEL: "true"}},
+        "data": {"config": BASE64_STANDARD.encode(edge.kubeconfig_with_token())},
+    });
+    desk.apply_secret("keyless", &keyless).await.unwrap();
+    desk.add_member("good", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    // Proxies of the environment are for charts by https: no credential of a member goes by them.
+    let options = HubOptions::new(home.kubeconfig())
+        .args(flags)
+        .args([values_flag(&values)])
+        .env("HTTPS_PROXY", "http://127.0.0.1:9")
+        .env("NO_PROXY", "unreadable, ,");
+    let hub = Hub::start(&options.args(["--self-cluster=false"])).unwrap();
+
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    let invalid = [
+        ("TargetClusterResolved", "False", "KubeconfigInvalid"),
+        ("Connected", "False", "KubeconfigInvalid"),
+    ];
+    let faults = bad.iter().map(|(name, _, word)| (*name, *word));
+    for (name, word) in faults.chain([("keyless", "--kubeconfig-key")]) {
+        let member = desk.member_shows(name, &invalid).await.unwrap();
+        let conditions = member.status.unwrap().conditions;
+        let message = &condition(&conditions, invalid[0].0).unwrap().message;
+        assert!(message.contains(word), "{name}: {message}");
+        assert!(
+            message.contains(&format!("default/{name}")),
+            "{name}: {message}"
+        );
+        assert!(hub.log().unwrap().contains(word), "{name}");
+    }
+    assert!(!mark.exists(), "a program named in a Secret was run");
+    let member = desk
+        .member_shows("good", &[("Healthy", "True", "Reconciling")])
+        .await
+        .unwrap();
+    assert!(member.status.unwrap().cluster_uid.is_some());
+
+    // Put right without a restart.
+    let right = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "keyless", "labels": {names::DISCOVERY_LABEL: "true"}},
+        "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
+    });
+    desk.apply_secret("keyless", &right).await.unwrap();
+    desk.member_shows("keyless", &[("Healthy", "False", "DuplicateCluster")])
+        .await
+        .unwrap();
+}
+
+/// A Tenant CRD that admits anything, as an older one may have done.
+fn careless_crd() -> Result<CustomResourceDefinition> {
+    let schema = json!({"openAPIV3Schema": {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": true,
+    }});
+    let mut crd = Tenant::crd();
+    crd.metadata.annotations = None;
+    crd.spec.versions[0].additional_printer_columns = None;
+    crd.spec.versions[0].schema = serde_json::from_value(schema)?;
+    Ok(crd)
+}
+
+/// On home the hub follows the same Tenants a second time, to aggregate them.
+#[tokio::test]
+async fn a_bad_tenant_on_home_is_told_what_is_wrong_and_the_others_go_on() {
+    Box::pin(a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on(
+        Mode::SelfCluster,
+    ))
+    .await;
+}
+
+async fn a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on(mode: Mode) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("tenants", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    crds.create(&PostParams::default(), &careless_crd().unwrap())
+        .await
+        .unwrap();
+    let resource = kube::api::ApiResource::erase::<Tenant>(&());
+    let raw: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), "default", &resource);
+    let unreadable: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"name": "unreadable"},
+        "spec": {"workspace": ["a", "list"]},
+    }))
+    .unwrap();
+    eventually("the careless CRD to be served", PATIENCE, async || {
+        Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
+    })
+    .await
+    .unwrap();
+
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    pair.open(flags).await.unwrap();
+    let error = pair.condition("ClusterError");
+    let long = "a".repeat(70);
+    let bad = [
+        (
+            "of-kubernetes",
+            json!({"workspace": "kube-system"}),
+            "NamespaceNotOwned",
+            "kube-system",
+        ),
+        (
+            "of-krypton",
+            json!({"workspace": "krypton-system"}),
+            "NamespaceNotOwned",
+            "krypton-system",
+        ),
+        (
+            "two.labels",
+            json!({}),
+            "WorkspaceInvalid",
+            "set spec.workspace",
+        ),
+        (
+            long.as_str(),
+            json!({}),
+            "WorkspaceInvalid",
+            "at most 63 characters",
+        ),
+    ];
+    for (name, spec, _, _) in &bad {
+        desk.create("default", name, spec.clone()).await.unwrap();
+    }
+    desk.create("default", "good", json!({})).await.unwrap();
+
+    desk.shows("default", "good", &[ALL_READY]).await.unwrap();
+    for (name, _, reason, words) in &bad {
+        let refused = (error.as_str(), "True", *reason);
+        let not_ready = ("Ready", "False", "ClustersNotReady");
+        let tenant = desk
+            .shows("default", name, &[refused, not_ready])
+            .await
+            .unwrap();
+        assert_eq!(tenant.metadata.finalizers, None, "{name}");
+        let message = tenant.status.unwrap().last_message.unwrap();
+        assert!(message.contains(words), "{name}: {message}");
+        desk.told("default", name, reason).await.unwrap();
+    }
+    let told = desk
+        .told("default", "unreadable", "TenantInvalid")
+        .await
+        .unwrap();
+    assert!(
+        told.contains("until it is corrected") && told.contains("a string"),
+        "{told}"
+    );
+    let log = pair.actor().unwrap().log().unwrap();
+    assert!(log.contains("unreadable"), "{log}");
+    let releases = desk.releases().await.unwrap();
+    assert_eq!(
+        releases.into_keys().collect::<Vec<_>>(),
+        [format!("sh.helm.release.v1.{}.v1", pair.release("good"))]
+    );
+
+    // Put right, it is a Tenant as any other.
+    let right = json!({"spec": {"workspace": "short"}});
+    let merge = kube::api::Patch::Merge(right);
+    desk.tenants("default")
+        .patch(&long, &Default::default(), &merge)
+        .await
+        .unwrap();
+    desk.shows("default", &long, &[ALL_READY]).await.unwrap();
+    raw.delete("unreadable", &Default::default()).await.unwrap();
+    eventually(
+        "the unreadable Tenant to be gone",
+        MINUTE,
+        async || match raw.get_opt("unreadable").await? {
+            None => Ok(Some(())),
+            Some(left) => bail!("{:?}", left.metadata),
+        },
+    )
+    .await
+    .unwrap();
+}

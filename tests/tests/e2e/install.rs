@@ -1,0 +1,225 @@
+//! Installing: a real chart, what a pass with nothing to do costs, and adoption.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use krypton_common::{fingerprint, names};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, eventually,
+    fleet::{PATIENCE, chart_flags},
+    in_both_modes,
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+in_both_modes!(
+    a_real_chart_is_installed_told_of_once_and_then_left_in_peace,
+    a_release_of_the_original_is_adopted_as_it_is_and_anybody_elses_only_when_told_to,
+);
+
+/// Requests that a pass with something to do cannot go without. That a namespace is got says nothing: the
+/// hub asks once a minute whether a member is the cluster it was.
+fn telling(requests: &BTreeMap<(String, String), u64>) -> BTreeMap<(String, String), u64> {
+    let watched = [
+        "secrets",
+        "tenants",
+        "events",
+        "namespaces",
+        "services",
+        "deployments",
+    ];
+    let silent = ["WATCH", "CONNECT"];
+    requests
+        .iter()
+        .filter(|((verb, resource), _)| {
+            let writes_or_reads = !silent.contains(&verb.as_str());
+            let ours = watched.contains(&resource.as_str());
+            let identity = (verb.as_str(), resource.as_str()) == ("GET", "namespaces");
+            writes_or_reads && ours && !identity
+        })
+        .map(|(key, count)| (key.clone(), *count))
+        .collect()
+}
+
+/// On home it is the aggregator that writes the status.
+#[tokio::test]
+async fn a_real_chart_is_installed_on_home_told_of_once_and_then_left_in_peace() {
+    Box::pin(a_real_chart_is_installed_told_of_once_and_then_left_in_peace(Mode::SelfCluster))
+        .await;
+}
+
+async fn a_real_chart_is_installed_told_of_once_and_then_left_in_peace(mode: Mode) {
+    let repository = ChartRepository::start(&[ChartSource::external_dns("1.19.0").unwrap()])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("install", mode, Parts::WithPods).await.unwrap();
+    let desk = pair.desk();
+    let mut flags = chart_flags(&repository, "external-dns", "1.19.0");
+    if mode == Mode::SelfCluster {
+        // A hub that agents can connect to looks at its CA every few seconds, here on the same cluster.
+        flags.push("--listen=0".to_owned());
+    }
+    pair.open(flags).await.unwrap();
+
+    desk.create("default", "acme", json!({"workspace": "acme-ws"}))
+        .await
+        .unwrap();
+    let [ready, progress, error] =
+        ["ClusterReady", "ClusterProgress", "ClusterError"].map(|kind| pair.condition(kind));
+    let expected = [
+        ALL_READY,
+        (&ready, "True", "Installed"),
+        (&progress, "False", "InstallComplete"),
+        (&error, "False", "NoError"),
+    ];
+    let tenant = desk.shows("default", "acme", &expected).await.unwrap();
+
+    let status = tenant.status.clone().unwrap();
+    assert_eq!(status.phase.as_deref(), Some("Ready"));
+    assert_eq!(
+        status.last_message.as_deref(),
+        Some("1 of 1 clusters ready")
+    );
+    let applied = format!("{}/external-dns:1.19.0", repository.url());
+    assert_eq!(status.last_applied_chart, Some(applied));
+    let release = pair.release("acme");
+    let revisions = desk.revisions("acme-ws", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    let wait = [
+        "wait",
+        "--for=condition=Available",
+        "deployment",
+        "--all",
+        "--timeout=60s",
+    ];
+    pair.cluster()
+        .kubectl(wait.into_iter().chain(["--namespace=acme-ws"]))
+        .await
+        .unwrap();
+
+    // The annotation of the original is the last thing that is written.
+    let annotation = names::fingerprint_annotation(pair.name());
+    let wanted = fingerprint::original(&repository.url(), "external-dns", "1.19.0");
+    eventually("the fingerprint annotation", PATIENCE, async || {
+        let tenant = desk.tenants("default").get("acme").await?;
+        let found = tenant
+            .metadata
+            .annotations
+            .unwrap_or_default()
+            .remove(&annotation);
+        Ok((found.as_ref() == Some(&wanted)).then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.lease_renewed().await.unwrap();
+    let told = desk.events("default", "acme").await.unwrap();
+    let once = [
+        "WorkspaceCreated",
+        "HelmInstallStart",
+        "HelmInstalled",
+        "PhaseSet",
+    ];
+    assert_eq!(told, once.map(|reason| (reason.to_owned(), 1)).into());
+
+    // A pass with nothing to do: the Tenant is looked at again, and a Lease period goes by.
+    let log = pair.actor().unwrap().log().unwrap();
+    let runs = log.matches("running helm").count();
+    assert_eq!(runs, 1, "{log}");
+    desk.annotate("default", "acme", "example.org/unrelated", "touched")
+        .await
+        .unwrap();
+    let touched = desk.tenants("default").get("acme").await.unwrap();
+    let releases = desk.releases().await.unwrap();
+    let before = telling(&pair.cluster().requests().await.unwrap());
+    let helms = ("POST".to_owned(), "secrets".to_owned());
+    assert!(
+        before.contains_key(&helms),
+        "the install is not in the count: {before:?}"
+    );
+    desk.lease_renewed().await.unwrap();
+    let after = telling(&pair.cluster().requests().await.unwrap());
+    assert_eq!(before, after);
+    assert_eq!(desk.releases().await.unwrap(), releases);
+    assert_eq!(desk.tenants("default").get("acme").await.unwrap(), touched);
+    assert_eq!(desk.events("default", "acme").await.unwrap(), told);
+    let log = pair.actor().unwrap().log().unwrap();
+    assert_eq!(log.matches("running helm").count(), runs, "{log}");
+}
+
+async fn install_by_hand(
+    cluster: &Cluster,
+    repository: &ChartRepository,
+    release: &str,
+    name: &str,
+) -> Result<()> {
+    let (namespace, repo) = (
+        format!("--namespace={name}"),
+        format!("--repo={}", repository.url()),
+    );
+    // No pods run here, and none are asked for.
+    let args = [
+        "install",
+        release,
+        "small",
+        "--version=1.0.0",
+        "--create-namespace",
+    ];
+    let more = [namespace.as_str(), &repo, "--set=replicaCount=0"];
+    cluster.helm(args.into_iter().chain(more)).await.map(drop)
+}
+
+async fn a_release_of_the_original_is_adopted_as_it_is_and_anybody_elses_only_when_told_to(
+    mode: Mode,
+) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("adoption", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let [acme, stray] = ["acme", "stray"].map(|tenant| pair.release(tenant));
+    for (name, release) in [("acme", &acme), ("stray", &stray)] {
+        install_by_hand(pair.cluster(), &repository, release, name)
+            .await
+            .unwrap();
+    }
+    let desk = pair.desk();
+    let found = desk.releases().await.unwrap();
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    pair.open(flags).await.unwrap();
+
+    let original = fingerprint::original(&repository.url(), "small", "1.0.0");
+    let annotation = names::fingerprint_annotation(pair.name());
+    desk.create_annotated("default", "acme", json!({}), &[(&annotation, &original)])
+        .await
+        .unwrap();
+    desk.create("default", "stray", json!({})).await.unwrap();
+
+    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
+    let adopted = [ALL_READY, (ready.as_str(), "True", "NoChange")];
+    desk.shows("default", "acme", &adopted).await.unwrap();
+    let refused = [
+        ("Ready", "False", "ClustersNotReady"),
+        (error.as_str(), "True", "ReleaseInUse"),
+    ];
+    let refused = desk.shows("default", "stray", &refused).await.unwrap();
+    let message = refused.status.unwrap().last_message.unwrap();
+    assert!(message.contains(&stray), "{message}");
+    assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
+    assert_eq!(
+        desk.releases().await.unwrap(),
+        found,
+        "both are as they were found"
+    );
+    let log = pair.actor().unwrap().log().unwrap();
+    assert!(!log.contains("running helm"), "{log}");
+
+    desk.annotate("default", "stray", "mesh.openkcm.io/adopt", "true")
+        .await
+        .unwrap();
+    desk.newest_is("stray", &stray, 2, "deployed")
+        .await
+        .unwrap();
+    desk.newest_is("acme", &acme, 1, "deployed").await.unwrap();
+}

@@ -1,0 +1,258 @@
+//! Joining with everything wrong that a person can get wrong: each is answered with the thing's name and
+//! what to do, and costs nobody anything.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::bail;
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use krypton_tests::{
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Mode, Parts, bundle, eventually,
+    fleet::{Desk, PATIENCE},
+};
+use kube::{
+    Api,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+
+/// Files with bundles in them.
+struct Desktop(TempDir);
+
+impl Desktop {
+    fn new() -> Self {
+        Self(TempDir::with_prefix("krypton-bundles-").unwrap())
+    }
+
+    fn file(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.0.path().join(name);
+        fs::write(&path, content).unwrap();
+        path
+    }
+}
+
+/// What an agent says that gives up by itself.
+async fn gives_up(options: &AgentOptions<'_>) -> String {
+    let mut agent = Agent::start(options).unwrap();
+    let status = agent.wait(PATIENCE).await.unwrap();
+    assert!(!status.success(), "{}", agent.log().unwrap());
+    agent.log().unwrap()
+}
+
+/// What an agent says that goes on trying, once it has said these words.
+async fn says(options: &AgentOptions<'_>, words: &[&str]) -> Agent {
+    let agent = Agent::start(options).unwrap();
+    eventually(
+        &format!("an agent to say {words:?}"),
+        PATIENCE,
+        async || {
+            let log = agent.log()?;
+            if words.iter().all(|word| log.contains(word)) {
+                return Ok(Some(()));
+            }
+            bail!("{log}")
+        },
+    )
+    .await
+    .unwrap();
+    agent
+}
+
+fn all_there(log: &str, words: &[&str]) {
+    for word in words {
+        assert!(log.contains(word), "{word:?} is not in: {log}");
+    }
+}
+
+#[tokio::test]
+async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("joining-home", Parts::ControlPlane),
+        Cluster::start("joining-edge", Parts::ControlPlane),
+    )
+    .unwrap();
+    let desk = Desk::at(&home);
+    let desktop = Desktop::new();
+    let flags = ["--self-cluster=false", "--chart-install-crds=false"];
+    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let good = bundle(&home, "edge-1").await.unwrap();
+    let with = |file: &PathBuf, namespace: &str| {
+        let namespace = format!("--namespace={namespace}");
+        (file.clone(), namespace)
+    };
+
+    // Refused before anything is asked of anybody.
+    let cut = good.get(..good.len() / 2).unwrap();
+    for (name, content) in [
+        ("cut.yaml", cut),
+        ("prose.yaml", "not: [yaml"),
+        ("empty.yaml", ""),
+    ] {
+        let file = desktop.file(name, content);
+        let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&file)).await;
+        all_there(&log, &[name, "kubectl krypton join"]);
+    }
+    let missing = desktop.0.path().join("missing.yaml");
+    let log = gives_up(&AgentOptions::new(edge.kubeconfig()).join_file(&missing)).await;
+    all_there(&log, &["missing.yaml"]);
+    let secrets: Api<Secret> = Api::namespaced(edge.client(), "krypton-system");
+    assert!(
+        secrets
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+
+    // Nobody there, and somebody else there. The agent goes on trying: both may pass.
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let nowhere = closed.local_addr().unwrap().to_string();
+    drop(closed);
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let http = plain.local_addr().unwrap().to_string();
+    let serving = tokio::spawn(async move {
+        let router = axum::Router::new();
+        axum::serve(plain, router).await
+    });
+    let address = |to: &str| {
+        let mut bundle: serde_json::Value = serde_saphyr::from_str(&good).unwrap();
+        bundle["addresses"] = json!([to]);
+        serde_saphyr::to_string(&bundle).unwrap()
+    };
+    let file = desktop.file("nowhere.yaml", &address(&nowhere));
+    let (file, namespace) = with(&file, "nowhere");
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args([namespace]);
+    drop(says(&options, &[&nowhere]).await);
+    let file = desktop.file("http.yaml", &address(&http));
+    let (file, namespace) = with(&file, "http");
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args([namespace]);
+    drop(says(&options, &[&http, "TLS"]).await);
+    serving.abort();
+
+    // Another hub's address: the one of this bundle is not believed to be there.
+    let other_namespace =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
+    home.apply(&other_namespace.to_string()).await.unwrap();
+    let other = Hub::start(
+        &HubOptions::new(home.kubeconfig())
+            .args(flags)
+            .args(["--namespace=other"]),
+    )
+    .unwrap();
+    let other_address = other.agents_address().to_string();
+    let file = desktop.file("other.yaml", &address(&other_address));
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args(["--namespace=other"]);
+    let log = eventually("the other hub to be told from ours", PATIENCE, async || {
+        let mut agent = Agent::start(&options)?;
+        let log = match tokio::time::timeout(PATIENCE / 10, agent.wait(PATIENCE)).await {
+            Ok(_) | Err(_) => agent.log()?,
+        };
+        if log.contains("CA") {
+            Ok(Some(log))
+        } else {
+            bail!("{log}")
+        }
+    })
+    .await
+    .unwrap();
+    all_there(&log, &[&other_address]);
+    drop(other);
+
+    // For another name than its token is for.
+    let another = bundle(&home, "edge-2")
+        .await
+        .unwrap()
+        .replace("edge-2", "edge-3");
+    let file = desktop.file("another.yaml", &another);
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args(["--namespace=another"]);
+    let log = gives_up(&options).await;
+    all_there(&log, &["edge-2", "edge-3"]);
+
+    // Expired.
+    let expired = bundle(&home, "edge-4").await.unwrap();
+    let tokens: Api<Secret> = Api::namespaced(home.client(), "default");
+    let labelled = ListParams::default().labels("mesh.openkcm.io/join-token=true");
+    for token in tokens.list(&labelled).await.unwrap().items {
+        let name = token.metadata.name.unwrap();
+        let of_edge_4 = token
+            .data
+            .is_some_and(|data| data.get("cluster").is_some_and(|name| name.0 == b"edge-4"));
+        if of_edge_4 {
+            let past = json!({"stringData": {"expires": "2020-01-01T00:00:00Z"}});
+            let merge = Patch::Merge(past);
+            tokens
+                .patch(&name, &PatchParams::default(), &merge)
+                .await
+                .unwrap();
+        }
+    }
+    let file = desktop.file("expired.yaml", &expired);
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args(["--namespace=expired"]);
+    let log = gives_up(&options).await;
+    all_there(&log, &["expired", "kubectl krypton join edge-4"]);
+
+    // The good one, and once more with another key.
+    let file = desktop.file("good.yaml", &good);
+    let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).join_file(&file)).unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+    desk.member_is("edge-1", Mode::Agent).await.unwrap();
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args(["--namespace=second"]);
+    let log = gives_up(&options).await;
+    all_there(&log, &["used", "kubectl krypton join edge-1"]);
+    agent.stop().await.unwrap();
+
+    // Nothing of all this is in any log.
+    let bundle: serde_json::Value = serde_saphyr::from_str(&good).unwrap();
+    let secret = bundle["token"].as_str().unwrap().split_once('.').unwrap().1;
+    assert!(!hub.log().unwrap().contains(secret) && !agent.log().unwrap().contains(secret));
+}
+
+#[tokio::test]
+async fn an_agent_without_rights_says_which_it_lacks() {
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("rights-home", Parts::ControlPlane),
+        Cluster::start("rights-edge", Parts::ControlPlane),
+    )
+    .unwrap();
+    let desktop = Desktop::new();
+    let flags = ["--self-cluster=false", "--chart-install-crds=false"];
+    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let file = desktop.file("bundle.yaml", &bundle(&home, "edge-1").await.unwrap());
+    let accounts: Api<ServiceAccount> = Api::namespaced(edge.client(), "default");
+    let nobody = serde_json::from_value(json!({"metadata": {"name": "nobody"}})).unwrap();
+    accounts
+        .create(&PostParams::default(), &nobody)
+        .await
+        .unwrap();
+    let request = TokenRequest {
+        spec: TokenRequestSpec::default(),
+        ..TokenRequest::default()
+    };
+    let token = accounts
+        .create_token_request("nobody", &PostParams::default(), &request)
+        .await
+        .unwrap();
+    let mut kubeconfig: serde_json::Value =
+        serde_saphyr::from_str(&edge.kubeconfig_with_token()).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"token": token.status.unwrap().token});
+    let powerless = desktop.file("powerless.yaml", &kubeconfig.to_string());
+    let options = AgentOptions::new(&powerless).join_file(&file);
+    drop(says(&options, &["namespaces", "forbidden"]).await);
+}

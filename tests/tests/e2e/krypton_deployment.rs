@@ -1,0 +1,545 @@
+//! KryptonDeployments on home: routed to their member, carried out there, told of at home, and gone only when
+//! they are gone there.
+
+mod regions;
+
+use anyhow::bail;
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Namespace, Secret},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use krypton_common::names;
+use krypton_crds::{
+    edge_cluster::EdgeCluster,
+    krypton_deployment::{DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus},
+};
+use krypton_tests::{
+    Mode, eventually,
+    fleet::{HUB_NAMESPACE, PATIENCE, condition},
+    in_both_modes,
+    no_tenants::has_no_tenants,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use regions::{Regions, Unusual, namespace_goes, placed};
+use serde_json::json;
+
+in_both_modes!(
+    a_deployment_is_routed_installed_put_right_and_goes_with_its_object,
+    a_region_that_moves_is_installed_there_before_it_goes_here,
+    a_deployment_of_an_edge_that_is_away_waits_and_the_annotation_lets_go,
+    of_one_name_there_is_one_and_the_crd_takes_nothing_along,
+);
+
+const READY: (&str, &str, &str) = ("Ready", "True", "Deployed");
+
+async fn a_deployment_is_routed_installed_put_right_and_goes_with_its_object(mode: Mode) {
+    // Nothing is tried again within the time of a test, unless a person asks.
+    let unusual = Unusual {
+        as_kamajis: true,
+        flags: &["--retry-max=15m"],
+    };
+    let regions = Regions::start_unusual("routed", mode, &["paris"], unusual);
+    let mut regions = regions.await;
+    regions.another_agent("paris", &["--retry-max=15m"]).await;
+    let key = ("default", "acme");
+    regions.create(key.0, key.1, regions.region("paris")).await;
+    let object = regions.shows(key, READY).await;
+    let status = object.status.clone().unwrap();
+    assert_eq!(status.phase, Some(DeploymentPhase::Ready));
+    let line = status.last_message.clone().unwrap();
+    assert_eq!(line, "Successfully deployed to region paris");
+    let chart = status.last_applied_chart.clone().unwrap();
+    assert!(chart.ends_with("/small:1.0.0"), "{chart}");
+    let finalizers = object.finalizers();
+    assert_eq!(finalizers, [names::DEPLOYMENT_FINALIZER]);
+    assert_eq!(placed(&status), [regions.member("paris")]);
+    let resolved = match mode {
+        Mode::Agent => "ByAgent",
+        _ => "Resolved",
+    };
+    let resolved = ("TargetClusterResolved", "True", resolved);
+    regions.shows(key, resolved).await;
+    let told = [
+        "AccountValidated",
+        "FinalizerAdded",
+        "Routing",
+        "EdgeNamespaceCreated",
+        "HelmDeployed",
+        "Ready",
+    ];
+    regions.told(key.0, key.1, &told).await;
+    let desk = regions.edge("paris");
+    desk.newest_is("acme", "ced-acme", 1, "deployed")
+        .await
+        .unwrap();
+
+    what_the_owner_of_the_edge_does_is_put_right(&regions, key).await;
+    the_chart_and_a_persons_wishes_reach_it(&regions, key).await;
+
+    // A hub that starts has nothing but what is on home.
+    let before = desk.releases().await.unwrap();
+    regions.another_hub().await;
+    let account = json!({"spec": {"account": {"displayName": "Acme"}}});
+    regions.patch(key.0, key.1, account).await;
+    regions.shows(key, READY).await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+
+    regions.delete(key.0, key.1).await;
+    regions.gone(key.0, key.1).await;
+    assert!(desk.revisions("acme", "ced-acme").await.unwrap().is_empty());
+    namespace_goes(&desk, "acme").await;
+    let told = [
+        "DeleteStarted",
+        "HelmUninstalled",
+        "EdgeNamespaceDeleteRequested",
+        "FinalizerRemoved",
+    ];
+    regions.told(key.0, key.1, &told).await;
+    has_no_tenants(&regions.edges["paris"]).await.unwrap();
+}
+
+async fn what_the_owner_of_the_edge_does_is_put_right(regions: &Regions, key: (&str, &str)) {
+    let desk = regions.edge("paris");
+    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+    let whole = async || {
+        let asked = eventually("the ConfigMap to be as it was", PATIENCE, async || {
+            let data = maps.get("ced-acme").await?.data.unwrap_or_default();
+            match data.get("message") {
+                Some(message) if message == "hello" => Ok(Some(())),
+                other => bail!("{other:?}"),
+            }
+        });
+        asked.await.unwrap();
+        desk.newest_is("acme", "ced-acme", 1, "deployed")
+            .await
+            .unwrap();
+    };
+    // Without a revision.
+    let before = desk.releases().await.unwrap();
+    let params = DeleteParams::default();
+    maps.delete("ced-acme", &params).await.unwrap();
+    whole().await;
+    let edit = Patch::Merge(json!({"data": {"message": "mine"}}));
+    let by = PatchParams::default();
+    maps.patch("ced-acme", &by, &edit).await.unwrap();
+    whole().await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+    regions.told(key.0, key.1, &["RepairTriggered"]).await;
+
+    let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme");
+    let first = "sh.helm.release.v1.ced-acme.v1";
+    let before = secrets.get(first).await.unwrap().uid();
+    secrets.delete(first, &params).await.unwrap();
+    let asked = eventually("the release to be another", PATIENCE, async || {
+        Ok((secrets.get(first).await?.uid() != before).then_some(()))
+    });
+    asked.await.unwrap();
+    whole().await;
+    regions.told(key.0, key.1, &["ReleaseMissing"]).await;
+    regions.shows(key, READY).await;
+
+    let namespaces: Api<Namespace> = Api::all(desk.client.clone());
+    let before = namespaces.get("acme").await.unwrap().uid();
+    namespaces.delete("acme", &params).await.unwrap();
+    let asked = eventually("the namespace to be another", PATIENCE, async || {
+        Ok((namespaces.get("acme").await?.uid() != before).then_some(()))
+    });
+    asked.await.unwrap();
+    whole().await;
+    regions.shows(key, READY).await;
+}
+
+async fn the_chart_and_a_persons_wishes_reach_it(regions: &Regions, key: (&str, &str)) {
+    let desk = regions.edge("paris");
+    let newest = async |number: u32, status: &str| {
+        desk.newest_is("acme", "ced-acme", number, status)
+            .await
+            .unwrap();
+    };
+    let phase_of = |object: KryptonDeployment| object.status.unwrap().phase;
+    // The other field shows when the order has got there.
+    let pause = json!({
+        "metadata": {"annotations": {names::PAUSED_ANNOTATION: "true"}},
+        "spec": {"account": {"owner": "somebody"}},
+    });
+    regions.patch(key.0, key.1, pause).await;
+    regions.shows(key, READY).await;
+    regions.values.write("replicaCount: 1").unwrap();
+    let paused = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        let line = status.last_message.as_deref().unwrap_or_default();
+        line.contains("paused by annotation on the KryptonDeployment")
+    };
+    regions.says(key, "that it is paused", paused).await;
+    newest(1, "deployed").await;
+    let go_on = json!({"metadata": {"annotations": {names::PAUSED_ANNOTATION: null}}});
+    regions.patch(key.0, key.1, go_on).await;
+    newest(2, "deployed").await;
+
+    // No pod runs there.
+    let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        let ready = condition(&status.conditions, "Ready");
+        ready.is_some_and(|ready| {
+            ready.status == "False"
+                && ready.reason == "NotReady"
+                && ready
+                    .message
+                    .contains("upgrade applied, waiting: Deployment")
+        })
+    };
+    let object = regions.says(key, "what it waits for", waits).await;
+    assert_eq!(phase_of(object), Some(DeploymentPhase::Pending));
+
+    regions
+        .values
+        .write("{replicaCount: 0, broken: true}")
+        .unwrap();
+    let failed = regions.shows(key, ("Ready", "False", "HelmFailed")).await;
+    let line = failed.status.clone().unwrap().last_message.unwrap();
+    assert!(line.contains("revision 2 keeps running"), "{line}");
+    assert_eq!(phase_of(failed), Some(DeploymentPhase::Error));
+    regions.told(key.0, key.1, &["HelmDeployFailed"]).await;
+    let revisions = desk.revisions("acme", "ced-acme").await.unwrap();
+    let expected = [(1, "superseded"), (2, "deployed"), (3, "failed")];
+    let expected = expected.map(|(number, status)| (number, status.to_owned()));
+    assert_eq!(revisions, expected);
+    let asked =
+        json!({"metadata": {"annotations": {names::RECONCILE_REQUESTED_ANNOTATION: "now"}}});
+    regions.patch(key.0, key.1, asked).await;
+    newest(4, "failed").await;
+
+    regions.values.write("replicaCount: 0").unwrap();
+    newest(5, "deployed").await;
+    let object = regions.shows(key, READY).await;
+    assert_eq!(phase_of(object), Some(DeploymentPhase::Ready));
+}
+
+async fn a_region_that_moves_is_installed_there_before_it_goes_here(mode: Mode) {
+    let regions = Regions::start("moved", mode, &["paris", "rome"]).await;
+    let key = ("default", "acme");
+    regions.create(key.0, key.1, json!({"name": "paris"})).await;
+    regions.shows(key, READY).await;
+    let (paris, rome) = (regions.edge("paris"), regions.edge("rome"));
+    // A region that there is not: nothing goes.
+    let nowhere = json!({"spec": {"region": {"name": "nowhere"}}});
+    regions.patch(key.0, key.1, nowhere).await;
+    regions
+        .shows(key, ("Ready", "False", "EdgeUnavailable"))
+        .await;
+    regions
+        .shows(key, ("TargetClusterResolved", "False", "SecretNotFound"))
+        .await;
+    let revisions = [(1, "deployed".to_owned())];
+    assert_eq!(
+        paris.revisions("acme", "ced-acme").await.unwrap(),
+        revisions
+    );
+
+    // One that is away: nor then.
+    let edge = &regions.edges["rome"];
+    edge.stop_apiserver().await.unwrap();
+    regions
+        .patch(key.0, key.1, json!({"spec": {"region": {"name": "rome"}}}))
+        .await;
+    let away = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        let ready = condition(&status.conditions, "Ready");
+        let line = status.last_message.as_deref().unwrap_or_default();
+        ready.is_some_and(|ready| ready.reason == "EdgeUnavailable")
+            && line.starts_with("Edge cluster rome not available: EdgeCluster rome")
+    };
+    regions.says(key, "that rome is away", away).await;
+    assert_eq!(
+        paris.revisions("acme", "ced-acme").await.unwrap(),
+        revisions
+    );
+    edge.start_apiserver().await.unwrap();
+    let member = regions.member("rome");
+    let object = regions
+        .says(key, "that it is at its new place only", |_, status| {
+            placed(status) == [member.as_str()]
+        })
+        .await;
+    assert!(object.metadata.deletion_timestamp.is_none());
+    regions.shows(key, READY).await;
+    assert_eq!(rome.revisions("acme", "ced-acme").await.unwrap(), revisions);
+    assert!(
+        paris
+            .revisions("acme", "ced-acme")
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    namespace_goes(&paris, "acme").await;
+    regions
+        .told(key.0, key.1, &["Routing", "HelmUninstalled"])
+        .await;
+}
+
+async fn a_deployment_of_an_edge_that_is_away_waits_and_the_annotation_lets_go(mode: Mode) {
+    let regions = Regions::start("away", mode, &["paris"]).await;
+    let desk = regions.edge("paris");
+    for name in ["acme", "other"] {
+        regions
+            .create("default", name, json!({"name": "paris"}))
+            .await;
+        regions.shows(("default", name), READY).await;
+    }
+    let edge = &regions.edges["paris"];
+    edge.stop_apiserver().await.unwrap();
+    regions
+        .shows(("default", "acme"), ("Ready", "Unknown", "EdgeUnavailable"))
+        .await;
+    for name in ["acme", "other"] {
+        regions.delete("default", name).await;
+        let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+            let line = status.last_message.as_deref().unwrap_or_default();
+            line.starts_with("deletion waits: EdgeCluster paris")
+                && line.contains(names::ORPHAN_ANNOTATION)
+        };
+        regions
+            .says(("default", name), "that it waits", waits)
+            .await;
+    }
+    let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
+    regions.patch("default", "acme", orphan).await;
+    regions.gone("default", "acme").await;
+    regions
+        .told("default", "acme", &["Orphaned", "FinalizerRemoved"])
+        .await;
+    assert!(
+        regions
+            .all("default")
+            .get_opt("other")
+            .await
+            .unwrap()
+            .is_some()
+    );
+
+    edge.start_apiserver().await.unwrap();
+    regions.gone("default", "other").await;
+    assert!(
+        desk.revisions("other", "ced-other")
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    desk.newest_is("acme", "ced-acme", 1, "deployed")
+        .await
+        .unwrap();
+    // Made again, it is the one that it was.
+    regions
+        .create("default", "acme", json!({"name": "paris"}))
+        .await;
+    regions.shows(("default", "acme"), READY).await;
+    desk.newest_is("acme", "ced-acme", 1, "deployed")
+        .await
+        .unwrap();
+
+    // What it is reached by is gone, and will not be back.
+    let before = desk.releases().await.unwrap();
+    let params = DeleteParams::default();
+    if mode == Mode::Agent {
+        let members: Api<EdgeCluster> = Api::all(regions.home.client());
+        members.delete("paris", &params).await.unwrap();
+    } else {
+        let secrets: Api<Secret> = Api::namespaced(regions.home.client(), HUB_NAMESPACE);
+        let name = regions.member("paris");
+        secrets.delete(&name, &params).await.unwrap();
+    }
+    let gone = ("TargetClusterResolved", "False", "SecretNotFound");
+    regions.shows(("default", "acme"), gone).await;
+    let away = ("Ready", "False", "EdgeUnavailable");
+    regions.shows(("default", "acme"), away).await;
+    regions.delete("default", "acme").await;
+    let why = match mode {
+        Mode::Agent => "there is no EdgeCluster paris any more",
+        _ => "EdgeCluster paris-kubeconfig: SourceGone",
+    };
+    let waits = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        let line = status.last_message.as_deref().unwrap_or_default();
+        line.starts_with(&format!("deletion waits: {why}"))
+            && line.contains(names::ORPHAN_ANNOTATION)
+    };
+    regions
+        .says(("default", "acme"), "that it waits", waits)
+        .await;
+    let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
+    regions.patch("default", "acme", orphan).await;
+    regions.gone("default", "acme").await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+}
+
+async fn of_one_name_there_is_one_and_the_crd_takes_nothing_along(mode: Mode) {
+    let unusual = Unusual {
+        flags: &["--watch-namespaces=default,kube-public"],
+        ..Unusual::default()
+    };
+    let regions = Regions::start_unusual("named", mode, &["paris"], unusual).await;
+    let desk = regions.edge("paris");
+    let long = "a".repeat(63);
+    let paris = json!({"name": "paris"});
+    // Not ours to carry out.
+    let outside = ("kube-node-lease", "outside");
+    regions.create(outside.0, outside.1, paris.clone()).await;
+    regions.create("default", "acme", paris.clone()).await;
+    regions.shows(("default", "acme"), READY).await;
+    regions.create("default", &long, paris.clone()).await;
+    regions.shows(("default", &long), READY).await;
+    let release = names::deployment_release(&long);
+    assert!(release.len() <= names::RELEASE_NAME_MAX);
+    desk.newest_is(&long, &release, 1, "deployed")
+        .await
+        .unwrap();
+    let object = regions.all(outside.0).get(outside.1).await.unwrap();
+    assert!(object.finalizers().is_empty(), "{:?}", object.metadata);
+    assert!(object.status.is_none(), "{:?}", object.status);
+
+    let in_use = ("Ready", "False", "ReleaseInUse");
+    let before = desk.releases().await.unwrap();
+    regions.create("kube-public", "acme", paris.clone()).await;
+    let younger = regions.shows(("kube-public", "acme"), in_use).await;
+    let line = younger.status.unwrap().last_message.unwrap();
+    assert!(
+        line.contains("belongs to KryptonDeployment default/acme"),
+        "{line}"
+    );
+    regions
+        .create("default", "too.many.dots", paris.clone())
+        .await;
+    regions
+        .shows(
+            ("default", "too.many.dots"),
+            ("Ready", "False", "WorkspaceInvalid"),
+        )
+        .await;
+    regions.delete("default", "too.many.dots").await;
+    regions.gone("default", "too.many.dots").await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+
+    // The older goes, with its release, and the younger has one.
+    regions.delete("default", "acme").await;
+    regions.gone("default", "acme").await;
+    regions.shows(("kube-public", "acme"), READY).await;
+    desk.newest_is("acme", "ced-acme", 1, "deployed")
+        .await
+        .unwrap();
+    let before = desk.releases().await.unwrap();
+    // Whoever comes now is the younger, and takes nothing along.
+    regions.create("default", "acme", paris.clone()).await;
+    regions.shows(("default", "acme"), in_use).await;
+    regions.delete("default", "acme").await;
+    regions.gone("default", "acme").await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+
+    let crds: Api<CustomResourceDefinition> = Api::all(regions.home.client());
+    let name = KryptonDeployment::crd().name_any();
+    crds.delete(&name, &DeleteParams::default()).await.unwrap();
+    let asked = eventually("the CRD to be gone", PATIENCE, async || {
+        Ok(crds.get_opt(&name).await?.is_none().then_some(()))
+    });
+    asked.await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), before);
+    // Made again they are the ones that they were.
+    let params = PostParams::default();
+    crds.create(&params, &KryptonDeployment::crd())
+        .await
+        .unwrap();
+    regions.create("kube-public", "acme", paris).await;
+    regions.shows(("kube-public", "acme"), READY).await;
+    assert_eq!(desk.releases().await.unwrap(), before);
+
+    // What was made for the first of that name goes with the last.
+    regions.delete("kube-public", "acme").await;
+    regions.gone("kube-public", "acme").await;
+    namespace_goes(&desk, "acme").await;
+}
+
+#[tokio::test]
+async fn a_secret_is_named_by_whom_it_is_open_to_and_each_way_to_name_it_is_told_of() {
+    let regions = Regions::start("secrets", Mode::Proxy, &["paris", "rome"]).await;
+    let rome = &regions.edges["rome"];
+    let keys = ["admin.conf"];
+    let made = regions.secret("team-a", "rome-admin", rome, &keys);
+    made.await.unwrap();
+    let of = |namespace: &str, name: &str, key: &str| json!({"name": "somewhere", "kubeconfig": {"secret": {"namespace": namespace, "name": name, "key": key}}});
+    // Another's, and none at all: both are told in one way.
+    regions
+        .create(
+            "default",
+            "theirs",
+            of("team-a", "rome-admin", "admin.conf"),
+        )
+        .await;
+    regions
+        .create("default", "guessed", of("team-a", "guessed", "admin.conf"))
+        .await;
+    for name in ["theirs", "guessed"] {
+        regions
+            .shows(
+                ("default", name),
+                ("TargetClusterResolved", "False", "SecretNotAllowed"),
+            )
+            .await;
+        regions
+            .shows(("default", name), ("Ready", "False", "EdgeUnavailable"))
+            .await;
+    }
+    regions
+        .create("team-a", "own", of("team-a", "rome-admin", "admin.conf"))
+        .await;
+    regions.shows(("team-a", "own"), READY).await;
+    // Named in the namespace that it is in, it is a member, and still not everybody's.
+    regions
+        .shows(
+            ("default", "theirs"),
+            ("TargetClusterResolved", "False", "SecretNotAllowed"),
+        )
+        .await;
+    let label = format!("{}=true", names::OPEN_TO_DEPLOYMENTS_LABEL);
+    let words = [
+        "label",
+        "secret",
+        "rome-admin",
+        "--namespace=team-a",
+        &label,
+    ];
+    regions.home.kubectl(words).await.unwrap();
+    regions.shows(("default", "theirs"), READY).await;
+
+    // By the deprecated field, by a key that is not there, and without an account.
+    let deprecated = json!({"name": "x", "kubeconfigSecretName": "paris-kubeconfig"});
+    regions.create("default", "deprecated", deprecated).await;
+    regions.shows(("default", "deprecated"), READY).await;
+    regions
+        .patch(
+            "default",
+            "deprecated",
+            json!({"spec": {"account": {"name": ""}}}),
+        )
+        .await;
+    let missing = regions
+        .shows(
+            ("default", "deprecated"),
+            ("Ready", "False", "AccountMissing"),
+        )
+        .await;
+    assert_eq!(missing.status.unwrap().phase, Some(DeploymentPhase::Error));
+    let desk = regions.edge("paris");
+    desk.newest_is("deprecated", "ced-deprecated", 1, "deployed")
+        .await
+        .unwrap();
+    regions
+        .told("default", "deprecated", &["AccountMissing"])
+        .await;
+    // Which keeps nobody from taking it away.
+    regions.delete("default", "deprecated").await;
+    regions.gone("default", "deprecated").await;
+    assert!(
+        desk.revisions("deprecated", "ced-deprecated")
+            .await
+            .unwrap()
+            .is_empty()
+    );
+}

@@ -1,0 +1,450 @@
+//! Keys, tokens and values of a fleet are in their Secrets and nowhere else, whatever goes well or wrong:
+//! logs at trace level, events, objects, command lines and environments are searched for them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::bail;
+use arc_swap::ArcSwap;
+use k8s_openapi::api::core::v1::Secret;
+use krypton_agent::dial::Dialer;
+use krypton_agent::enrolment::renew;
+use krypton_agent::identity::{Kept, Store};
+use krypton_agent::session::Link;
+use krypton_tests::canary::{Canary, search};
+use krypton_tests::{
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Parts,
+    bundle, eventually,
+    fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag},
+};
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::watch;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+/// Between two looks at the processes of this machine.
+const SAMPLE: Duration = Duration::from_millis(10);
+
+/// Command lines and environments of all processes there have been, and files of hub and agent that
+/// others could read.
+#[derive(Default)]
+struct Watched {
+    lines: BTreeSet<Vec<u8>>,
+    /// Files that hold a secret and are open to others.
+    open: BTreeSet<PathBuf>,
+    /// Files that hold a secret.
+    closed: BTreeSet<PathBuf>,
+}
+
+struct Watcher {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Watched>,
+}
+
+impl Watcher {
+    /// Looks at processes, and below `folders` for files with these secrets in them.
+    fn start(folders: Vec<PathBuf>, secrets: Vec<Canary>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut watched = Watched::default();
+            while !stopped.load(Ordering::Relaxed) {
+                for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+                    for file in ["cmdline", "environ"] {
+                        if let Ok(line) = fs::read(entry.path().join(file)) {
+                            watched.lines.insert(line);
+                        }
+                    }
+                }
+                for folder in &folders {
+                    look_through(folder, &secrets, &mut watched);
+                }
+                std::thread::sleep(SAMPLE);
+            }
+            watched
+        });
+        Self { stop, thread }
+    }
+
+    fn end(self) -> Watched {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+fn look_through(folder: &Path, secrets: &[Canary], watched: &mut Watched) {
+    // It may be gone by now.
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let Ok(about) = fs::symlink_metadata(&path) else {
+            continue;
+        };
+        if about.is_dir() {
+            look_through(&path, secrets, watched);
+        } else if about.is_file() && about.len() < 64 * 1024 && !path.ends_with("log") {
+            let Ok(content) = fs::read(&path) else {
+                continue;
+            };
+            if !search(secrets, [("", content.as_slice())]).is_empty() {
+                match about.permissions().mode() & 0o077 {
+                    0 => watched.closed.insert(path),
+                    _ => watched.open.insert(path),
+                };
+            }
+        }
+    }
+}
+
+/// All that anybody may read who may not read Secrets.
+async fn objects(cluster: &Cluster) -> String {
+    let kinds = "events,configmaps,leases,edgeclusters,tenants,deployments,namespaces,serviceaccounts,pods,jobs";
+    let known = cluster
+        .kubectl(["api-resources", "-o", "name"])
+        .await
+        .unwrap();
+    let known: BTreeSet<&str> = known
+        .lines()
+        .map(|kind| kind.split('.').next().unwrap_or_default())
+        .collect();
+    let kinds: Vec<&str> = kinds
+        .split(',')
+        .filter(|kind| known.contains(kind))
+        .collect();
+    let args = [
+        "get",
+        &kinds.join(","),
+        "-A",
+        "-o",
+        "json",
+        "--show-managed-fields",
+    ];
+    cluster.kubectl(args).await.unwrap()
+}
+
+/// Secrets, as namespace/name, that these are in.
+async fn places(cluster: &Cluster, canary: &Canary) -> BTreeSet<String> {
+    let secrets: Api<Secret> = Api::all(cluster.client());
+    let all = secrets.list(&ListParams::default()).await.unwrap().items;
+    let holds = |secret: &Secret| {
+        let data = secret.data.iter().flatten();
+        data.into_iter()
+            .any(|(_, value)| canary.found_in(&value.0).is_some())
+    };
+    let named = |secret: &Secret| {
+        format!(
+            "{}/{}",
+            secret.namespace().unwrap_or_default(),
+            secret.name_any()
+        )
+    };
+    all.iter()
+        .filter(|secret| holds(secret))
+        .map(named)
+        .collect()
+}
+
+fn key_of(kept: &Kept) -> Canary {
+    Canary::key("the agent's key", &kept.identity.key.serialize_pem())
+}
+
+async fn secret_text(cluster: &Cluster, namespace: &str, name: &str, key: &str) -> String {
+    let secrets: Api<Secret> = Api::namespaced(cluster.client(), namespace);
+    let secret = secrets.get(name).await.unwrap();
+    String::from_utf8(secret.data.unwrap()[key].0.clone()).unwrap()
+}
+
+#[tokio::test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one life of a fleet, from its beginning to its end"
+)]
+async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
+    let versions = [ChartSource::small("1.0.0")];
+    let repository = ChartRepository::start(&versions).await.unwrap();
+    let (home, one, two) = tokio::try_join!(
+        Cluster::start("leaks-home", Parts::ControlPlane),
+        Cluster::start("leaks-1", Parts::WithControllers),
+        Cluster::start("leaks-2", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_one, at_two) = (Desk::at(&home), Desk::at(&one), Desk::at(&two));
+    let value = |number: u8| format!("canary-{number}-of-the-values-{}", "k".repeat(9));
+    let content = |number: u8| format!("replicaCount: 0\nhidden: {}\n", value(number));
+    let values = ValuesFile::new(&content(1)).unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)])
+        .args([
+            "--self-cluster=false",
+            "--chart-values-from=secret/fleet-values?",
+        ])
+        .env("RUST_LOG", "trace");
+    let mut hub = Hub::start(&options).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let folder = TempDir::with_prefix("krypton-leaks-").unwrap();
+    let file = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        path
+    };
+    let trace = || [("RUST_LOG".to_owned(), "trace".to_owned())];
+
+    // An agent joins, and two that may not.
+    let good = bundle(&home, "edge-1").await.unwrap();
+    let read: Value = serde_saphyr::from_str(&good).unwrap();
+    let token = read["token"].as_str().unwrap().to_owned();
+    let (public, secret) = token.split_once('.').unwrap();
+    let guess = file("guess.yaml", &good.replace(secret, &"0".repeat(64)));
+    let good = file("good.yaml", &good);
+    let joining = |path: &Path, namespace: &str| {
+        let args = [format!("--namespace={namespace}")];
+        let options = AgentOptions::new(one.kubeconfig())
+            .join_file(path)
+            .args(args);
+        Agent::start(&options.env(trace())).unwrap()
+    };
+    let mut agent = joining(&good, SYSTEM_NAMESPACE);
+    agent.ready(PATIENCE).await.unwrap();
+    let mut refused = Vec::new();
+    for (path, namespace) in [(&good, "second"), (&guess, "third")] {
+        let mut agent = joining(path, namespace);
+        agent.wait(PATIENCE).await.unwrap();
+        refused.push(agent);
+    }
+    let log = hub.log().unwrap();
+    assert!(log.contains(public), "the public part of a token is told");
+
+    // What there is to be found.
+    let ca = secret_text(&home, "default", "krypton-hub-ca", "ca.key").await;
+    let store = Store::new(one.client(), SYSTEM_NAMESPACE.to_owned());
+    let kept = store.read().await.unwrap().unwrap();
+    let client_key = |cluster: &Cluster| {
+        let kubeconfig: Value =
+            serde_saphyr::from_str(&fs::read_to_string(cluster.kubeconfig()).unwrap()).unwrap();
+        let text = kubeconfig["users"][0]["user"]["client-key-data"].as_str();
+        let decoded = base64::Engine::decode(&base64::prelude::BASE64_STANDARD, text.unwrap());
+        String::from_utf8(decoded.unwrap()).unwrap()
+    };
+    let bearer = |kubeconfig: &str| {
+        let kubeconfig: Value = serde_saphyr::from_str(kubeconfig).unwrap();
+        let token = kubeconfig["users"][0]["user"]["token"].as_str();
+        token.unwrap().to_owned()
+    };
+    let with_token = two.kubeconfig_with_token();
+    let wrong = "canary-of-a-wrong-bearer-token";
+    let mut canaries = vec![
+        Canary::key("the CA's key", &ca),
+        key_of(&kept),
+        Canary::key("the client key of home", &client_key(&home)),
+        Canary::key("the client key of edge-1", &client_key(&one)),
+        Canary::key("the client key of edge-2", &client_key(&two)),
+        Canary::text("the bearer token of edge-2", &bearer(&with_token)),
+        Canary::text("a wrong bearer token", wrong),
+        Canary::text("the join token's secret", secret),
+        Canary::text("a chart value", &value(1)),
+        Canary::text("the next chart value", &value(2)),
+        Canary::text("the value that fails", &value(3)),
+        Canary::text("the value that helm quotes", &value(4)),
+    ];
+    let folders = [hub.log_path(), agent.log_path()];
+    let folders = folders.map(|log| log.parent().unwrap().to_owned());
+    let watcher = Watcher::start(folders.to_vec(), canaries.clone());
+
+    // A member by its kubeconfig, first with a client certificate, then with a token; and bad ones.
+    desk.add_member("edge-2", &fs::read_to_string(two.kubeconfig()).unwrap())
+        .await
+        .unwrap();
+    for at_edge in [&at_one, &at_two] {
+        at_edge.create("default", "acme", json!({})).await.unwrap();
+        at_edge
+            .shows("default", "acme", &[ALL_READY])
+            .await
+            .unwrap();
+    }
+    desk.add_member("edge-2", &with_token).await.unwrap();
+    let exec = two.kubeconfig_with(wrong).replace(
+        "token:",
+        "exec: {apiVersion: client.authentication.k8s.io/v1, command: x, interactiveMode: Never}\n    token:",
+    );
+    let broken = format!("{}\n  users: [", two.kubeconfig_with(wrong));
+    let no_key = two.kubeconfig_with(wrong).replace(
+        &format!("token: {wrong}"),
+        &format!("client-certificate-data: {wrong}\n    client-key-data: {wrong}"),
+    );
+    for (name, kubeconfig) in [("exec", exec), ("broken", broken), ("no-key", no_key)] {
+        desk.add_member(name, &kubeconfig).await.unwrap();
+        let invalid = ("TargetClusterResolved", "False", "KubeconfigInvalid");
+        desk.member_shows(name, &[invalid]).await.unwrap();
+    }
+    desk.add_member("wrong", &two.kubeconfig_with(wrong))
+        .await
+        .unwrap();
+    let refusal = ("Connected", "False", "Unreachable");
+    desk.member_shows("wrong", &[refusal]).await.unwrap();
+
+    // An upgrade, and one that fails.
+    values.write(&content(2)).unwrap();
+    for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
+        let release = format!("tenant-acme-{member}");
+        at_edge
+            .newest_is("acme", &release, 2, "deployed")
+            .await
+            .unwrap();
+    }
+    values
+        .write(&format!("{}broken: true\n", content(3)))
+        .unwrap();
+    for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
+        let type_ = format!("ClusterError/{member}");
+        let failed = (type_.as_str(), "True", "UpgradeFailed");
+        at_edge.shows("default", "acme", &[failed]).await.unwrap();
+    }
+
+    // A value out of a Secret, by no name that tells it, which helm quotes.
+    let quoted = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "fleet-values"},
+        "stringData": {"values.yaml": format!("failWith: {}", value(4))},
+    });
+    desk.apply_secret("fleet-values", &quoted).await.unwrap();
+    for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
+        let type_ = format!("ClusterError/{member}");
+        eventually("helm's words without the secret", PATIENCE, async || {
+            let tenant = at_edge.tenants("default").get("acme").await?;
+            let conditions = tenant.status.unwrap_or_default().conditions;
+            let said = condition(&conditions, &type_).map(|found| found.message.as_str());
+            match said {
+                Some(said) if said.contains("refused: [redacted] and [redacted]") => Ok(Some(())),
+                said => bail!("{said:?}"),
+            }
+        })
+        .await
+        .unwrap();
+    }
+    // A digest that others may read is not that of the values alone.
+    let salt = secret_text(&home, "default", "krypton-hub-values-salt", "salt").await;
+    canaries.push(Canary::text("the salt", &salt));
+
+    // The agent's certificate is renewed, with a new key.
+    let config = kept.identity.enrolled.as_ref().unwrap();
+    let config = config.client_config(&kept.identity.key).unwrap();
+    let tls = Arc::new(ArcSwap::from_pointee(config));
+    let dialer = Dialer::new(vec![hub.agents_address().to_string()], tls);
+    let (_up, mut link) = watch::channel(Link::Up(dialer.connect().await.unwrap()));
+    let renewed = renew(&store, &kept, &mut link).await.unwrap();
+    canaries.push(key_of(&renewed));
+    agent.stop().await.unwrap();
+    let again = AgentOptions::new(one.kubeconfig()).env(trace());
+    let mut agent_again = Agent::start(&again).unwrap();
+    agent_again.ready(PATIENCE).await.unwrap();
+    desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
+    desk.member_is("edge-1", Mode::Agent).await.unwrap();
+
+    let watched = watcher.end();
+    let mut said: Vec<(String, Vec<u8>)> = vec![
+        ("the hub's log".to_owned(), hub.log().unwrap().into_bytes()),
+        (
+            "the agent's log".to_owned(),
+            agent.log().unwrap().into_bytes(),
+        ),
+        (
+            "the agent's next log".to_owned(),
+            agent_again.log().unwrap().into_bytes(),
+        ),
+    ];
+    for agent in &refused {
+        said.push((
+            "a refused agent's log".to_owned(),
+            agent.log().unwrap().into_bytes(),
+        ));
+    }
+    for cluster in [&home, &one, &two] {
+        let place = format!("the objects of {}", cluster.name());
+        said.push((place, objects(cluster).await.into_bytes()));
+    }
+    for line in &watched.lines {
+        let shown = String::from_utf8_lossy(line).replace('\0', " ");
+        said.push((format!("process {shown:.200}"), line.clone()));
+    }
+    // There was something to be seen.
+    let all = |words: &str| {
+        said.iter().any(|(_, hay)| {
+            String::from_utf8_lossy(hay)
+                .replace('\0', " ")
+                .contains(words)
+        })
+    };
+    for words in [
+        "upgrade --install",
+        "TRACE",
+        "UpgradeFailed",
+        "EnrolmentRefused",
+    ] {
+        assert!(all(words), "nothing says {words:?}");
+    }
+    let places_searched = || {
+        said.iter()
+            .map(|(place, hay)| (place.as_str(), hay.as_slice()))
+    };
+    let found = search(&canaries, places_searched());
+    assert_eq!(found, [""; 0], "{}", found.join("\n"));
+    // The same search finds what is planted in the last of them.
+    for canary in [secret, wrong, &value(3), &value(4)] {
+        let planted = format!("{} msg={canary}", hub.log().unwrap());
+        let found = search(&canaries, [("a log", planted.as_bytes())]);
+        assert_eq!(found.len(), 1, "{found:?}");
+    }
+
+    // Files with secrets in them were nobody else's.
+    assert_eq!(watched.open, BTreeSet::new());
+    assert!(!watched.closed.is_empty(), "no file was ever seen");
+    // Keys are in their Secrets alone, and of a join token there is a digest only.
+    let only = |expected: &[&str]| -> BTreeSet<String> {
+        expected.iter().map(|name| (*name).to_owned()).collect()
+    };
+    let identity = format!("{SYSTEM_NAMESPACE}/krypton-agent-identity");
+    let ours = key_of(&renewed);
+    let ca = &canaries[0];
+    let of_the_token = Canary::text("the join token's secret", secret);
+    let of_the_secret = Canary::text("the value that helm quotes", &value(4));
+    let record = only(&["krypton-system/krypton-desired-state"]);
+    for (cluster, canary, expected) in [
+        (&home, ca, only(&["default/krypton-hub-ca"])),
+        (&home, &ours, only(&[])),
+        (&home, &of_the_token, only(&[])),
+        (&one, ca, only(&[])),
+        (&one, &ours, only(&[&identity])),
+        (&one, &of_the_token, only(&[])),
+        (&two, ca, only(&[])),
+        (&home, &of_the_secret, only(&["default/fleet-values"])),
+        (&one, &of_the_secret, record.clone()),
+        (&two, &of_the_secret, record),
+        (&two, &ours, only(&[])),
+    ] {
+        let found = places(cluster, canary).await;
+        assert_eq!(found, expected, "{} on {}", canary.name(), cluster.name());
+    }
+    eventually(
+        "the hub to be well at the end",
+        PATIENCE,
+        async || match hub
+            .metrics()
+            .await?
+            .contains("krypton_hub_agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"}")
+        {
+            true => Ok(Some(())),
+            false => bail!("no expiry of edge-1"),
+        },
+    )
+    .await
+    .unwrap();
+}

@@ -1,0 +1,188 @@
+//! A member that leaves the fleet with its releases, because its EdgeCluster says so.
+
+use anyhow::bail;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_common::names;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_tests::{
+    Mode, Pair, eventually,
+    fleet::{Desk, PATIENCE, condition},
+    in_both_modes,
+    membership::replaced,
+};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+in_both_modes!(
+    a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_of_its_tenants,
+    a_deletion_waits_for_a_member_that_is_held_back_and_is_let_go_by_the_annotation,
+);
+
+fn members(pair: &Pair) -> Api<EdgeCluster> {
+    Api::all(pair.home().client())
+}
+
+async fn patched(pair: &Pair, patch: Value) {
+    let params = PatchParams::default();
+    let patch = Patch::Merge(patch);
+    let patched = members(pair).patch(pair.name(), &params, &patch).await;
+    patched.unwrap();
+}
+
+/// Sets the policy, and waits until a deletion would wait.
+async fn is_to_uninstall(pair: &Pair) -> EdgeCluster {
+    patched(pair, json!({"spec": {"deletionPolicy": "Uninstall"}})).await;
+    eventually("the EdgeCluster to be held", PATIENCE, async || {
+        let object = members(pair).get(pair.name()).await?;
+        let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
+        Ok(held.then_some(object))
+    })
+    .await
+    .unwrap()
+}
+
+async fn delete(pair: &Pair) {
+    let params = DeleteParams::default();
+    members(pair).delete(pair.name(), &params).await.unwrap();
+}
+
+async fn is_gone(pair: &Pair, uid: Option<String>) {
+    eventually(
+        "the EdgeCluster to be gone",
+        PATIENCE,
+        async || match members(pair).get_opt(pair.name()).await? {
+            Some(object) if object.metadata.uid == uid => {
+                let conditions = object.status.unwrap_or_default().conditions;
+                bail!("{:?}", condition(&conditions, "Uninstalled"))
+            }
+            _ => Ok(Some(())),
+        },
+    )
+    .await
+    .unwrap();
+}
+
+async fn installed(desk: &Desk, tenants: &[&str]) {
+    for name in tenants {
+        let spec = json!({"workspace": format!("{name}-ws")});
+        desk.create("default", name, spec).await.unwrap();
+    }
+    for name in tenants {
+        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
+}
+
+async fn a_member_that_leaves_by_the_policy_uninstalls_its_releases_and_lets_go_of_its_tenants(
+    mode: Mode,
+) {
+    let (pair, _repository, _values) = Pair::with_small_chart("leaving", mode).await.unwrap();
+    let desk = pair.desk();
+    installed(&desk, &["one", "two"]).await;
+    let stays = json!({"workspace": "stays-ws"});
+    let orphan = [(names::ORPHAN_ANNOTATION, "true")];
+    desk.create_annotated("default", "stays", stays, &orphan)
+        .await
+        .unwrap();
+    desk.shows("default", "stays", &[ALL_READY]).await.unwrap();
+    let object = is_to_uninstall(&pair).await;
+    delete(&pair).await;
+    is_gone(&pair, object.metadata.uid).await;
+
+    let said = pair.condition("ClusterReady");
+    for name in ["one", "two", "stays"] {
+        let left = [(said.as_str(), "False", "Uninstalled")];
+        let tenant = desk.shows("default", name, &left).await.unwrap();
+        assert_eq!(tenant.finalizers(), [] as [&str; 0]);
+        assert_eq!(tenant.metadata.deletion_timestamp, None);
+        // By it a release that somebody makes there later would be taken for the Tenant's.
+        let fingerprint = names::fingerprint_annotation(pair.name());
+        let kept = tenant.annotations().contains_key(&fingerprint);
+        assert_eq!(kept, name == "stays", "{name}");
+    }
+    let releases = desk.releases().await.unwrap();
+    let left: Vec<&String> = releases.keys().collect();
+    let kept = format!("sh.helm.release.v1.{}.v1", pair.release("stays"));
+    assert_eq!(left, [&kept]);
+    for workspace in ["one-ws", "two-ws"] {
+        assert_eq!(desk.namespace(workspace).await.unwrap(), None);
+    }
+    // Its Secret is still there and still labelled: that alone does not bring it back.
+    desk.delete("default", "one").await.unwrap();
+    desk.gone("default", "one").await.unwrap();
+    assert_eq!(members(&pair).get_opt(pair.name()).await.unwrap(), None);
+    assert_eq!(desk.releases().await.unwrap(), releases);
+
+    // Whoever wants it back gets it back, with all that is on it.
+    if mode == Mode::Proxy {
+        let at_home = Desk::at(pair.home());
+        at_home.label_member(pair.name(), false).await.unwrap();
+        at_home.label_member(pair.name(), true).await.unwrap();
+        desk.shows("default", "two", &[ALL_READY]).await.unwrap();
+    }
+}
+
+async fn a_deletion_waits_for_a_member_that_is_held_back_and_is_let_go_by_the_annotation(
+    mode: Mode,
+) {
+    let (mut pair, _repository, _values) = Pair::with_small_chart("held", mode).await.unwrap();
+    let desk = pair.desk();
+    installed(&desk, &["one"]).await;
+    let releases = desk.releases().await.unwrap();
+    let object = is_to_uninstall(&pair).await;
+    patched(&pair, json!({"spec": {"paused": true}})).await;
+    delete(&pair).await;
+    let at_home = Desk::at(pair.home());
+    let waits = [("Uninstalled", "False", "UninstallWaits")];
+    let waiting = at_home.member_shows(pair.name(), &waits).await.unwrap();
+    let conditions = waiting.status.unwrap_or_default().conditions;
+    let said = &condition(&conditions, "Uninstalled").unwrap().message;
+    assert!(said.contains("paused") && said.contains("orphan"), "{said}");
+    // A hub that is started meanwhile knows no more of it, and does no more.
+    pair.hub().unwrap().kill9().await.unwrap();
+    pair.start_hub_again().unwrap();
+    let connected = [("Connected", "True", "Connected")];
+    at_home.member_shows(pair.name(), &connected).await.unwrap();
+    at_home.member_shows(pair.name(), &waits).await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), releases);
+
+    let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
+    patched(&pair, orphan).await;
+    is_gone(&pair, object.metadata.uid).await;
+    assert_eq!(desk.releases().await.unwrap(), releases);
+    let tenant = desk.tenants("default").get("one").await.unwrap();
+    assert_eq!(tenant.finalizers(), [names::TENANT_FINALIZER]);
+}
+
+#[tokio::test]
+async fn neither_the_deletion_of_the_crd_nor_a_replacement_uninstalls_anything() {
+    let (pair, _repository, _values) = Pair::with_small_chart("crd", Mode::Proxy).await.unwrap();
+    let desk = pair.desk();
+    installed(&desk, &["one"]).await;
+    let releases = desk.releases().await.unwrap();
+    let at_home = Desk::at(pair.home());
+    let connected = [("Connected", "True", "Connected")];
+
+    let before = is_to_uninstall(&pair).await;
+    replaced(pair.home(), pair.name()).await.unwrap();
+    let after = eventually("the EdgeCluster to be another", PATIENCE, async || {
+        let object = members(&pair).get(pair.name()).await?;
+        let held = object.finalizers() == [names::UNINSTALL_FINALIZER];
+        Ok((held && object.metadata.uid != before.metadata.uid).then_some(object))
+    })
+    .await
+    .unwrap();
+    assert_eq!(after.spec, before.spec);
+    assert_eq!(after.annotations().get(names::ORPHAN_ANNOTATION), None);
+    at_home.member_shows(pair.name(), &connected).await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), releases);
+
+    let crds: Api<CustomResourceDefinition> = Api::all(pair.home().client());
+    let crd = EdgeCluster::crd().name_any();
+    crds.delete(&crd, &DeleteParams::default()).await.unwrap();
+    is_gone(&pair, after.metadata.uid).await;
+    at_home.member_shows(pair.name(), &connected).await.unwrap();
+    assert_eq!(desk.releases().await.unwrap(), releases);
+}

@@ -1,0 +1,147 @@
+//! What failed attempts have made and no good revision declares: removed later, but nothing that holds data,
+//! that the chart keeps, or that is somebody else's.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
+use krypton_tests::{
+    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+};
+use kube::api::{ListParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use tempfile::TempDir;
+
+const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const TEMPLATE: &str = r#"
+{{- range .Values.maps }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ . }}}
+{{- end }}
+{{- if .Values.claim }}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+{{- end }}
+{{- if .Values.broken }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: kept, annotations: {helm.sh/resource-policy: keep}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: broken}
+spec: {replicas: -1, selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: c}}}}
+{{- end }}
+"#;
+
+fn chart(folder: &TempDir) -> ChartSource {
+    let root = folder.path().join("maps");
+    fs::create_dir_all(root.join("templates")).unwrap();
+    let about = "apiVersion: v2\nname: maps\nversion: 1.0.0\n";
+    fs::write(root.join("Chart.yaml"), about).unwrap();
+    fs::write(root.join("templates/all.yaml"), TEMPLATE).unwrap();
+    ChartSource::folder(root)
+}
+
+/// UIDs of the ConfigMaps that are neither Kubernetes' own nor going.
+async fn maps(desk: &Desk) -> Result<BTreeMap<String, String>> {
+    let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+    let found = api.list(&ListParams::default()).await?.into_iter();
+    let ours = found.filter(|map| {
+        map.metadata.deletion_timestamp.is_none() && map.name_any() != "kube-root-ca.crt"
+    });
+    Ok(ours
+        .map(|map| (map.name_any(), map.uid().unwrap_or_default()))
+        .collect())
+}
+
+async fn maps_are(desk: &Desk, expected: &[&str]) {
+    let what = format!("ConfigMaps {expected:?}");
+    let there = async || {
+        let found = maps(desk).await?;
+        let names: Vec<&str> = found.keys().map(String::as_str).collect();
+        Ok((names == expected).then_some(()))
+    };
+    eventually(&what, PATIENCE, there).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_failed_attempts_left_goes_later_and_nothing_else_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let repository = ChartRepository::start(&[chart(&folder)]).await.unwrap();
+    let mut pair = Pair::start("leftovers", Mode::SelfCluster, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let values = ValuesFile::new("maps: [stays]").unwrap();
+    let more = [values_flag(&values), "--retry-max=10m".to_owned()];
+    let flags = chart_flags(&repository, "maps", "1.0.0");
+    pair.open(flags.into_iter().chain(more)).await.unwrap();
+    let release = pair.release("acme");
+    let failed = pair.condition("ClusterError");
+    let failed = [(failed.as_str(), "True", "UpgradeFailed")];
+    // A namespace that is not Krypton's own, so that what stays in it stays after the Tenant as well.
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "acme"}});
+    let namespaces = Api::all(desk.client.clone());
+    let namespace: k8s_openapi::api::core::v1::Namespace =
+        serde_json::from_value(namespace).unwrap();
+    let params = PostParams::default();
+    namespaces.create(&params, &namespace).await.unwrap();
+    let theirs = json!({"metadata": {"name": "theirs"}});
+    let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "acme");
+    let theirs = serde_json::from_value(theirs).unwrap();
+    api.create(&params, &theirs).await.unwrap();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[READY]).await.unwrap();
+    maps_are(&desk, &["stays", "theirs"]).await;
+    let before = maps(&desk).await.unwrap();
+
+    // Two attempts, and each alone declares one object.
+    values
+        .write("{maps: [stays, first], claim: true, broken: true}")
+        .unwrap();
+    desk.newest_is("acme", &release, 2, "failed").await.unwrap();
+    values
+        .write("{maps: [stays, second], broken: true}")
+        .unwrap();
+    desk.newest_is("acme", &release, 3, "failed").await.unwrap();
+    desk.shows("default", "acme", &failed).await.unwrap();
+    maps_are(&desk, &["first", "kept", "second", "stays", "theirs"]).await;
+
+    values.write("{maps: [stays], again: true}").unwrap();
+    desk.shows("default", "acme", &[READY]).await.unwrap();
+    maps_are(&desk, &["kept", "stays", "theirs"]).await;
+    desk.told("default", "acme", "LeftoversRemoved")
+        .await
+        .unwrap();
+    desk.told("default", "acme", "LeftoversStay").await.unwrap();
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(desk.client.clone(), "acme");
+    let claim = claims.get("data").await.unwrap();
+    let after = maps(&desk).await.unwrap();
+    for name in ["stays", "theirs"] {
+        assert_eq!(after[name], before[name], "{name}");
+    }
+
+    // And before the release itself goes: helm would remove what its newest revision declares.
+    values
+        .write("{maps: [stays, third], claim: true, broken: true}")
+        .unwrap();
+    desk.shows("default", "acme", &failed).await.unwrap();
+    values.write("{maps: [fourth], broken: true}").unwrap();
+    maps_are(&desk, &["fourth", "kept", "stays", "theirs", "third"]).await;
+    desk.delete("default", "acme").await.unwrap();
+    desk.gone("default", "acme").await.unwrap();
+    maps_are(&desk, &["kept", "theirs"]).await;
+    let still = claims.get("data").await.unwrap();
+    assert_eq!(still.uid(), claim.uid());
+    assert_eq!(maps(&desk).await.unwrap()["theirs"], before["theirs"]);
+}

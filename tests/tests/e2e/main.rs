@@ -1,0 +1,52 @@
+//! What users see, against real control planes. One program: linked once, and its tests share the machine to the end,
+//! where a program for each file would leave the cores idle at each file's last test.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "tests only, their helping functions included"
+)]
+
+mod aggregation;
+mod anchor;
+mod apis;
+mod chart_crds;
+mod chart_life;
+mod chart_rights;
+mod charts;
+mod cluster_profile;
+mod deletion;
+mod deployments;
+mod docs;
+mod doubt;
+mod drift;
+mod enrolment;
+mod expiry;
+mod failpoints;
+mod faults;
+mod fleet;
+mod handling;
+mod handover;
+mod harness;
+mod helm_away;
+mod in_a_pod;
+mod input;
+mod install;
+mod joining;
+mod krypton_deployment;
+mod leaks;
+mod leaving;
+mod leftovers;
+mod member_sources;
+mod members;
+mod moving_over;
+mod one_writer;
+mod packaging;
+mod placed;
+mod power;
+mod rebuilt;
+mod release_secrets;
+mod remediation;
+mod repair;
+mod upgrade;
+mod values;
+mod workspaces;

@@ -1,0 +1,648 @@
+//! Members by each of their sources, with the CRDs of those who wrote them: found, waited for,
+//! suspended, renamed by nobody, gone without loss.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Namespace, Secret},
+};
+use krypton_common::names;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, ForeignCrd, Hub, HubOptions, Parts, eventually,
+    fleet::{
+        Desk, Expected, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
+    },
+    port::Port,
+};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    config::Kubeconfig,
+    core::GroupVersionKind,
+};
+use serde_json::{Value, json};
+
+const ALL_READY: Expected<'static> = ("Ready", "True", "AllClustersReady");
+const RESOLVED: Expected<'static> = ("TargetClusterResolved", "True", "Resolved");
+const CONNECTED: Expected<'static> = ("Connected", "True", "Connected");
+const HEALTHY: Expected<'static> = ("Healthy", "True", "Reconciling");
+const WELL: [Expected<'static>; 3] = [RESOLVED, CONNECTED, HEALTHY];
+const NOT_READY: Expected<'static> = ("TargetClusterResolved", "False", "SourceNotReady");
+const INVALID: Expected<'static> = ("TargetClusterResolved", "False", "KubeconfigInvalid");
+const GONE: Expected<'static> = ("TargetClusterResolved", "False", "SourceGone");
+const SUSPENDED: Expected<'static> = ("Healthy", "Unknown", "Suspended");
+
+/// Where the objects that name clusters are.
+const FLEET: &str = "fleet";
+const EDGE: &str = "edge-1";
+/// What the hub calls itself to an apiserver, and what helm does.
+const WRITERS: [&str; 2] = ["krypton-hub", "Helm"];
+
+/// Home with its hub, and one cluster that the sources lead to.
+struct Fleet {
+    _hub: Hub,
+    home: Cluster,
+    desk: Desk,
+    edge: Cluster,
+    at_edge: Desk,
+    _repository: ChartRepository,
+    _values: ValuesFile,
+}
+
+async fn start(name: &str, flags: &[String]) -> Fleet {
+    let (home, edge) = (format!("{name}-home"), format!("{name}-edge"));
+    let (repository, home, edge) = tokio::try_join!(
+        async { ChartRepository::start(&[ChartSource::small("1.0.0")]).await },
+        Cluster::start(&home, Parts::ControlPlane),
+        Cluster::start_audited(&edge, Parts::WithControllers),
+    )
+    .unwrap();
+    let namespaces: Api<Namespace> = Api::all(home.client());
+    let mut fleet = Namespace::default();
+    fleet.metadata.name = Some(FLEET.to_owned());
+    let params = PostParams::default();
+    namespaces.create(&params, &fleet).await.unwrap();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values), "--self-cluster=false".to_owned()])
+        .args(flags.iter().cloned());
+    let hub = Hub::start(&options).unwrap();
+    Fleet {
+        desk: Desk::at(&home),
+        at_edge: Desk::at(&edge),
+        _hub: hub,
+        home,
+        edge,
+        _repository: repository,
+        _values: values,
+    }
+}
+
+impl Fleet {
+    /// A Tenant on the edge that is installed: somebody acts there.
+    async fn install(&self, tenant: &str) {
+        let desk = &self.at_edge;
+        desk.create("default", tenant, json!({})).await.unwrap();
+        desk.shows("default", tenant, &[ALL_READY]).await.unwrap();
+    }
+
+    /// Waits until the member is left alone, for this reason, and nobody holds its Lease; what is
+    /// installed is as it was, and nothing has failed.
+    async fn suspended(&self, why: &str) {
+        let what = format!("{EDGE} to be suspended, as it {why}");
+        eventually(&what, PATIENCE, async || {
+            let told = self.told(SUSPENDED).await?;
+            let holder = self.at_edge.holder().await?;
+            if !told.contains(why) || !holder.is_empty() {
+                bail!("{told}; the Lease is held by {holder:?}");
+            }
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+        let ready = self.at_edge.shows("default", "before", &[ALL_READY]);
+        let status = ready.await.unwrap().status.unwrap();
+        assert_eq!(status.phase.as_deref(), Some("Ready"), "{why}");
+    }
+
+    /// The message of the member's condition, once it is as expected.
+    async fn told(&self, expected: Expected<'_>) -> Result<String> {
+        let member = self.desk.member_shows(EDGE, &[expected]).await?;
+        let conditions = member.status.unwrap_or_default().conditions;
+        Ok(
+            condition(&conditions, expected.0)
+                .map_or_else(String::new, |told| told.message.clone()),
+        )
+    }
+
+    /// What the hub and helm have changed on the edge.
+    async fn changes(&self) -> Vec<String> {
+        let mut requests = self.edge.audited().await.unwrap();
+        requests.retain(|request| {
+            let reads = ["get", "list", "watch"].contains(&request.verb.as_str());
+            !reads && WRITERS.iter().any(|name| request.user_agent.contains(name))
+        });
+        let told = requests.iter().map(|request| format!("{request:?}"));
+        told.collect()
+    }
+
+    /// Shows that nothing is written while the hub lives on, though there is something to do.
+    async fn nothing_is_written(&self, to_do: &str) {
+        let before = self.changes().await;
+        assert!(!before.is_empty(), "it has written before");
+        let tenant = self.at_edge.create("default", to_do, json!({}));
+        tenant.await.unwrap();
+        // A quarter of a minute lies between two of them.
+        for _ in 0..2 {
+            self.hub_lives_on().await;
+        }
+        let after = self.changes().await;
+        assert_eq!(after[before.len()..], [] as [String; 0]);
+    }
+
+    /// Waits until the hub has renewed its Lease on home.
+    async fn hub_lives_on(&self) {
+        let leases: Api<Lease> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
+        let renewed = async || {
+            let spec = leases.get("krypton-hub").await?.spec.unwrap_or_default();
+            Ok::<_, anyhow::Error>(spec.renew_time)
+        };
+        let before = renewed().await.unwrap();
+        eventually("the hub to renew its Lease", PATIENCE, async || {
+            Ok((renewed().await? != before).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+}
+
+/// The objects of one kind in the fleet's namespace; all are named as the edge is.
+struct Objects {
+    api: Api<DynamicObject>,
+    resource: ApiResource,
+}
+
+impl Objects {
+    fn of(cluster: &Cluster, group: &str, version: &str, kind: &str) -> Self {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let api = Api::namespaced_with(cluster.client(), FLEET, &resource);
+        Self { api, resource }
+    }
+
+    async fn create(&self, spec: Value) {
+        let object = DynamicObject::new(EDGE, &self.resource).data(json!({ "spec": spec }));
+        let params = PostParams::default();
+        eventually("the object to be taken", PATIENCE, async || {
+            Ok(Some(self.api.create(&params, &object).await?))
+        })
+        .await
+        .unwrap();
+    }
+
+    async fn merge(&self, patch: Value) {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        self.api.patch(EDGE, &params, &patch).await.unwrap();
+    }
+
+    async fn merge_status(&self, status: Value) {
+        let params = PatchParams::default();
+        let patch = Patch::Merge(json!({ "status": status }));
+        self.api.patch_status(EDGE, &params, &patch).await.unwrap();
+    }
+
+    async fn delete(&self) {
+        let params = DeleteParams::default();
+        self.api.delete(EDGE, &params).await.unwrap();
+    }
+}
+
+async fn apply_secret(client: &Client, namespace: &str, secret: Value) {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let name = secret["metadata"]["name"].as_str().unwrap().to_owned();
+    let params = PatchParams::apply("a-person").force();
+    let patch = Patch::Apply(secret);
+    secrets.patch(&name, &params, &patch).await.unwrap();
+}
+
+fn secret(name: &str, type_: &str, label: (&str, &str), data: &[(&str, &str)]) -> Value {
+    let data: BTreeMap<&str, &str> = data.iter().copied().collect();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "labels": {label.0: label.1}},
+        "type": type_,
+        "stringData": data,
+    })
+}
+
+/// A kubeconfig for an apiserver that refuses every connection at once.
+fn nowhere(port: &Port) -> String {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": format!("https://{}", port.address())}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    })
+    .to_string()
+}
+
+fn flags(provider: &str) -> Vec<String> {
+    vec![
+        format!("--providers={provider}"),
+        format!("--cluster-namespaces={FLEET}"),
+    ]
+}
+
+/// The status of a cluster that is, or is not, initialised.
+type Status = fn(bool) -> Value;
+
+#[tokio::test]
+async fn a_cluster_of_cluster_api_is_used_once_initialised_and_left_alone_while_paused() {
+    let fleet = start("capi", &flags("cluster-api")).await;
+    let desk = &fleet.desk;
+    let crd = ForeignCrd::read(
+        &fleet.home,
+        "cluster-api-1.14.2",
+        "cluster.x-k8s.io_clusters.yaml",
+    );
+    let crd = crd.await.unwrap();
+    let kubeconfig = fleet.edge.kubeconfig_with_token();
+    let mark = ("cluster.x-k8s.io/cluster-name", EDGE);
+    let type_ = "cluster.x-k8s.io/secret";
+    let versions: [(&str, Status); 2] = [
+        (
+            "v1beta2",
+            |initialised| json!({"initialization": {"controlPlaneInitialized": initialised}}),
+        ),
+        (
+            "v1beta1",
+            |initialised| json!({"controlPlaneReady": initialised}),
+        ),
+    ];
+    for (version, initialised) in versions {
+        // The hub has looked for it in vain, or has seen another version of it go.
+        let only = crd.clone().only(version).unwrap();
+        only.install(&fleet.home).await.unwrap();
+        let clusters = Objects::of(&fleet.home, "cluster.x-k8s.io", version, "Cluster");
+        let endpoint = json!({"controlPlaneEndpoint": {"host": "edge", "port": 6443}});
+        clusters.create(endpoint).await;
+        let client = &desk.client;
+        let good = [("value", kubeconfig.as_str())];
+        let of = |name: &str| secret(name, type_, mark, &good);
+        apply_secret(client, FLEET, of(&format!("{EDGE}-kubeconfig"))).await;
+        // That of a person, which is none of ours.
+        let user = format!("{EDGE}-user-kubeconfig");
+        apply_secret(client, FLEET, secret(&user, type_, mark, &[("value", "")])).await;
+
+        let waiting = fleet.told(NOT_READY).await.unwrap();
+        assert!(waiting.contains("not initialised"), "{waiting}");
+        clusters.merge_status(initialised(true)).await;
+        desk.member_shows(EDGE, &WELL).await.unwrap();
+        let member: Api<EdgeCluster> = Api::all(client.clone());
+        let source = member.get(EDGE).await.unwrap().spec.source_ref.unwrap();
+        assert_eq!(
+            (source.kind.as_str(), source.namespace.as_deref()),
+            ("Cluster", Some(FLEET))
+        );
+        if version == "v1beta2" {
+            fleet.install("before").await;
+        }
+
+        clusters.merge(json!({"spec": {"paused": true}})).await;
+        fleet.suspended("is paused (spec.paused)").await;
+        let meanwhile = format!("while-paused-{version}");
+        fleet.nothing_is_written(&meanwhile).await;
+        clusters.merge(json!({"spec": {"paused": false}})).await;
+        let ready = [ALL_READY];
+        let desk_at_edge = &fleet.at_edge;
+        desk_at_edge
+            .shows("default", &meanwhile, &ready)
+            .await
+            .unwrap();
+        desk.member_shows(EDGE, &WELL).await.unwrap();
+        let paused =
+            |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
+        clusters.merge(paused(json!(""))).await;
+        fleet.suspended("annotation cluster.x-k8s.io/paused").await;
+        clusters.merge(paused(Value::Null)).await;
+        desk.member_shows(EDGE, &WELL).await.unwrap();
+
+        // A status that is taken back changes nothing: after a restore it is empty for a while.
+        clusters.merge_status(initialised(false)).await;
+        let mark_of_time = format!("status-back-{version}");
+        fleet.install(&mark_of_time).await;
+        desk.member_shows(EDGE, &WELL).await.unwrap();
+
+        // It is being deleted for as long as its finalizer stays.
+        let finalizers = |names: &[&str]| json!({"metadata": {"finalizers": names}});
+        clusters
+            .merge(finalizers(&["example.org/infrastructure"]))
+            .await;
+        clusters.delete().await;
+        fleet.suspended("is being deleted").await;
+        let releases = fleet.at_edge.releases().await.unwrap();
+        clusters.merge(finalizers(&[])).await;
+        fleet.told(GONE).await.unwrap();
+        assert_eq!(fleet.at_edge.releases().await.unwrap(), releases);
+        only.remove(&fleet.home).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_control_plane_of_kamaji_is_used_when_ready_and_suspended_with_its_status() {
+    let fleet = start("kamaji", &flags("kamaji")).await;
+    let (desk, client) = (&fleet.desk, &fleet.desk.client);
+    let file = "kamaji.clastix.io_tenantcontrolplanes.yaml";
+    let crd = ForeignCrd::read(&fleet.home, "kamaji-1.0.0", file).await;
+    // Kamaji has had these since; no module of a later version can be had.
+    let field = "status.kubernetesResources.version.status";
+    let crd = crd
+        .unwrap()
+        .allowing(field, &["Unknown", "Sleeping", "WriteLimited"]);
+    crd.unwrap().install(&fleet.home).await.unwrap();
+    let planes = Objects::of(
+        &fleet.home,
+        "kamaji.clastix.io",
+        "v1alpha1",
+        "TenantControlPlane",
+    );
+    let spec = json!({
+        "controlPlane": {"service": {"serviceType": "ClusterIP"}},
+        "kubernetes": {"version": "v1.31.0", "kubelet": {"cgroupfs": "systemd"}},
+    });
+    planes.create(spec).await;
+    let status = |status: &str| json!({"kubernetesResources": {"version": {"status": status}}});
+    planes.merge_status(status("Provisioning")).await;
+    let waiting = fleet.told(NOT_READY).await.unwrap();
+    assert!(waiting.contains("Provisioning"), "{waiting}");
+
+    let name = format!("{EDGE}-admin-kubeconfig");
+    let kubeconfig = fleet.edge.kubeconfig_with_token();
+    let mark = ("kamaji.clastix.io/component", "admin-kubeconfig");
+    let data = [("admin.conf", kubeconfig.as_str()), ("admin.svc", "")];
+    apply_secret(client, FLEET, secret(&name, "Opaque", mark, &data)).await;
+    let named = json!({"kubeconfig": {"admin": {"secretName": name}}});
+    planes.merge_status(named).await;
+    planes.merge_status(status("Ready")).await;
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+    fleet.install("before").await;
+    desk.create("default", "before", json!({})).await.unwrap();
+    desk.shows("default", "before", &[ALL_READY]).await.unwrap();
+
+    planes.merge_status(status("Sleeping")).await;
+    fleet.suspended("is Sleeping").await;
+    let unknown = [("ClusterReady/edge-1", "Unknown", "ClusterUnreachable")];
+    let tenant = desk.shows("default", "before", &unknown).await.unwrap();
+    let phase = tenant.status.unwrap().phase;
+    assert_ne!(phase.as_deref(), Some("Error"));
+    fleet.nothing_is_written("while-asleep").await;
+    planes.merge_status(status("Ready")).await;
+    let ready = [ALL_READY];
+    fleet
+        .at_edge
+        .shows("default", "while-asleep", &ready)
+        .await
+        .unwrap();
+    for suspended in ["WriteLimited", "Migrating"] {
+        planes.merge_status(status(suspended)).await;
+        fleet.suspended(&format!("is {suspended}")).await;
+    }
+    planes.merge_status(status("Ready")).await;
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+
+    let annotate = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
+    let paused = "kamaji.clastix.io/paused";
+    planes.merge(annotate(paused, json!("false"))).await;
+    fleet
+        .suspended("is paused (annotation kamaji.clastix.io/paused)")
+        .await;
+    planes.merge(annotate(paused, Value::Null)).await;
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+    // Once in use, it stays so while Kamaji finds out how it is.
+    planes.merge_status(status("Unknown")).await;
+    fleet.install("while-unknown").await;
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+
+    // The last good kubeconfig stays in use while the key leads nowhere, until its content is good.
+    let key = "kamaji.clastix.io/kubeconfig-secret-key";
+    planes.merge(annotate(key, json!("admin.svc"))).await;
+    desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
+        .await
+        .unwrap();
+    let told = fleet.told(INVALID).await.unwrap();
+    assert!(told.contains("admin.svc") && told.contains(&name), "{told}");
+    let next = fleet.edge.kubeconfig_with_next_token();
+    let data = [("admin.conf", ""), ("admin.svc", next.as_str())];
+    apply_secret(client, FLEET, secret(&name, "Opaque", mark, &data)).await;
+    fleet.edge.rotate_token().await.unwrap();
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+    fleet.install("rotated").await;
+}
+
+#[tokio::test]
+async fn kubeconfigs_in_files_are_followed_and_what_is_bad_or_gone_takes_nothing_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let (here, later) = (folder.path().join("here"), folder.path().join("later"));
+    fs::create_dir(&here).unwrap();
+    let paths = format!("--kubeconfig-paths={},{}", here.display(), later.display());
+    let fleet = start("files", &["--providers=file".to_owned(), paths]).await;
+    let desk = &fleet.desk;
+    let write = |folder: &Path, name: &str, content: &str| {
+        let next = folder.join(".next");
+        fs::write(&next, content).unwrap();
+        fs::rename(next, folder.join(name)).unwrap();
+    };
+    let good = fleet.edge.kubeconfig_with_token();
+    write(&here, "edge-1.kubeconfig", &good);
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+    fleet.install("before").await;
+
+    write(
+        &here,
+        "edge-1.kubeconfig",
+        "apiVersion: v1\nkind: Config\nclus",
+    );
+    desk.member_shows(EDGE, &[INVALID, CONNECTED, HEALTHY])
+        .await
+        .unwrap();
+    let told = fleet.told(INVALID).await.unwrap();
+    assert!(told.contains("edge-1.kubeconfig"), "{told}");
+    fleet.install("while-bad").await;
+
+    // A directory that is mounted later, with another member in it.
+    let port = Port::reserve().unwrap();
+    fs::create_dir(&later).unwrap();
+    write(&later, "edge-2.yaml", &nowhere(&port));
+    let unreachable = ("Connected", "False", "Unreachable");
+    desk.member_shows("edge-2", &[unreachable]).await.unwrap();
+
+    let releases = fleet.at_edge.releases().await.unwrap();
+    fs::remove_file(here.join("edge-1.kubeconfig")).unwrap();
+    fleet.told(GONE).await.unwrap();
+    assert_eq!(fleet.at_edge.releases().await.unwrap(), releases);
+    assert_eq!(
+        fleet.at_edge.holder().await.unwrap(),
+        "",
+        "the Lease is given up"
+    );
+    write(&here, "edge-1.kubeconfig", &good);
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+    assert_eq!(fleet.at_edge.releases().await.unwrap(), releases);
+
+    // A directory that goes is no word of its members.
+    fs::remove_dir_all(&later).unwrap();
+    let doubt = ("TargetClusterResolved", "Unknown", "SourceUnavailable");
+    desk.member_shows("edge-2", &[doubt]).await.unwrap();
+}
+
+#[tokio::test]
+async fn home_is_the_context_that_is_named_of_a_file_and_members_are_looked_for_there() {
+    let (home, local) = tokio::try_join!(
+        Cluster::start("watched", Parts::ControlPlane),
+        Cluster::start("watching", Parts::ControlPlane),
+    )
+    .unwrap();
+    // Of two users of one name the first would count.
+    let read = |cluster: &Cluster| {
+        let user = format!("admin-of-{}", cluster.name());
+        let yaml = cluster.kubeconfig_with_token().replace("admin", &user);
+        Kubeconfig::from_yaml(&yaml).unwrap()
+    };
+    // Its current context is the cluster that the hub runs on.
+    let both = read(&local).merge(read(&home)).unwrap();
+    let context = both.contexts.last().unwrap().name.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("both.yaml");
+    fs::write(&file, serde_json::to_string(&both).unwrap()).unwrap();
+    let values = [
+        ("WATCH_KUBECONFIG", file.to_str().unwrap()),
+        ("WATCH_CONTEXT", &context),
+    ];
+    let flags = [
+        "--chart-repo=https://charts.example.org",
+        "--chart-name=small",
+        "--chart-version=1.0.0",
+        "--self-cluster=false",
+        "--ensure-watch-crds",
+    ];
+    let options = HubOptions::new(local.kubeconfig()).args(flags);
+    let options = values
+        .iter()
+        .fold(options, |options, (name, value)| options.env(name, value));
+    let mut hub = Hub::start(&options).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let label = (names::DISCOVERY_LABEL, "true");
+    let kubeconfig = local.kubeconfig_with_token();
+    let secret = secret(EDGE, "Opaque", label, &[("kubeconfig", &kubeconfig)]);
+    apply_secret(&home.client(), HUB_NAMESPACE, secret).await;
+    let desk = Desk::at(&home);
+    desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    for kind in ["edgeclusters", "kryptondeployments"] {
+        let named = format!("{kind}.mesh.openkcm.io");
+        home.kubectl(["get", "crd", &named]).await.unwrap();
+        let there = local.kubectl(["get", "crd", &named, "--ignore-not-found"]);
+        assert_eq!(there.await.unwrap(), "");
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_two_namespaces_ask_for_stays_with_the_older_and_is_never_inherited() {
+    let namespaces = format!("--kubeconfig-namespaces=default,{FLEET}");
+    let fleet = start("names", &[namespaces]).await;
+    let (desk, client) = (&fleet.desk, &fleet.desk.client);
+    let port = Port::reserve().unwrap();
+    let labelled = |name: &str| {
+        let data = nowhere(&port);
+        let mark = (names::DISCOVERY_LABEL, "true");
+        secret(name, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)])
+    };
+    desk.add_member(EDGE, &fleet.edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+    fleet.install("before").await;
+    apply_secret(client, FLEET, labelled(EDGE)).await;
+    let told = desk.told("default", EDGE, "NameTaken").await.unwrap();
+    assert!(
+        told.contains("fleet/edge-1") && told.contains("default/edge-1"),
+        "{told}"
+    );
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+
+    let releases = fleet.at_edge.releases().await.unwrap();
+    desk.label_member(EDGE, false).await.unwrap();
+    fleet.told(GONE).await.unwrap();
+    assert_eq!(fleet.at_edge.releases().await.unwrap(), releases);
+    // Whatever comes after, the name is not given away.
+    apply_secret(client, FLEET, labelled("edge-2")).await;
+    let unreachable = ("Connected", "False", "Unreachable");
+    desk.member_shows("edge-2", &[unreachable]).await.unwrap();
+    let member = desk.member_shows(EDGE, &[GONE]).await.unwrap();
+    let source = member.spec.source_ref.unwrap();
+    assert_eq!(source.namespace.as_deref(), Some("default"));
+    // Under another name it may join.
+    let mut renamed = labelled(EDGE);
+    renamed["metadata"]["annotations"] = json!({names::MEMBER_NAME_ANNOTATION: "edge-3"});
+    apply_secret(client, FLEET, renamed).await;
+    desk.member_shows("edge-3", &[unreachable]).await.unwrap();
+
+    desk.label_member(EDGE, true).await.unwrap();
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+    assert_eq!(fleet.at_edge.releases().await.unwrap(), releases);
+}
+
+/// Printed, not asserted: machines differ. The issue names 30 s.
+#[tokio::test]
+async fn a_thousand_secrets_are_a_thousand_members() {
+    const MEMBERS: usize = 1_000;
+    const AT_ONCE: usize = 16;
+    let home = Cluster::start("thousand", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let client = home.client();
+    let port = Port::reserve().unwrap();
+    let kubeconfig = nowhere(&port);
+    let mark = (names::DISCOVERY_LABEL, "true");
+    let data = [(names::KUBECONFIG_KEY, kubeconfig.as_str())];
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
+    futures::stream::iter(0..MEMBERS)
+        .map(|number| {
+            serde_json::from_value(secret(&format!("edge-{number}"), "Opaque", mark, &data))
+        })
+        .map(|secret| {
+            let secrets = &secrets;
+            async move {
+                let secret: Secret = secret?;
+                secrets.create(&PostParams::default(), &secret).await?;
+                Ok::<_, anyhow::Error>(())
+            }
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<Vec<_>>()
+        .await
+        .unwrap();
+    let options = HubOptions::new(home.kubeconfig());
+    let begun = Instant::now();
+    let hub = Hub::start(&options.args(["--self-cluster=false", "--chart-name=none"])).unwrap();
+    let members: Api<EdgeCluster> = Api::all(client);
+    let params = ListParams::default();
+    let took = |what: &str| println!("{what} after {:.1} s", begun.elapsed().as_secs_f64());
+    // So that a busy machine ends it as well.
+    let limit = Duration::from_secs(600);
+    eventually("an EdgeCluster for each", limit, async || {
+        match members.list_metadata(&params).await?.items.len() {
+            MEMBERS => Ok(Some(())),
+            fewer => bail!("{fewer} of them"),
+        }
+    })
+    .await
+    .unwrap();
+    took("1,000 EdgeClusters are there");
+    eventually("each to say that it is not reached", limit, async || {
+        let listed = members.list(&params).await?.items;
+        let told = listed.into_iter().filter(|member| {
+            let conditions = member.status.clone().unwrap_or_default().conditions;
+            condition(&conditions, "Connected").is_some_and(|told| told.reason == "Unreachable")
+        });
+        match told.count() {
+            MEMBERS => Ok(Some(())),
+            fewer => bail!("{fewer} of them"),
+        }
+    })
+    .await
+    .unwrap();
+    took("each says that it is not reached");
+    assert!(!hub.log().unwrap().contains("panicked"));
+}

@@ -1,0 +1,324 @@
+//! Moving over from the Go operator: what it has installed is taken over as it is, what it has left half done or
+//! in the wrong place is put right, and what only looks like its own is left alone.
+
+mod astray;
+mod crds;
+mod migrate;
+
+use std::{collections::BTreeMap, fs};
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use krypton_common::names;
+use krypton_tests::{
+    Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
+    original::apply_crd,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams},
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+pub(crate) const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const BY_HAND: &str = "tenant-g1-by-hand.yaml";
+/// No template sets a namespace, but one.
+const TEMPLATE: &str = r#"
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Release.Name }}}
+data: {message: {{ .Values.message | quote }}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: {{ .Release.Name }}}
+spec:
+  replicas: {{ .Values.replicaCount }}
+  selector: {matchLabels: {app: {{ .Release.Name }}}}
+  template:
+    metadata: {labels: {app: {{ .Release.Name }}}}
+    spec: {containers: [{name: main, image: registry.example.org/main:1}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: {{ .Release.Name }}}
+spec: {selector: {app: {{ .Release.Name }}}, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: {{ .Release.Name }}-data}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Release.Name }}-kept, annotations: {helm.sh/resource-policy: keep}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Release.Name }}-theirs}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ .Release.Name }}-placed, namespace: {{ .Release.Namespace }}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: {{ .Release.Name }}}
+"#;
+
+in_both_modes!(
+    what_was_left_unfinished_or_in_error_is_put_right_and_what_was_being_deleted_goes,
+    three_hundred_revisions_are_adopted_by_one_read_and_go_with_the_next_upgrade,
+);
+
+/// The chart `plain`, with a repository of it.
+#[derive(Debug)]
+pub(crate) struct Charts {
+    pub repository: ChartRepository,
+    _folder: TempDir,
+}
+
+pub(crate) async fn charts() -> Charts {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("plain");
+    fs::create_dir_all(root.join("templates")).unwrap();
+    let about = "apiVersion: v2\nname: plain\nversion: 1.0.0\n";
+    fs::write(root.join("Chart.yaml"), about).unwrap();
+    fs::write(
+        root.join("values.yaml"),
+        "{replicaCount: 0, message: first}\n",
+    )
+    .unwrap();
+    fs::write(root.join("templates/all.yaml"), TEMPLATE).unwrap();
+    let repository = ChartRepository::start(&[ChartSource::folder(root)]).await;
+    Charts {
+        repository: repository.unwrap(),
+        _folder: folder,
+    }
+}
+
+pub(crate) fn original<'a>(pair: &'a Pair, charts: &'a Charts) -> Original<'a> {
+    Original {
+        cluster: pair.cluster(),
+        repository: &charts.repository,
+        chart: "plain",
+        version: "1.0.0",
+        member: pair.name(),
+    }
+}
+
+pub(crate) fn flags(charts: &Charts, values: &ValuesFile) -> Vec<String> {
+    let mut flags = chart_flags(&charts.repository, "plain", "1.0.0");
+    flags.push(values_flag(values));
+    flags
+}
+
+/// UIDs of the ConfigMaps of a namespace that helm has made, and do not go.
+pub(crate) async fn maps(desk: &Desk, namespace: &str) -> Result<BTreeMap<String, String>> {
+    let api: Api<ConfigMap> = Api::namespaced(desk.client.clone(), namespace);
+    let found = api.list(&ListParams::default()).await?.into_iter();
+    let ours = found.filter(|map| {
+        map.metadata.deletion_timestamp.is_none() && map.name_any() != "kube-root-ca.crt"
+    });
+    let named = ours.map(|map| (map.name_any(), map.uid().unwrap_or_default()));
+    Ok(named
+        .filter(|(name, _)| name.starts_with("tenant-"))
+        .collect())
+}
+
+pub(crate) async fn no_helm_ran(pair: &mut Pair) {
+    let log = pair.actor().unwrap().log().unwrap();
+    assert!(!log.contains("running helm"), "{log}");
+}
+
+async fn what_was_left_unfinished_or_in_error_is_put_right_and_what_was_being_deleted_goes(
+    mode: Mode,
+) {
+    let charts = charts().await;
+    let mut pair = Pair::start("unfinished", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let [dead, wrong, doomed, spared] =
+        ["dead", "wrong", "doomed", "spared"].map(|name| pair.release(name));
+    {
+        let original = original(&pair, &charts);
+        apply_crd(original.cluster, BY_HAND).await.unwrap();
+        let spec = |name: &str| json!({"workspace": format!("{name}-ws")});
+        // Killed in an installation; what started next said that all was well.
+        original
+            .die_installing(&dead, "dead-ws", &["--set=replicaCount=1"])
+            .await
+            .unwrap();
+        let well = original.status(None);
+        original
+            .tenant("dead", spec("dead"), well.clone())
+            .await
+            .unwrap();
+        // Failed once, and in error ever since.
+        original.install(&wrong, "wrong-ws").await.unwrap();
+        let error = original.status(Some("InstallFailed"));
+        original
+            .tenant("wrong", spec("wrong"), error)
+            .await
+            .unwrap();
+        // In the middle of its deletion; and one that was restored from a backup out of such a middle.
+        for (name, release) in [("doomed", &doomed), ("spared", &spared)] {
+            let workspace = format!("{name}-ws");
+            original.install(release, &workspace).await.unwrap();
+            original
+                .tenant(name, spec(name), well.clone())
+                .await
+                .unwrap();
+            let deleting = "mesh.openkcm.io/deleting";
+            desk.annotate("default", name, deleting, "true")
+                .await
+                .unwrap();
+        }
+    }
+    desk.delete("default", "doomed").await.unwrap();
+    let before = desk.releases().await.unwrap();
+    let kept = maps(&desk, "spared-ws").await.unwrap();
+
+    let values = ValuesFile::new("{}").unwrap();
+    // What nobody of ours has locked is taken over after three times this, and a minute.
+    let short = "--helm-timeout=10s".to_owned();
+    let flags = flags(&charts, &values).into_iter();
+    pair.open(flags.chain([short.clone()])).await.unwrap();
+    let mut agent = None;
+    if mode == Mode::Agent {
+        pair.actor().unwrap().stop().await.unwrap();
+        let options = AgentOptions::new(pair.cluster().kubeconfig()).args([short]);
+        agent = Some(Agent::start(&options).unwrap());
+    }
+    let [ready, error, progress] =
+        ["ClusterReady", "ClusterError", "ClusterProgress"].map(|kind| pair.condition(kind));
+
+    let adopted = [
+        ALL_READY,
+        (ready.as_str(), "True", "Installed"),
+        (error.as_str(), "False", "NoError"),
+    ];
+    let recovered = desk.shows("default", "wrong", &adopted).await.unwrap();
+    assert_eq!(recovered.status.unwrap().phase.as_deref(), Some("Ready"));
+    let locked = (progress.as_str(), "True", "Locked");
+    desk.shows("default", "dead", &[locked]).await.unwrap();
+    let spared_tenant = desk.shows("default", "spared", &adopted).await.unwrap();
+    assert!(
+        spared_tenant
+            .annotations()
+            .contains_key("mesh.openkcm.io/deleting")
+    );
+    assert_eq!(spared_tenant.finalizers(), [names::TENANT_FINALIZER]);
+    desk.gone("default", "doomed").await.unwrap();
+    assert_eq!(desk.revisions("doomed-ws", &doomed).await.unwrap(), []);
+
+    desk.newest_is("dead-ws", &dead, 2, "deployed")
+        .await
+        .unwrap();
+    desk.shows("default", "dead", &[ALL_READY]).await.unwrap();
+    let after = desk.releases().await.unwrap();
+    for release in [&wrong, &spared] {
+        let name = format!("sh.helm.release.v1.{release}.v1");
+        assert_eq!(after.get(&name), before.get(&name), "{name} is as it was");
+    }
+    assert_eq!(maps(&desk, "spared-ws").await.unwrap(), kept);
+    let actor = match &mut agent {
+        Some(agent) => agent,
+        None => pair.actor().unwrap(),
+    };
+    let log = actor.log().unwrap();
+    for line in log.lines().filter(|line| line.contains("running helm")) {
+        assert!(line.contains(&dead) || line.contains(&doomed), "{line}");
+    }
+}
+
+/// GET and LIST of Secrets, and DELETE of them.
+async fn reads_and_deletes(pair: &Pair) -> [u64; 2] {
+    let requests = pair.cluster().requests().await.unwrap();
+    let of = |verb: &str| {
+        let key = (verb.to_owned(), "secrets".to_owned());
+        requests.get(&key).copied().unwrap_or_default()
+    };
+    [of("GET") + of("LIST"), of("DELETE")]
+}
+
+async fn three_hundred_revisions_are_adopted_by_one_read_and_go_with_the_next_upgrade(mode: Mode) {
+    const REVISIONS: u32 = 300;
+    let charts = charts().await;
+    let mut pair = Pair::start("piled", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let release = pair.release("acme");
+    {
+        let original = original(&pair, &charts);
+        apply_crd(original.cluster, BY_HAND).await.unwrap();
+        original.install(&release, "acme-ws").await.unwrap();
+        original
+            .pile_up(&release, "acme-ws", REVISIONS)
+            .await
+            .unwrap();
+        let spec = json!({"workspace": "acme-ws"});
+        let status = original.status(None);
+        original.tenant("acme", spec, status).await.unwrap();
+    }
+    let before = desk.releases().await.unwrap();
+    assert_eq!(before.len(), REVISIONS as usize);
+    let [read, _] = reads_and_deletes(&pair).await;
+    let values = ValuesFile::new("{}").unwrap();
+    pair.open(flags(&charts, &values)).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    no_helm_ran(&mut pair).await;
+    let [adopted, deleted] = reads_and_deletes(&pair).await;
+    println!("{mode:?}: {} reads of Secrets to adopt", adopted - read);
+    assert!(adopted - read < 20, "{} reads of Secrets", adopted - read);
+    assert_eq!(desk.releases().await.unwrap(), before);
+
+    values.write("message: second").unwrap();
+    desk.newest_is("acme-ws", &release, REVISIONS + 1, "deployed")
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let left: Vec<u32> = desk
+        .revisions("acme-ws", &release)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|(number, _)| number)
+        .collect();
+    assert_eq!(left, [REVISIONS - 1, REVISIONS, REVISIONS + 1]);
+    let [upgraded, trimmed] = reads_and_deletes(&pair).await;
+    println!(
+        "{mode:?}: {} reads and {} deletions of Secrets to upgrade",
+        upgraded - adopted,
+        trimmed - deleted
+    );
+    assert_eq!(trimmed - deleted, u64::from(REVISIONS - 2));
+    assert!(
+        upgraded - adopted < 100 + u64::from(REVISIONS),
+        "{} reads of Secrets",
+        upgraded - adopted
+    );
+    eventually("the adopted revision to be signed", PATIENCE, async || {
+        let secrets: Api<Secret> = Api::namespaced(desk.client.clone(), "acme-ws");
+        let adopted = secrets
+            .get(&format!("sh.helm.release.v1.{release}.v{REVISIONS}"))
+            .await?;
+        Ok(adopted
+            .labels()
+            .contains_key("mesh.openkcm.io/tenant-uid")
+            .then_some(()))
+    })
+    .await
+    .unwrap();
+    desk.tenants("default")
+        .delete("acme", &DeleteParams::default())
+        .await
+        .unwrap();
+    desk.gone("default", "acme").await.unwrap();
+    assert!(desk.releases().await.unwrap().is_empty());
+}

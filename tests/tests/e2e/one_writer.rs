@@ -1,0 +1,360 @@
+//! One writer: two agents of one member, agent and hub, and ways to the apiserver that fail.
+//!
+//! All wait for real Leases. What is shown is an order of things, never how long they took; helm is the
+//! real one, begun by a script that notices when another still runs.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Secret;
+use krypton_agent::{fence, index::RUN_LABEL};
+use krypton_tests::{
+    Agent, AgentOptions, ChartRepository, Cluster, FaultProxy, Gate, HelmWatch, Hub, HubOptions,
+    Mode, Parts, Traffic, bundle, eventually,
+    fleet::{Desk, PATIENCE, chart_flags, helm_processes},
+    gate,
+    membership::write_secret,
+};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+/// A hub whose patience with lost agents is short, and whose chart waits at a gate.
+struct Home {
+    hub: Hub,
+    cluster: Cluster,
+    watch: HelmWatch,
+    _chart: (ChartRepository, Gate),
+}
+
+impl Home {
+    async fn start(name: &str) -> Self {
+        let gate = Gate::new().unwrap();
+        let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
+        let cluster = Cluster::start(name, Parts::ControlPlane).await.unwrap();
+        let watch = HelmWatch::new().unwrap();
+        let options = HubOptions::new(cluster.kubeconfig())
+            .args(chart_flags(&repository, "gate", "1.0.0"))
+            .args(["--self-cluster=false", "--proxy-grace=5s"])
+            .args([watch.flag("hub").unwrap()]);
+        let mut hub = Hub::start(&options).unwrap();
+        hub.ready(PATIENCE).await.unwrap();
+        Self {
+            hub,
+            cluster,
+            watch,
+            _chart: (repository, gate),
+        }
+    }
+
+    /// The member's first agent, which holds the Lease.
+    async fn join(&self, name: &str, edge: &Cluster, by: &Path, helm: &str) -> Agent {
+        let mut agent = self.begin_to_join(name, by, helm).await;
+        agent.ready(PATIENCE).await.unwrap();
+        let holder = Desk::at(edge).held_by_another("").await.unwrap();
+        assert!(holder.starts_with("agent/one/"), "{holder}");
+        agent
+    }
+
+    async fn begin_to_join(&self, name: &str, by: &Path, helm: &str) -> Agent {
+        let folder = TempDir::with_prefix("krypton-join-").unwrap();
+        let file = folder.path().join("bundle.yaml");
+        write_secret(&file, &bundle(&self.cluster, name).await.unwrap()).unwrap();
+        let options = AgentOptions::new(by).join_file(&file).args([helm]);
+        let mut agent = Agent::start(&options).unwrap();
+        agent.ready(PATIENCE).await.unwrap();
+        agent
+    }
+}
+
+/// Another agent of a member that has joined.
+async fn second_agent(edge: &Cluster, watch: &HelmWatch) -> Agent {
+    let flags = ["--replica=two".to_owned(), watch.flag("two").unwrap()];
+    let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).args(flags)).unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+    agent
+}
+
+/// Waits until the Lease changes hands, and shows that helm of the former holder was dead before.
+async fn handed_over(at_edge: &Desk, before: &str, former: &Agent) -> String {
+    let folder = former.folder().unwrap();
+    let mut dead = false;
+    eventually("the Lease to change hands", PATIENCE, async || {
+        // In this order: who is seen afterwards was alive when the Lease had changed hands.
+        let holder = at_edge.holder().await?;
+        let alive = helm_processes(folder);
+        if holder == before {
+            dead |= alive.is_empty();
+            bail!("held by {holder:?}; helm: {alive:?}");
+        }
+        assert!(dead && alive.is_empty(), "{holder:?} has it; {alive:?}");
+        Ok(Some(holder))
+    })
+    .await
+    .unwrap()
+}
+
+async fn one_is_deployed_and_none_pending(at_edge: &Desk, name: &str, release: &str) {
+    let revisions = at_edge.revisions(name, release).await.unwrap();
+    let count = |wanted: &str| {
+        let of = revisions
+            .iter()
+            .filter(|(_, status)| status.starts_with(wanted));
+        of.count()
+    };
+    assert_eq!(
+        (count("deployed"), count("pending")),
+        (1, 0),
+        "{revisions:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_agent_that_is_stopped_in_an_install_has_no_helm_when_another_takes_over_nor_when_it_wakes()
+ {
+    let (home, edge) = tokio::join!(
+        Home::start("frozen-home"),
+        Cluster::start("frozen-edge", Parts::WithControllers)
+    );
+    let edge = edge.unwrap();
+    let (at_edge, watch) = (Desk::at(&edge), &home.watch);
+    let helm = watch.flag("one").unwrap();
+    let mut one = home.join("edge-1", &edge, edge.kubeconfig(), &helm).await;
+    let _two = second_agent(&edge, watch).await;
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
+    let holder = at_edge.holder().await.unwrap();
+
+    one.freeze().unwrap();
+    let next = handed_over(&at_edge, &holder, &one).await;
+    assert!(next.starts_with("agent/two/"), "{next}");
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
+    gate::open(&at_edge, "acme", &hook).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
+    // The last that the second one writes: it has looked after what the killed install left behind.
+    let secrets: Api<Secret> = Api::namespaced(at_edge.client.clone(), "acme");
+    eventually(
+        "the killed install to be looked after",
+        PATIENCE,
+        async || {
+            let killed = secrets
+                .get_metadata("sh.helm.release.v1.tenant-acme-edge-1.v1")
+                .await?;
+            Ok((!killed.labels().contains_key(RUN_LABEL)).then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+    let everything = async || {
+        let tenant = at_edge.tenants("default").get("acme").await.unwrap();
+        let releases = at_edge.releases().await.unwrap();
+        (releases, tenant.metadata.resource_version)
+    };
+    let before = everything().await;
+
+    one.thaw().unwrap();
+    eventually("the woken one to know", PATIENCE, async || {
+        Ok(one.log()?.contains("permitted=false").then_some(()))
+    })
+    .await
+    .unwrap();
+    at_edge.lease_renewed().await.unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), next);
+    assert_eq!(everything().await, before);
+    // A change that both see is for one of them.
+    at_edge.create("default", "after", json!({})).await.unwrap();
+    let hook = gate::hook(&at_edge, "after", None).await.unwrap();
+    assert!(helm_processes(one.folder().unwrap()).is_empty());
+    gate::open(&at_edge, "after", &hook).await.unwrap();
+    at_edge
+        .shows("default", "after", &[ALL_READY])
+        .await
+        .unwrap();
+    assert_eq!(watch.runs().unwrap(), ["one", "two", "two"]);
+}
+
+/// What becomes of the member's first agent in the middle of an install.
+enum Trouble {
+    Dies,
+    /// On its way to the apiserver, which is its helm's too.
+    Way(Traffic),
+}
+
+async fn taken_over(home: &Home, name: &str, edge: &Cluster, trouble: Trouble) {
+    let watch = HelmWatch::new().unwrap();
+    let at_edge = Desk::at(edge);
+    let way = FaultProxy::before(edge).await.unwrap();
+    let helm = watch.flag("one").unwrap();
+    let mut one = home.join(name, edge, &way.kubeconfig(), &helm).await;
+    let mut two = second_agent(edge, &watch).await;
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
+    let holder = at_edge.holder().await.unwrap();
+    assert!(holder.starts_with("agent/one/"), "{name}: {holder}");
+    assert!(helm_processes(two.folder().unwrap()).is_empty(), "{name}");
+
+    match trouble {
+        Trouble::Dies => one.kill9().await.unwrap(),
+        Trouble::Way(traffic) => way.set(traffic),
+    }
+    let next = handed_over(&at_edge, &holder, &one).await;
+    assert!(next.starts_with("agent/two/"), "{name}: {next}");
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
+    gate::open(&at_edge, "acme", &hook).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    let release = format!("tenant-acme-{name}");
+    one_is_deployed_and_none_pending(&at_edge, "acme", &release).await;
+
+    match trouble {
+        Trouble::Dies => {
+            let options = AgentOptions::new(edge.kubeconfig()).args([helm]);
+            one = Agent::start(&options).unwrap();
+            one.ready(PATIENCE).await.unwrap();
+        }
+        Trouble::Way(_) => way.set(Traffic::Pass),
+    }
+    assert!(two.stop().await.unwrap().success());
+    let back = at_edge.held_by_another(&next).await.unwrap();
+    assert!(back.starts_with("agent/one/"), "{name}: {back}");
+    at_edge.lease_renewed().await.unwrap();
+    one_is_deployed_and_none_pending(&at_edge, "acme", &release).await;
+    assert_eq!(watch.runs().unwrap(), ["one", "two"], "{name}");
+}
+
+/// Four members at once: each waits for a Lease.
+#[tokio::test]
+async fn an_agent_that_dies_or_cannot_renew_has_no_helm_when_another_takes_over() {
+    let start = async |name: &str| Cluster::start(name, Parts::WithControllers).await.unwrap();
+    let (home, dead, cut, late, deaf) = tokio::join!(
+        Home::start("over-home"),
+        start("over-dead"),
+        start("over-cut"),
+        start("over-late"),
+        start("over-deaf"),
+    );
+    let delay = Traffic::Delay(Duration::from_secs(20));
+    let half_open = Traffic::Swallow {
+        there: false,
+        back: true,
+    };
+    tokio::join!(
+        taken_over(&home, "dead", &dead, Trouble::Dies),
+        taken_over(&home, "cut", &cut, Trouble::Way(Traffic::Cut)),
+        taken_over(&home, "late", &late, Trouble::Way(delay)),
+        taken_over(&home, "deaf", &deaf, Trouble::Way(half_open)),
+    );
+}
+
+#[tokio::test]
+async fn the_hub_follows_a_lost_agent_and_gives_way_to_it_in_the_middle_of_an_install() {
+    let (home, edge) = tokio::join!(
+        Home::start("both-home"),
+        Cluster::start("both-edge", Parts::WithControllers)
+    );
+    let edge = edge.unwrap();
+    let (at_home, at_edge) = (Desk::at(&home.cluster), Desk::at(&edge));
+    let helm = home.watch.flag("agent").unwrap();
+    let mut agent = home.join("edge-1", &edge, edge.kubeconfig(), &helm).await;
+    at_home
+        .add_member("edge-1", &edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
+    let agents = at_edge.holder().await.unwrap();
+
+    agent.kill9().await.unwrap();
+    let hubs = handed_over(&at_edge, &agents, &agent).await;
+    assert!(hubs.starts_with("hub/"), "{hubs}");
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
+    gate::open(&at_edge, "acme", &hook).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    at_edge.create("default", "later", json!({})).await.unwrap();
+    let hook = gate::hook(&at_edge, "later", None).await.unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), hubs);
+
+    let flags = AgentOptions::new(edge.kubeconfig()).args([helm]);
+    let _agent = Agent::start(&flags).unwrap();
+    let folder = home.hub.folder().unwrap().to_owned();
+    let agents = eventually("the hub to give way", PATIENCE, async || {
+        let holder = at_edge.holder().await?;
+        let alive = helm_processes(&folder);
+        if holder == hubs {
+            bail!("the hub has it; {alive:?}");
+        }
+        assert!(alive.is_empty(), "{holder:?} has it; {alive:?}");
+        Ok(holder.starts_with("agent/").then_some(holder))
+    })
+    .await
+    .unwrap();
+    let hook = gate::hook(&at_edge, "later", Some(&hook)).await.unwrap();
+    gate::open(&at_edge, "later", &hook).await.unwrap();
+    at_edge
+        .shows("default", "later", &[ALL_READY])
+        .await
+        .unwrap();
+    for name in ["acme", "later"] {
+        let release = format!("tenant-{name}-edge-1");
+        one_is_deployed_and_none_pending(&at_edge, name, &release).await;
+    }
+    at_home.member_is("edge-1", Mode::Agent).await.unwrap();
+    assert_eq!(at_edge.holder().await.unwrap(), agents);
+    assert_eq!(home.watch.runs().unwrap(), ["agent", "hub", "hub", "agent"]);
+}
+
+/// The Lease of a holder that is no more, whose clock was wrong by so much.
+async fn ghost(edge: &Cluster, wrong_by: SignedDuration) {
+    let renewed = Timestamp::now() + wrong_by;
+    let lease = format!(
+        "apiVersion: v1
+kind: Namespace
+metadata: {{name: krypton-system}}
+---
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata: {{name: krypton-agent, namespace: krypton-system}}
+spec: {{holderIdentity: agent/ghost/1, leaseDurationSeconds: 60, renewTime: '{renewed:.6}'}}
+"
+    );
+    edge.apply(&lease).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_whose_writers_clock_was_wrong_is_taken_after_its_duration_of_our_own_clock() {
+    let (home, ahead, behind) = tokio::join!(
+        Home::start("clocks-home"),
+        Cluster::start("clocks-ahead", Parts::ControlPlane),
+        Cluster::start("clocks-behind", Parts::ControlPlane),
+    );
+    let (ahead, behind) = (ahead.unwrap(), behind.unwrap());
+    let taken = async |name: &str, edge: &Cluster, minutes: i64| {
+        ghost(edge, SignedDuration::from_mins(minutes)).await;
+        let begun = Instant::now();
+        let helm = home.watch.flag(name).unwrap();
+        let _agent = home.begin_to_join(name, edge.kubeconfig(), &helm).await;
+        let desk = Desk::at(edge);
+        let holder = desk.held_by_another("agent/ghost/1").await.unwrap();
+        // A slow machine makes it later, never earlier.
+        assert!(begun.elapsed() >= fence::DURATION, "{name}");
+        assert!(holder.starts_with("agent/one/"), "{holder}");
+        desk.lease_renewed().await.unwrap();
+        assert_eq!(desk.holder().await.unwrap(), holder);
+    };
+    tokio::join!(taken("ahead", &ahead, 10), taken("behind", &behind, -10));
+}

@@ -1,0 +1,341 @@
+//! The charts as they are: linted, rendered as is written down, refused where they are misspelt, and
+//! accepted by a real apiserver.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use krypton_tests::{Cluster, OwnChart, Parts, Tools, process::Invocation};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden");
+const CRDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/crds");
+const HELM_DEADLINE: Duration = Duration::from_secs(60);
+/// Goldens are the same with every helm.
+const KUBE_VERSION: &str = "1.30.0";
+
+/// helm without a cluster.
+struct Helm(TempDir);
+
+impl Helm {
+    fn new() -> Self {
+        Self(TempDir::with_prefix("krypton-helm-").unwrap())
+    }
+
+    async fn run(&self, args: &[&str]) -> anyhow::Result<String> {
+        let home = self.0.path();
+        Invocation::new(Tools::find().unwrap().binary("helm"))
+            .env("HOME", home)
+            .env("HELM_CACHE_HOME", home.join("cache"))
+            .env("HELM_CONFIG_HOME", home.join("config"))
+            .env("HELM_DATA_HOME", home.join("data"))
+            .args(args)
+            .output(HELM_DEADLINE)
+            .await
+    }
+
+    async fn template(&self, chart: OwnChart, args: &[&str]) -> anyhow::Result<String> {
+        let folder = chart.folder();
+        let folder = folder.to_str().unwrap();
+        let start = ["template", chart.name(), folder, "-n", chart.namespace()];
+        let version = ["--kube-version", KUBE_VERSION];
+        self.run(&[&start[..], &version, args].concat()).await
+    }
+}
+
+/// The schemas of CRDs are long, and another test has them byte for byte.
+fn without_schemas(rendered: &str) -> String {
+    let documents =
+        rendered
+            .split("\n---\n")
+            .map(|document| match document.split_once("\nspec:\n") {
+                Some((head, _)) if head.contains("\nkind: CustomResourceDefinition\n") => head,
+                _ => document,
+            });
+    documents.collect::<Vec<_>>().join("\n---\n")
+}
+
+fn documents(yaml: &str) -> Vec<Value> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
+    documents.into_iter().filter(Value::is_object).collect()
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+#[tokio::test]
+async fn the_charts_are_clean_and_render_what_is_written_down() {
+    let helm = Helm::new();
+    let write = std::env::var_os("WRITE_GOLDEN").is_some();
+    let mut stale = Vec::new();
+    for chart in OwnChart::ALL {
+        let folder = chart.folder();
+        let cases = chart.cases().unwrap();
+        assert!(cases.contains_key("default"), "{cases:?}");
+        let written = Path::new(GOLDEN).join(chart.name());
+        let mut known: BTreeSet<PathBuf> = BTreeSet::new();
+        for (case, values) in &cases {
+            let values = values.to_str().unwrap();
+            let lint = ["lint", "--strict", folder.to_str().unwrap(), "-f", values];
+            helm.run(&lint).await.unwrap();
+            let rendered = helm.template(chart, &["-f", values]).await.unwrap();
+            let rendered = without_schemas(&rendered);
+            let golden = written.join(format!("{case}.yaml"));
+            if write {
+                fs::create_dir_all(&written).unwrap();
+                fs::write(&golden, &rendered).unwrap();
+            }
+            if fs::read_to_string(&golden).unwrap_or_default() != rendered {
+                stale.push(format!("{}/{case}", chart.name()));
+            }
+            known.insert(golden);
+        }
+        let left = fs::read_dir(&written).unwrap();
+        for file in left.map(|entry| entry.unwrap().path()) {
+            assert!(known.contains(&file), "{} has no case", file.display());
+        }
+    }
+    assert!(
+        stale.is_empty(),
+        "{stale:?} do not render what is in tests/golden; look at the difference, then write it anew \
+         with: WRITE_GOLDEN=1 cargo test -p krypton-tests --test e2e packaging"
+    );
+}
+
+#[tokio::test]
+async fn a_misspelt_value_and_one_of_the_wrong_type_are_refused_by_name() {
+    let helm = Helm::new();
+    for chart in OwnChart::ALL {
+        for (set, word) in [
+            ("--set=replicaCountt=1", "replicaCountt"),
+            ("--set=image.repositry=x", "repositry"),
+            ("--set=helmRights.clusterrole=x", "clusterrole"),
+            ("--set=crds.instal=false", "instal"),
+            ("--set=installMode.crdsRbac=true", "crdsRbac"),
+            ("--set-string=replicaCount=one", "replicaCount"),
+            ("--set=replicaCount=2", "replicaCount"),
+            ("--set-string=crds.install=no", "install"),
+            ("--set=helm.maxConcurrent=65", "maxConcurrent"),
+            ("--set=logFormat=xml", "logFormat"),
+            ("--set=extraArgs=--x", "extraArgs"),
+        ] {
+            let refused = helm.template(chart, &[set]).await;
+            let Err(said) = refused else {
+                panic!("{} takes {set}", chart.name());
+            };
+            let said = format!("{said:#}");
+            assert!(
+                said.contains("schema") && said.contains(word),
+                "{set}: {said}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn access_providers_without_their_programs_are_refused_by_name() {
+    let helm = Helm::new();
+    let values = OwnChart::Hub.folder().join("ci/multicluster-values.yaml");
+    let values = values.to_str().unwrap();
+    let provider = "multicluster.accessProvidersConfig.providers[0]";
+    for (set, words) in [
+        (
+            "multicluster.accessProvidersConfig=null".to_owned(),
+            "accessProvidersConfig.providers",
+        ),
+        (
+            "multicluster.accessProvidersConfig.providers=null".to_owned(),
+            "accessProvidersConfig.providers",
+        ),
+        (
+            "multicluster.plugins[0].mountPath=plugins".to_owned(),
+            "mountPath",
+        ),
+        (
+            "multicluster.plugins=null".to_owned(),
+            "/plugins/secretreader/secretreader-plugin",
+        ),
+        (
+            format!("{provider}.execConfig.command=secretreader"),
+            "\"secretreader\"",
+        ),
+        (
+            format!("{provider}.execConfig.command=/plugins/secretreader/../x"),
+            "under no mountPath",
+        ),
+        (
+            format!("{provider}.profileSourcedCLIArgsPolicy=append"),
+            "profileSourcedCLIArgsPolicy",
+        ),
+    ] {
+        let args = ["-f", values, "--set", &set];
+        let said = helm.template(OwnChart::Hub, &args).await.unwrap_err();
+        assert!(format!("{said:#}").contains(words), "{set}: {said:#}");
+    }
+    // Where only rights are installed, there is no file.
+    let rights = [
+        "-f",
+        values,
+        "--set=installMode.crdsRbacOnly=true,multicluster.accessProvidersConfig=null",
+    ];
+    let rendered = helm.template(OwnChart::Hub, &rights).await.unwrap();
+    assert!(rendered.contains("clusterprofiles") && !rendered.contains("config.json"));
+}
+
+#[test]
+fn the_charts_carry_the_crds_as_they_are_and_the_same_shared_templates() {
+    let read = |path: PathBuf| {
+        fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let names = |folder: &Path| -> BTreeSet<_> {
+        let entries = fs::read_dir(folder).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect()
+    };
+    let tenants = BTreeSet::from(["tenants.mesh.openkcm.io.yaml".into()]);
+    for (chart, expected) in [
+        (OwnChart::Hub, names(Path::new(CRDS))),
+        (OwnChart::Agent, tenants),
+    ] {
+        let folder = chart.folder().join("crd-files");
+        assert_eq!(names(&folder), expected, "{}", chart.name());
+        for name in expected {
+            let same = read(folder.join(&name)) == read(Path::new(CRDS).join(&name));
+            assert!(same, "{}: copy crds/crds/{name:?} to it", folder.display());
+        }
+    }
+    let [hub, agent] = OwnChart::ALL.map(|chart| chart.folder().join("templates/_shared.tpl"));
+    assert!(
+        read(hub) == read(agent),
+        "_shared.tpl differs in the two charts"
+    );
+}
+
+/// A cluster on which all exists that the cases take to be there, with Pod Security at its strictest.
+async fn strict_cluster(objects: &[Value]) -> Cluster {
+    let cluster = Cluster::start("packaging", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let monitors = json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "scope": "Namespaced",
+            "names": {
+                "kind": "ServiceMonitor",
+                "listKind": "ServiceMonitorList",
+                "plural": "servicemonitors",
+                "singular": "servicemonitor",
+            },
+            "versions": [{
+                "name": "v1",
+                "served": true,
+                "storage": true,
+                "schema": {"openAPIV3Schema": {
+                    "type": "object",
+                    "x-kubernetes-preserve-unknown-fields": true,
+                }},
+            }],
+        },
+    });
+    cluster.apply(&monitors.to_string()).await.unwrap();
+    let established = ["wait", "--for=condition=Established", "crd", "--all"];
+    cluster.kubectl(established).await.unwrap();
+    let mut namespaces: BTreeSet<&str> = objects
+        .iter()
+        .map(|object| text(object, "/metadata/namespace"))
+        .filter(|namespace| !["", "default"].contains(namespace))
+        .collect();
+    namespaces.extend(OwnChart::ALL.map(OwnChart::namespace));
+    for namespace in namespaces {
+        let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+        let namespace = json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": namespace, "labels": labels},
+        });
+        cluster.apply(&namespace.to_string()).await.unwrap();
+    }
+    cluster
+}
+
+/// The pod that a Deployment would make.
+fn pod(deployment: &Value) -> Value {
+    let template = deployment.pointer("/spec/template").unwrap();
+    let mut metadata = template["metadata"].clone();
+    metadata["name"] = json!("a-pod");
+    metadata["namespace"] = deployment.pointer("/metadata/namespace").unwrap().clone();
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+}
+
+#[tokio::test]
+async fn an_apiserver_accepts_all_that_is_rendered_and_pods_where_they_are_restricted() {
+    let helm = Helm::new();
+    let mut rendered = Vec::new();
+    for chart in OwnChart::ALL {
+        for (case, values) in chart.cases().unwrap() {
+            let args = ["-f", values.to_str().unwrap()];
+            let yaml = helm.template(chart, &args).await.unwrap();
+            rendered.push((format!("{} {case}", chart.name()), yaml));
+        }
+    }
+    let all: Vec<Value> = rendered
+        .iter()
+        .flat_map(|(_, yaml)| documents(yaml))
+        .collect();
+    let cluster = strict_cluster(&all).await;
+    let scratch = TempDir::with_prefix("krypton-rendered-").unwrap();
+    let dry_run = async |yaml: &str| {
+        let file = scratch.path().join("objects.yaml");
+        fs::write(&file, yaml).unwrap();
+        let file = file.to_str().unwrap().to_owned();
+        let args = ["apply", "--dry-run=server", "--validate=strict", "-f"];
+        let args = args.map(str::to_owned).into_iter().chain([file]);
+        cluster.kubectl(args).await
+    };
+
+    let mut pods = 0;
+    for (case, yaml) in &rendered {
+        if let Err(error) = dry_run(yaml).await {
+            panic!("{case}: {error:#}");
+        }
+        for deployment in documents(yaml) {
+            if text(&deployment, "/kind") != "Deployment" {
+                continue;
+            }
+            let pod = pod(&deployment);
+            let account = json!({
+                "apiVersion": "v1",
+                "kind": "ServiceAccount",
+                "metadata": {
+                    "name": pod.pointer("/spec/serviceAccountName"),
+                    "namespace": pod.pointer("/metadata/namespace"),
+                },
+            });
+            cluster.apply(&account.to_string()).await.unwrap();
+            if let Err(error) = dry_run(&pod.to_string()).await {
+                panic!("the pod of {case}: {error:#}");
+            }
+            // It is the namespace that is strict, and not nobody.
+            let mut lax = pod.clone();
+            lax["spec"]["securityContext"] = json!({});
+            lax["spec"]["containers"][0]["securityContext"] = json!({});
+            let refused = dry_run(&lax.to_string()).await.unwrap_err();
+            assert!(
+                format!("{refused:#}").contains("violates PodSecurity"),
+                "{refused:#}"
+            );
+            pods += 1;
+        }
+    }
+    assert!(pods >= 2, "{pods}");
+}

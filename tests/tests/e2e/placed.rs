@@ -1,0 +1,539 @@
+//! Tenants of home that are placed on the member they name.
+
+mod held_back;
+mod record;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail, ensure};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::ConfigMap;
+use krypton_common::names;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::tenant::Tenant;
+use krypton_hub::discovery::register::CONFIG_MAP;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
+    eventually,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, chart_flags},
+    in_both_modes,
+};
+use kube::api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::{Api, CustomResourceExt, ResourceExt};
+use serde_json::{Value, json};
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const PLACED: (&str, &str, &str) = ("Placed", "True", "Placed");
+const EDGE: &str = "edge-1";
+/// Of home; the members have none of that name.
+const TEAM: &str = "team";
+
+in_both_modes!(
+    a_placed_tenant_is_mirrored_follows_its_home_and_goes_from_its_member_first,
+    what_is_not_homes_is_mirrored_and_not_taken_over_and_what_is_let_go_stays,
+    a_hub_that_dies_and_a_member_that_leaves_change_nothing_of_what_is_placed,
+);
+
+struct Scene {
+    pair: Pair,
+    home: Desk,
+    edge: Desk,
+    flags: Vec<String>,
+    _repository: ChartRepository,
+}
+
+impl Scene {
+    async fn open(name: &str, mode: Mode) -> Self {
+        let charts = [ChartSource::small("1.0.0")];
+        let repository = ChartRepository::start(&charts).await.unwrap();
+        let mut pair = Pair::start(name, mode, Parts::WithControllers)
+            .await
+            .unwrap();
+        let mut flags = chart_flags(&repository, "small", "1.0.0");
+        flags.extend(["--tenant-values".to_owned(), "--place-tenants".to_owned()]);
+        pair.open(flags.clone()).await.unwrap();
+        let words = ["create", "namespace", TEAM];
+        pair.home().kubectl(words).await.unwrap();
+        Self {
+            home: Desk::at(pair.home()),
+            edge: pair.desk(),
+            pair,
+            flags,
+            _repository: repository,
+        }
+    }
+
+    async fn place(&self, namespace: &str, name: &str) -> Tenant {
+        let spec = json!({
+            "workspace": format!("{name}-ws"),
+            "clusterRef": {"secretName": EDGE},
+            "values": {"replicaCount": 0},
+        });
+        self.home.create(namespace, name, spec).await.unwrap()
+    }
+
+    /// Waits until it is placed and ready, and returns the member's.
+    async fn is_placed(&self, namespace: &str, name: &str) -> Tenant {
+        let shown = self.home.shows(namespace, name, &[PLACED, ALL_READY]).await;
+        let shown = shown.unwrap().status.unwrap().conditions;
+        let ready = self.pair.condition("ClusterReady");
+        let ready = shown.iter().find(|found| found.type_ == ready);
+        assert!(
+            ready.is_some_and(|found| found.status == "True"),
+            "{shown:?}"
+        );
+        self.edge.tenants(namespace).get(name).await.unwrap()
+    }
+
+    async fn patch(&self, desk: &Desk, name: &str, patch: Value) {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let tenants = desk.tenants(TEAM);
+        tenants.patch(name, &params, &patch).await.unwrap();
+    }
+
+    /// Sets or takes off the annotation of the Tenant at home that sets it aside.
+    async fn pause(&self, name: &str, paused: bool) {
+        let value = if paused { "true" } else { "false" };
+        let annotate = self
+            .home
+            .annotate(TEAM, name, names::PAUSED_ANNOTATION, value);
+        annotate.await.unwrap();
+    }
+
+    async fn edges(&self, name: &str) -> Option<Tenant> {
+        self.edge.tenants(TEAM).get_opt(name).await.unwrap()
+    }
+
+    /// Waits until the member's Tenant is so.
+    async fn on_edge(&self, name: &str, what: &str, is: impl Fn(&Tenant) -> bool) -> Tenant {
+        let tenants = self.edge.tenants(TEAM);
+        eventually(what, PATIENCE, async || {
+            match tenants.get_opt(name).await? {
+                Some(found) if is(&found) => Ok(Some(found)),
+                found => bail!("{found:?}"),
+            }
+        })
+        .await
+        .unwrap()
+    }
+}
+
+fn home_uid(tenant: &Tenant) -> Option<&str> {
+    let annotation = tenant.annotations().get(names::HOME_UID_ANNOTATION);
+    annotation.map(String::as_str)
+}
+
+fn message(tenant: &Tenant) -> Option<&str> {
+    tenant.spec.values.as_ref()?.get("message")?.as_str()
+}
+
+async fn a_placed_tenant_is_mirrored_follows_its_home_and_goes_from_its_member_first(mode: Mode) {
+    let scene = Scene::open("placed", mode).await;
+    let at_home = scene.place(TEAM, "acme").await;
+    let made = scene.is_placed(TEAM, "acme").await;
+    assert_eq!(
+        made.labels()[names::MANAGED_BY_LABEL],
+        names::MANAGED_BY_HUB
+    );
+    assert_eq!(home_uid(&made), at_home.metadata.uid.as_deref());
+    assert_eq!(made.spec.cluster_ref, None);
+    assert_eq!(made.workspace(), "acme-ws");
+    let release = scene.pair.release("acme");
+    scene
+        .edge
+        .newest_is("acme-ws", &release, 1, "deployed")
+        .await
+        .unwrap();
+
+    let says = |text: &str| json!({"spec": {"values": {"message": text}}});
+    scene.patch(&scene.home, "acme", says("second")).await;
+    let is = |found: &Tenant| message(found) == Some("second");
+    scene.on_edge("acme", "the edit to follow", is).await;
+    scene
+        .edge
+        .newest_is("acme-ws", &release, 2, "deployed")
+        .await
+        .unwrap();
+    // By somebody on the member: put back, whatever it was.
+    let named =
+        json!({"spec": {"clusterRef": {"secretName": "elsewhere"}, "values": {"message": "mine"}}});
+    scene.patch(&scene.edge, "acme", named).await;
+    let is = |found: &Tenant| is(found) && found.spec.cluster_ref.is_none();
+    scene.on_edge("acme", "the edit to be put back", is).await;
+    scene.edge.delete(TEAM, "acme").await.unwrap();
+    let anew = |found: &Tenant| found.uid() != made.uid() && message(found) == Some("second");
+    scene
+        .on_edge("acme", "the Tenant to be made again", anew)
+        .await;
+    scene.is_placed(TEAM, "acme").await;
+
+    // What goes wrong there is said here.
+    let broken = |is: bool| json!({"spec": {"values": {"broken": is}}});
+    scene.patch(&scene.home, "acme", broken(true)).await;
+    let error = scene.pair.condition("ClusterError");
+    let failed = [PLACED, (error.as_str(), "True", "UpgradeFailed")];
+    let shown = scene.home.shows(TEAM, "acme", &failed).await.unwrap();
+    let status = shown.status.unwrap();
+    assert_eq!(status.phase.as_deref(), Some("Error"));
+    assert!(status.last_message.unwrap().contains(EDGE));
+    scene.patch(&scene.home, "acme", broken(false)).await;
+    scene.is_placed(TEAM, "acme").await;
+
+    // To name another member does not move it.
+    let elsewhere = json!({"spec": {"clusterRef": {"secretName": "edge-2"}}});
+    scene.patch(&scene.home, "acme", elsewhere).await;
+    let refused = [("Placed", "False", "ClusterRefChanged")];
+    scene.home.shows(TEAM, "acme", &refused).await.unwrap();
+    let back = json!({"spec": {"clusterRef": {"secretName": EDGE}}});
+    scene.patch(&scene.home, "acme", back).await;
+    scene.is_placed(TEAM, "acme").await;
+
+    scene.pair.cluster().stop_apiserver().await.unwrap();
+    let away = [("Placed", "Unknown", "ClusterUnreachable")];
+    scene.home.shows(TEAM, "acme", &away).await.unwrap();
+    scene.patch(&scene.home, "acme", says("third")).await;
+    scene.pair.cluster().start_apiserver().await.unwrap();
+    let is = |found: &Tenant| message(found) == Some("third");
+    scene.on_edge("acme", "what was missed to follow", is).await;
+    scene.is_placed(TEAM, "acme").await;
+
+    scene.pair.cluster().stop_apiserver().await.unwrap();
+    scene.home.delete(TEAM, "acme").await.unwrap();
+    let waits = [("Placed", "Unknown", "ClusterUnreachable")];
+    let waiting = scene.home.shows(TEAM, "acme", &waits).await.unwrap();
+    assert_eq!(waiting.finalizers(), [names::PLACED_FINALIZER]);
+    scene.pair.cluster().start_apiserver().await.unwrap();
+    scene.home.gone(TEAM, "acme").await.unwrap();
+    let left = scene.edge.tenants(TEAM).get_opt("acme").await.unwrap();
+    assert_eq!(left, None);
+    let left = scene.edge.revisions("acme-ws", &release).await.unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    // Home's namespace may be used by others there.
+    assert!(scene.edge.namespace(TEAM).await.unwrap().is_some());
+}
+
+async fn what_is_not_homes_is_mirrored_and_not_taken_over_and_what_is_let_go_stays(mode: Mode) {
+    let mut scene = Scene::open("placed-others", mode).await;
+    let ready = scene.pair.condition("ClusterReady");
+    let values = json!({"workspace": "hers", "values": {"replicaCount": 0}});
+    scene.edge.create("default", "hers", values).await.unwrap();
+    let hers = scene.edge.shows("default", "hers", &[ALL_READY]).await;
+    let hers = hers.unwrap();
+    scene.place("default", "hers").await;
+    let mirrored = [
+        ("Placed", "False", "AlreadyThere"),
+        (ready.as_str(), "True", "Installed"),
+    ];
+    scene
+        .home
+        .shows("default", "hers", &mirrored)
+        .await
+        .unwrap();
+    scene.home.delete("default", "hers").await.unwrap();
+    scene.home.gone("default", "hers").await.unwrap();
+    let after = scene.edge.tenants("default").get("hers").await.unwrap();
+    assert_eq!(after.spec, hers.spec);
+    assert_eq!(after.metadata.uid, hers.metadata.uid);
+    assert_eq!(after.labels(), hers.labels());
+    assert_eq!(after.metadata.deletion_timestamp, None);
+
+    scene.place(TEAM, "acme").await;
+    let made = scene.is_placed(TEAM, "acme").await;
+    let at_home = scene.home.tenants(TEAM).get("acme").await.unwrap();
+    let let_go = (names::ORPHAN_ANNOTATION, "true");
+    let annotated = scene.home.annotate(TEAM, "acme", let_go.0, let_go.1);
+    annotated.await.unwrap();
+    scene.home.delete(TEAM, "acme").await.unwrap();
+    scene.home.gone(TEAM, "acme").await.unwrap();
+    let told = scene.home.told(TEAM, "acme", "Orphaned").await.unwrap();
+    assert!(told.contains(EDGE), "{told}");
+
+    // Restored from a backup, it is another object, with all that home had put on it. Deleted, it takes nothing
+    // along.
+    let another = [("Placed", "False", "BelongsToAnother")];
+    let mut backup = at_home.clone();
+    backup.metadata = ObjectMeta {
+        name: at_home.metadata.name,
+        finalizers: at_home.metadata.finalizers,
+        annotations: at_home.metadata.annotations,
+        ..ObjectMeta::default()
+    };
+    let params = PostParams::default();
+    scene
+        .home
+        .tenants(TEAM)
+        .create(&params, &backup)
+        .await
+        .unwrap();
+    scene.home.shows(TEAM, "acme", &another).await.unwrap();
+    scene.home.delete(TEAM, "acme").await.unwrap();
+    scene.home.gone(TEAM, "acme").await.unwrap();
+    let restored = scene.place(TEAM, "acme").await;
+    scene.home.shows(TEAM, "acme", &another).await.unwrap();
+    let before = scene.edge.tenants(TEAM).get("acme").await.unwrap();
+    assert_eq!(before.metadata.uid, made.metadata.uid);
+    assert_eq!(home_uid(&before), home_uid(&made));
+    let adopt = scene
+        .home
+        .annotate(TEAM, "acme", names::ADOPT_ANNOTATION, "true");
+    adopt.await.unwrap();
+    let adopted = scene.is_placed(TEAM, "acme").await;
+    assert_eq!(adopted.metadata.uid, made.metadata.uid);
+    assert_eq!(home_uid(&adopted), restored.metadata.uid.as_deref());
+    let release = scene.pair.release("acme");
+    let revisions = scene.edge.revisions("acme-ws", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+
+    // A hub that is told not to place any more removes nothing.
+    scene.pair.stop().await.unwrap();
+    let mut flags = scene.flags.clone();
+    flags.retain(|flag| flag != "--place-tenants");
+    scene.pair.open(flags).await.unwrap();
+    let stays = [("Placed", "Unknown", "NotPlacing"), ALL_READY];
+    scene.home.shows(TEAM, "acme", &stays).await.unwrap();
+    let stays = scene.edge.tenants(TEAM).get("acme").await.unwrap();
+    assert_eq!(stays.metadata.uid, made.metadata.uid);
+    assert_eq!(stays.metadata.deletion_timestamp, None);
+}
+
+async fn a_hub_that_dies_and_a_member_that_leaves_change_nothing_of_what_is_placed(mode: Mode) {
+    let mut scene = Scene::open("placed-killed", mode).await;
+    scene.place(TEAM, "first").await;
+    let first = scene.is_placed(TEAM, "first").await;
+    // Before it has done anything about it, or in the middle.
+    for (name, finalizers) in [("second", 0), ("third", 1)] {
+        scene.place(TEAM, name).await;
+        eventually("the hub to have begun", PATIENCE, async || {
+            let found = scene.home.tenants(TEAM).get(name).await?;
+            Ok((found.finalizers().len() >= finalizers).then_some(()))
+        })
+        .await
+        .unwrap();
+        scene.pair.hub().unwrap().kill9().await.unwrap();
+        scene.pair.start_hub_again().unwrap();
+        scene.is_placed(TEAM, name).await;
+    }
+    scene.home.delete(TEAM, "third").await.unwrap();
+    scene.pair.hub().unwrap().kill9().await.unwrap();
+    scene.pair.start_hub_again().unwrap();
+    scene.home.gone(TEAM, "third").await.unwrap();
+    let left = scene.edge.tenants(TEAM).get_opt("third").await.unwrap();
+    assert_eq!(left, None);
+
+    let members: Api<EdgeCluster> = Api::all(scene.home.client.clone());
+    members
+        .delete(EDGE, &DeleteParams::default())
+        .await
+        .unwrap();
+    let left = [("Placed", "Unknown", "MemberLeft")];
+    scene.home.shows(TEAM, "first", &left).await.unwrap();
+    let stays = scene.edge.tenants(TEAM).get("first").await.unwrap();
+    assert_eq!(stays.metadata.uid, first.metadata.uid);
+    match mode {
+        Mode::Agent => scene.pair.join_again().await.unwrap(),
+        _ => comes_back(&scene.home).await.unwrap(),
+    }
+    let back = scene.is_placed(TEAM, "first").await;
+    assert_eq!(back.metadata.uid, first.metadata.uid);
+    assert_eq!(back.metadata.generation, first.metadata.generation);
+
+    // With the CRD of home go its Tenants, and nobody has wanted that of what is placed.
+    let delete = ["delete", "crd", Tenant::crd_name(), "--timeout=120s"];
+    scene.pair.home().kubectl(delete).await.unwrap();
+    scene.pair.hub().unwrap().stop().await.unwrap();
+    scene.pair.start_hub_again().unwrap();
+    scene.place(TEAM, "first").await;
+    let another = [("Placed", "False", "BelongsToAnother")];
+    scene.home.shows(TEAM, "first", &another).await.unwrap();
+    let stays = scene.edge.tenants(TEAM).get("first").await.unwrap();
+    assert_eq!(stays.metadata.uid, first.metadata.uid);
+    assert_eq!(stays.metadata.deletion_timestamp, None);
+    let release = scene.pair.release("first");
+    let revisions = scene.edge.revisions("first-ws", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+}
+
+/// Its source is labelled anew.
+async fn comes_back(home: &Desk) -> Result<()> {
+    let maps: Api<ConfigMap> = Api::namespaced(home.client.clone(), HUB_NAMESPACE);
+    home.label_member(EDGE, false).await?;
+    eventually("its dismissal to be forgotten", PATIENCE, async || {
+        let register = maps.get(CONFIG_MAP).await?.data.unwrap_or_default();
+        let named = register.values().any(|text| text.contains(EDGE));
+        Ok((!named).then_some(()))
+    })
+    .await?;
+    home.label_member(EDGE, true).await
+}
+
+/// Members of a large fleet, and Tenants of each.
+const MEMBERS: usize = 4;
+const EACH: usize = 50;
+/// `all` is a fleet of full size: 2,000 Tenants, for which `make placed` asks.
+const SIZE: &str = "KRYPTON_PLACED";
+const FULL: (usize, usize) = (20, 100);
+/// Control planes that start at the same time.
+const AT_ONCE: usize = 2;
+
+fn size() -> (usize, usize) {
+    match std::env::var(SIZE).as_deref() {
+        Err(_) => (MEMBERS, EACH),
+        Ok("all") => FULL,
+        Ok(other) => panic!("{SIZE}={other}: only all is known"),
+    }
+}
+
+#[tokio::test]
+async fn a_hub_that_is_started_again_writes_nothing_on_the_members() {
+    let home = Cluster::start("many-placed", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let (members_of_all, each) = size();
+    let edges = (0..members_of_all).map(|number| {
+        let name = format!("many-placed-{number}");
+        async move { Cluster::start(&name, Parts::ControlPlane).await }
+    });
+    let edges = futures::stream::iter(edges).buffered(AT_ONCE);
+    let edges: Vec<Cluster> = edges.try_collect().await.unwrap();
+    let options = || {
+        HubOptions::new(home.kubeconfig()).args([
+            // Nobody fetches it: no Tenant has a workspace that it could go to.
+            "--chart-repo=https://charts.example.org",
+            "--chart-name=small",
+            "--chart-version=1.0.0",
+            "--self-cluster=false",
+            "--place-tenants",
+        ])
+    };
+    let mut hub = Hub::start(&options()).unwrap();
+    let mut memberships = Vec::new();
+    for (number, edge) in edges.iter().enumerate() {
+        let mode = [Mode::Proxy, Mode::Agent][number % 2];
+        let name = format!("edge-{number}");
+        let joining = Membership::join(mode, &mut hub, &home, edge, &name);
+        memberships.push(joining.await.unwrap());
+    }
+    home.kubectl(["create", "namespace", TEAM]).await.unwrap();
+    let desk = Desk::at(&home);
+    for number in 0..members_of_all * each {
+        let spec = json!({
+            "clusterRef": {"secretName": format!("edge-{}", number % members_of_all)},
+            "workspace": "kube-system",
+        });
+        let name = format!("tenant-{number}");
+        desk.create(TEAM, &name, spec).await.unwrap();
+    }
+    let refused = |tenant: &Tenant| {
+        let conditions = tenant.status.clone().unwrap_or_default().conditions;
+        let has = |type_: &str, why: &str| {
+            let mut conditions = conditions.iter();
+            conditions.any(|found| found.type_ == type_ && found.reason == why)
+        };
+        has("Placed", "Placed") && has("Ready", "ClustersNotReady")
+    };
+    let all_are_placed = async || {
+        eventually("all to be placed", PATIENCE, async || {
+            let all = desk.tenants(TEAM).list(&ListParams::default()).await?;
+            let placed = all.iter().filter(|tenant| refused(tenant)).count();
+            ensure!(placed == members_of_all * each, "{placed} are");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    };
+    all_are_placed().await;
+
+    let mut before = Vec::new();
+    for edge in &edges {
+        before.push((objects(edge).await, writes(edge).await));
+    }
+    hub.kill9().await.unwrap();
+    hub = Hub::start(&options().in_place_of(&hub)).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    // Each has a Desired of this hub by then, and has acted on it.
+    let members: Api<EdgeCluster> = Api::all(home.client());
+    let epoch = async || {
+        let maps: Api<ConfigMap> = Api::namespaced(home.client(), HUB_NAMESPACE);
+        let map = maps.get(krypton_hub::desired::EPOCH_NAME).await?;
+        let epoch = map.data.unwrap_or_default()["epoch"].parse::<i64>()?;
+        Ok::<_, anyhow::Error>(epoch)
+    };
+    eventually(
+        "all members to act on what it wants",
+        PATIENCE,
+        async || {
+            let epoch = epoch().await?;
+            for member in members.list(&ListParams::default()).await? {
+                let name = member.name_any();
+                let status = serde_json::to_value(member.status)?;
+                let applied = status["applied"]["epoch"].as_i64();
+                ensure!(applied == Some(epoch), "{name}: {status}");
+            }
+            Ok(Some(()))
+        },
+    )
+    .await
+    .unwrap();
+    // The last that there was is one more to be done by each: by then all before has been looked at.
+    for number in 0..members_of_all {
+        let spec = json!({
+            "clusterRef": {"secretName": format!("edge-{number}")},
+            "workspace": "kube-system",
+        });
+        let name = format!("later-{number}");
+        desk.create(TEAM, &name, spec).await.unwrap();
+        desk.shows(TEAM, &name, &[PLACED]).await.unwrap();
+    }
+    all_are_placed_still(&desk).await;
+    for (edge, (objects_before, writes_before)) in edges.iter().zip(before) {
+        let mut after = objects(edge).await;
+        after.retain(|name, _| name.starts_with("tenant-"));
+        assert_eq!(after, objects_before, "{}", edge.name());
+        let more = |(request, count): (Request, u64)| {
+            let more = count - writes_before.get(&request).copied().unwrap_or_default();
+            (more > 0).then_some((request, more))
+        };
+        let mut more: BTreeMap<Request, u64> =
+            writes(edge).await.into_iter().filter_map(more).collect();
+        // The record of what is wanted, of this hub and with the later one.
+        let request = |verb: &str, resource: &str| (verb.to_owned(), resource.to_owned());
+        let records = more.remove(&request("PUT", "secrets")).unwrap_or_default();
+        assert!((1..=3).contains(&records), "{}: {records}", edge.name());
+        // The later one is made and told of; that of all others nothing is written, their versions show.
+        more.remove(&request("PATCH", "tenants"));
+        let made = [(request("POST", "tenants"), 1)].into();
+        assert_eq!(more, made, "{}", edge.name());
+    }
+    drop(memberships);
+}
+
+async fn all_are_placed_still(desk: &Desk) {
+    let all = desk.tenants(TEAM).list(&ListParams::default()).await;
+    for tenant in all.unwrap() {
+        let member = tenant.names_member().unwrap_or_default().to_owned();
+        let on = tenant.annotations().get(names::PLACED_ON_ANNOTATION);
+        assert_eq!(on, Some(&member));
+    }
+}
+
+/// All Tenants of a cluster, with their versions.
+async fn objects(edge: &Cluster) -> BTreeMap<String, Option<String>> {
+    let tenants: Api<Tenant> = Api::all(edge.client());
+    let all = tenants.list(&ListParams::default()).await.unwrap();
+    all.into_iter()
+        .map(|tenant| (tenant.name_any(), tenant.resource_version()))
+        .collect()
+}
+
+type Request = (String, String);
+
+/// How often anything was written, but for Leases and events.
+async fn writes(edge: &Cluster) -> BTreeMap<Request, u64> {
+    let mut requests = edge.requests().await.unwrap();
+    requests.retain(|(verb, resource), _| {
+        let reads = ["GET", "LIST", "WATCH"].contains(&verb.as_str());
+        let ours = ["tenants", "namespaces", "configmaps", "secrets"];
+        !reads && ours.contains(&resource.as_str())
+    });
+    requests
+}

@@ -1,0 +1,208 @@
+//! Power that is lost, and processes that are killed, in the middle of an installation, an upgrade, a rollback and
+//! an uninstall: the next pass repairs by itself, and what has once served goes on.
+
+use anyhow::{Result, bail, ensure};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use krypton_tests::{
+    ChartRepository, Gate, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, helm_ends, values_flag},
+    gate, in_both_modes,
+};
+use kube::{Api, ResourceExt, api::ListParams};
+use serde_json::{Value, json};
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const EVENTS: [&str; 4] = ["pre-install", "pre-upgrade", "pre-rollback", "pre-delete"];
+
+in_both_modes!(what_is_killed_in_upgrade_rollback_and_uninstall_is_repaired_by_the_next);
+
+/// A member with Deployments of one pod, on which each of helm's runs waits before it does anything.
+struct Scene {
+    pair: Pair,
+    desk: Desk,
+    values: ValuesFile,
+    _chart: (ChartRepository, Gate),
+}
+
+impl Scene {
+    async fn set(name: &str, mode: Mode, more: &[&str]) -> Self {
+        let gate = Gate::everywhere().unwrap();
+        let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
+        let mut pair = Pair::start(name, mode, Parts::WithPods).await.unwrap();
+        let values = ValuesFile::new(&json!({"gates": EVENTS}).to_string()).unwrap();
+        let mut flags = chart_flags(&repository, "gates", "1.0.0");
+        flags.push(values_flag(&values));
+        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
+        pair.open(flags).await.unwrap();
+        let desk = pair.desk();
+        Self {
+            pair,
+            desk,
+            values,
+            _chart: (repository, gate),
+        }
+    }
+
+    fn write(&self, more: &Value) {
+        let mut values = json!({"gates": EVENTS});
+        for (key, value) in more.as_object().unwrap() {
+            values[key] = value.clone();
+        }
+        self.values.write(&values.to_string()).unwrap();
+    }
+
+    async fn install(&self, name: &str) -> Deployment {
+        self.desk.create("default", name, json!({})).await.unwrap();
+        self.pass(name, "pre-install", None).await;
+        self.ready(name).await
+    }
+
+    async fn at(&self, name: &str, event: &str, known: Option<&Pod>) -> Pod {
+        gate::at(&self.desk, name, event, known).await.unwrap()
+    }
+
+    async fn pass(&self, name: &str, event: &str, known: Option<&Pod>) {
+        gate::pass(&self.desk, name, event, known).await.unwrap();
+    }
+
+    /// The Tenant is, with one deployed revision, the newest, and no lock.
+    async fn ready(&self, name: &str) -> Deployment {
+        self.desk
+            .shows("default", name, &[ALL_READY])
+            .await
+            .unwrap();
+        let release = self.pair.release(name);
+        let what = format!("one deployed revision of {release}");
+        eventually(&what, PATIENCE, async || {
+            let revisions = self.desk.revisions(name, &release).await?;
+            let deployed = revisions.iter().filter(|(_, status)| status == "deployed");
+            ensure!(deployed.count() == 1, "{revisions:?}");
+            let newest = revisions
+                .last()
+                .is_some_and(|(_, status)| status == "deployed");
+            ensure!(newest, "{revisions:?}");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+        self.serves(name).await.unwrap()
+    }
+
+    /// The release's one Deployment, which has a pod.
+    async fn serves(&self, name: &str) -> Result<Deployment> {
+        let api: Api<Deployment> = Api::namespaced(self.desk.client.clone(), name);
+        let found = api.list(&ListParams::default()).await?.items;
+        let [deployment] = found.as_slice() else {
+            bail!("{} Deployments", found.len());
+        };
+        let status = deployment.status.clone().unwrap_or_default();
+        ensure!(status.available_replicas == Some(1), "{status:?}");
+        Ok(deployment.clone())
+    }
+
+    /// Lets each run go on from `event`, whichever it is by now, until the Tenant is ready, or is gone.
+    async fn pass_all(&self, name: &str, event: &str) {
+        let pods: Api<Pod> = Api::namespaced(self.desk.client.clone(), name);
+        let what = format!("{name} to get past {event}");
+        eventually(&what, PATIENCE, async || {
+            for pod in pods.list(&ListParams::default()).await? {
+                let status = pod.status.clone().unwrap_or_default();
+                let ended = status.phase.as_deref() == Some("Succeeded");
+                if pod.name_any().ends_with(event) && !ended {
+                    gate::open(&self.desk, name, &pod).await?;
+                }
+            }
+            let Some(tenant) = self.desk.tenants("default").get_opt(name).await? else {
+                return Ok(Some(()));
+            };
+            let conditions = tenant.status.unwrap_or_default().conditions;
+            match condition(&conditions, ALL_READY.0) {
+                Some(ready) if ready.status == ALL_READY.1 => Ok(Some(())),
+                other => bail!("{other:?}"),
+            }
+        })
+        .await
+        .unwrap();
+    }
+
+    async fn gone(&self, name: &str) {
+        self.desk.gone("default", name).await.unwrap();
+        let left = self.desk.revisions(name, &self.pair.release(name)).await;
+        assert_eq!(left.unwrap(), []);
+    }
+
+    /// etcd and apiserver at once, and back.
+    async fn lose_power(&self) {
+        self.pair.cluster().power_off().await.unwrap();
+        self.pair.cluster().power_on().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_loses_its_power_in_install_upgrade_and_uninstall_is_repaired() {
+    let mut scene = Scene::set("power", Mode::Agent, &[]).await;
+    scene
+        .desk
+        .create("default", "acme", json!({}))
+        .await
+        .unwrap();
+    scene.at("acme", "pre-install", None).await;
+    scene.lose_power().await;
+    // By the run that has outlived it, or by the next.
+    scene.pass_all("acme", "pre-install").await;
+    let before = scene.ready("acme").await;
+
+    scene.write(&json!({"message": "second"}));
+    scene.at("acme", "pre-upgrade", None).await;
+    scene.lose_power().await;
+    let serving = eventually("the apiserver to answer", PATIENCE, async || {
+        scene.serves("acme").await.map(Some)
+    });
+    assert_eq!(serving.await.unwrap().uid(), before.uid());
+    scene.pass_all("acme", "pre-upgrade").await;
+    assert_eq!(scene.ready("acme").await.uid(), before.uid());
+
+    scene.desk.delete("default", "acme").await.unwrap();
+    scene.at("acme", "pre-delete", None).await;
+    scene.lose_power().await;
+    scene.pass_all("acme", "pre-delete").await;
+    scene.gone("acme").await;
+    let log = scene.pair.actor().unwrap().log().unwrap();
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+async fn what_is_killed_in_upgrade_rollback_and_uninstall_is_repaired_by_the_next(mode: Mode) {
+    // How a failure is remedied, an agent is told by flags of its own.
+    let rolls_back = mode == Mode::Proxy;
+    let more = ["--remediation=rollback", "--helm-timeout=20s"];
+    let mut scene = Scene::set("killed", mode, &more).await;
+    let mut before = Vec::new();
+    for name in ["upgraded", "rolled", "going"] {
+        before.push(scene.install(name).await);
+    }
+    let log = scene.pair.actor().unwrap().log_path().to_owned();
+    let folder = log.parent().unwrap();
+
+    scene.desk.delete("default", "going").await.unwrap();
+    let going = scene.at("going", "pre-delete", None).await;
+    scene.write(&json!({"message": "second", "brokenIn": "rolled"}));
+    let upgraded = scene.at("upgraded", "pre-upgrade", None).await;
+    let rolled = scene.at("rolled", "pre-upgrade", None).await;
+    if rolls_back {
+        gate::open(&scene.desk, "rolled", &rolled).await.unwrap();
+        scene.at("rolled", "pre-rollback", None).await;
+    }
+    scene.pair.actor().unwrap().kill9().await.unwrap();
+    helm_ends(folder).await.unwrap();
+    scene.write(&json!({"message": "third"}));
+    scene.pair.start_actor_again().unwrap();
+
+    scene.pass("going", "pre-delete", Some(&going)).await;
+    scene.pass("upgraded", "pre-upgrade", Some(&upgraded)).await;
+    scene.gone("going").await;
+    assert_eq!(scene.ready("upgraded").await.uid(), before[0].uid());
+    // A rollback is nobody's lock until a grace is over; what ran before it runs meanwhile.
+    assert_eq!(scene.serves("rolled").await.unwrap().uid(), before[1].uid());
+    scene.pass("rolled", "pre-upgrade", Some(&rolled)).await;
+    assert_eq!(scene.ready("rolled").await.uid(), before[1].uid());
+}

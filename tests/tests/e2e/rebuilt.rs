@@ -1,0 +1,169 @@
+//! A member whose cluster was built anew: nobody acts on it until a person says that it is the same
+//! member, and then it is.
+
+use std::fs;
+
+use k8s_openapi::api::core::v1::Namespace;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_tests::{
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode,
+    Parts, bundle,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
+    membership::replaced,
+};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
+
+in_both_modes!(a_rebuilt_cluster_is_left_alone_until_its_edge_cluster_is_replaced);
+
+async fn cluster_uid(cluster: &Cluster) -> String {
+    let namespaces: Api<Namespace> = Api::all(cluster.client());
+    namespaces.get("kube-system").await.unwrap().uid().unwrap()
+}
+
+async fn a_rebuilt_cluster_is_left_alone_until_its_edge_cluster_is_replaced(mode: Mode) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, former, rebuilt) = tokio::try_join!(
+        Cluster::start("rebuilt-home", Parts::ControlPlane),
+        Cluster::start("rebuilt-former", Parts::WithControllers),
+        Cluster::start("rebuilt-new", Parts::WithControllers),
+    )
+    .unwrap();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)])
+        .args(["--self-cluster=false"]);
+    let mut hub = Hub::start(&options).unwrap();
+    let (desk, at_former, at_rebuilt) = (Desk::at(&home), Desk::at(&former), Desk::at(&rebuilt));
+    let mut member = Membership::join(mode, &mut hub, &home, &former, "edge-1")
+        .await
+        .unwrap();
+    at_former
+        .create("default", "acme", json!({}))
+        .await
+        .unwrap();
+    at_former
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    let before = desk
+        .member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .await
+        .unwrap();
+    let recorded = before.status.as_ref().unwrap().cluster_uid.clone();
+    assert_eq!(recorded, Some(cluster_uid(&former).await));
+    // What a person has said of the member.
+    let members: Api<EdgeCluster> = Api::all(home.client());
+    let wishes = Patch::Merge(json!({
+        "metadata": {"labels": {"team": "a"}},
+        "spec": {"allowedNamespaces": ["default"]},
+    }));
+    members
+        .patch("edge-1", &PatchParams::default(), &wishes)
+        .await
+        .unwrap();
+
+    // The cluster is built anew. What led to the former one leads to this one now.
+    let folder = TempDir::with_prefix("krypton-rebuilt-").unwrap();
+    if let Some(agent) = member.agent() {
+        agent.stop().await.unwrap();
+        let file = folder.path().join("refused.yaml");
+        fs::write(&file, bundle(&home, "edge-1").await.unwrap()).unwrap();
+        let options = AgentOptions::new(rebuilt.kubeconfig()).join_file(&file);
+        let mut agent = Agent::start(&options).unwrap();
+        agent.wait(PATIENCE).await.unwrap();
+        let log = agent.log().unwrap();
+        assert!(
+            log.contains("kubectl krypton join edge-1 --replace"),
+            "{log}"
+        );
+        let told = desk.told("default", "edge-1", "EnrolmentRefused").await;
+        assert!(told.unwrap().contains("--replace"));
+    } else {
+        desk.add_member("edge-1", &rebuilt.kubeconfig_with_token())
+            .await
+            .unwrap();
+        let changed = ("Healthy", "False", "ClusterIdentityChanged");
+        let shown = desk.member_shows("edge-1", &[changed]).await.unwrap();
+        let shown = serde_json::to_string(&shown).unwrap();
+        assert!(
+            shown.contains("kubectl krypton join edge-1 --replace"),
+            "{shown}"
+        );
+        assert_eq!(at_rebuilt.namespace("krypton-system").await.unwrap(), None);
+    }
+
+    let printed = replaced(&home, "edge-1").await.unwrap();
+    let agent = match mode {
+        Mode::Agent => {
+            let file = folder.path().join("bundle.yaml");
+            fs::write(&file, printed).unwrap();
+            let options = AgentOptions::new(rebuilt.kubeconfig()).join_file(&file);
+            let mut agent = Agent::start(&options).unwrap();
+            agent.ready(PATIENCE).await.unwrap();
+            Some(agent)
+        }
+        Mode::Proxy | Mode::SelfCluster => {
+            assert_eq!(printed, "edgecluster.mesh.openkcm.io/edge-1 replaced\n");
+            None
+        }
+    };
+    let after = desk
+        .member_shows("edge-1", &[CONNECTED, HEALTHY])
+        .await
+        .unwrap();
+    assert_ne!(after.uid(), before.uid());
+    assert_eq!(after.spec.source_ref, before.spec.source_ref);
+    assert_eq!(
+        after.spec.allowed_namespaces,
+        Some(vec!["default".to_owned()])
+    );
+    assert_eq!(after.labels().get("team").map(String::as_str), Some("a"));
+    assert_eq!(
+        after.status.as_ref().unwrap().cluster_uid,
+        Some(cluster_uid(&rebuilt).await)
+    );
+    desk.member_is("edge-1", mode).await.unwrap();
+    at_rebuilt
+        .create("default", "acme", json!({}))
+        .await
+        .unwrap();
+    at_rebuilt
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    // What runs on the former one is as it was.
+    at_former
+        .newest_is("acme", "tenant-acme-edge-1", 1, "deployed")
+        .await
+        .unwrap();
+
+    // Its agent, started again, is told that its certificate is void.
+    if let Some(mut agent) = agent {
+        member.start_again(&former).unwrap();
+        let old = member.agent().unwrap();
+        krypton_tests::eventually("the former agent to be refused", PATIENCE, async || {
+            let log = old.log()?;
+            if log.contains("of a former EdgeCluster edge-1") {
+                return Ok(Some(()));
+            }
+            anyhow::bail!("{log}")
+        })
+        .await
+        .unwrap();
+        desk.member_shows("edge-1", &[CONNECTED, HEALTHY])
+            .await
+            .unwrap();
+        agent.stop().await.unwrap();
+    }
+}

@@ -1,0 +1,266 @@
+//! What changes in the chart reaches every member, and what cannot be done leaves alone what runs.
+
+use anyhow::{Result, bail, ensure};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
+    eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+in_both_modes!(
+    values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_old_release,
+    a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs,
+);
+
+async fn message_is(cluster: &Cluster, release: &str, expected: &str) -> Result<()> {
+    let args = [
+        "get",
+        "configmap",
+        release,
+        "--namespace=acme",
+        "--output=jsonpath={.data.message}",
+    ];
+    match cluster.kubectl(args).await?.as_str() {
+        found if found == expected => Ok(()),
+        found => bail!("the message is {found:?}"),
+    }
+}
+
+async fn available(cluster: &Cluster, release: &str) -> Result<()> {
+    let deployment = format!("deployment/{release}");
+    let args = [
+        "wait",
+        "--for=condition=Available",
+        &deployment,
+        "--namespace=acme",
+    ];
+    cluster
+        .kubectl(args.into_iter().chain(["--timeout=60s"]))
+        .await
+        .map(drop)
+}
+
+async fn values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_old_release(
+    mode: Mode,
+) {
+    let versions = [ChartSource::small("1.0.0"), ChartSource::small("1.1.0")];
+    let repository = ChartRepository::start(&versions).await.unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("upgrade-home", Parts::WithPods),
+        Cluster::start("upgrade-edge", Parts::WithPods),
+    )
+    .unwrap();
+    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    let values = ValuesFile::new("message: first").unwrap();
+    let options = |version: &str| {
+        let flags = chart_flags(&repository, "small", version);
+        HubOptions::new(home.kubeconfig())
+            .args(flags)
+            .args([values_flag(&values)])
+    };
+    let mut hub = Hub::start(&options("1.0.0")).unwrap();
+    let _member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
+        .await
+        .unwrap();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    edge_desk
+        .create("default", "acme", json!({}))
+        .await
+        .unwrap();
+    let places = [
+        (&home, &desk, "tenant-acme-self-cluster"),
+        (&edge, &edge_desk, "tenant-acme-edge-1"),
+    ];
+    for (_, desk, release) in places {
+        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        desk.newest_is("acme", release, 1, "deployed")
+            .await
+            .unwrap();
+    }
+
+    values.write("message: second").unwrap();
+    for (cluster, desk, release) in places {
+        desk.newest_is("acme", release, 2, "deployed")
+            .await
+            .unwrap();
+        message_is(cluster, release, "second").await.unwrap();
+    }
+    let upgraded = [
+        ALL_READY,
+        ("ClusterReady/self-cluster", "True", "Upgraded"),
+        ("ClusterReady/edge-1", "True", "Upgraded"),
+        ("ClusterProgress/edge-1", "False", "UpgradeComplete"),
+    ];
+    desk.shows("default", "acme", &upgraded).await.unwrap();
+
+    hub.stop().await.unwrap();
+    let _hub = Hub::start(&options("1.1.0").in_place_of(&hub)).unwrap();
+    let applied = format!("{}/small:1.1.0", repository.url());
+    for (_, desk, release) in places {
+        desk.newest_is("acme", release, 3, "deployed")
+            .await
+            .unwrap();
+        eventually("the new version in the status", PATIENCE, async || {
+            let tenant = desk.tenants("default").get("acme").await?;
+            let found = tenant.status.unwrap_or_default().last_applied_chart;
+            Ok((found.as_ref() == Some(&applied)).then_some(()))
+        })
+        .await
+        .unwrap();
+        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    }
+
+    values.write("{message: second, broken: true}").unwrap();
+    let failed = [
+        ("Ready", "False", "ClustersNotReady"),
+        ("ClusterReady/edge-1", "False", "UpgradeFailed"),
+        ("ClusterError/edge-1", "True", "UpgradeFailed"),
+    ];
+    let tenant = edge_desk.shows("default", "acme", &failed).await.unwrap();
+    assert_eq!(tenant.status.unwrap().phase.as_deref(), Some("Error"));
+    let on_home = ("ClusterError/self-cluster", "True", "UpgradeFailed");
+    let tenant = desk
+        .shows("default", "acme", &[on_home, failed[2]])
+        .await
+        .unwrap();
+    let status = tenant.status.unwrap();
+    assert_eq!(status.phase.as_deref(), Some("Error"));
+    let message = status.last_message.unwrap();
+    assert!(message.contains("0 of 2 clusters ready"), "{message}");
+    assert!(message.contains("keeps running"), "{message}");
+    edge_desk
+        .told("default", "acme", "HelmUpgradeFailed")
+        .await
+        .unwrap();
+    for (cluster, desk, release) in places {
+        available(cluster, release).await.unwrap();
+        let revisions = desk.revisions("acme", release).await.unwrap();
+        assert!(
+            revisions.contains(&(3, "deployed".to_owned())),
+            "{revisions:?}"
+        );
+    }
+
+    values.write("message: third").unwrap();
+    for (cluster, desk, release) in places {
+        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        message_is(cluster, release, "third").await.unwrap();
+        available(cluster, release).await.unwrap();
+    }
+}
+
+async fn a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs(mode: Mode) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("no-chart", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    // An agent is started anew with its hub: one that goes on has the chart in its cache.
+    let flags = |version: &str| {
+        let mut flags = chart_flags(&repository, "small", version);
+        flags.push(values_flag(&values));
+        flags
+    };
+    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
+    pair.open(flags("1.0.0")).await.unwrap();
+    desk.create("default", "old", json!({})).await.unwrap();
+    desk.shows("default", "old", &[ALL_READY]).await.unwrap();
+    pair.stop().await.unwrap();
+    let running = desk.releases().await.unwrap();
+
+    let faults = [
+        ("9.9.9", "VersionNotFound"),
+        ("latest-and-greatest", "VersionInvalid"),
+    ];
+    for (version, reason) in faults {
+        pair.open(flags(version)).await.unwrap();
+        let refused = (error.as_str(), "True", reason);
+        let still = (ready.as_str(), "True", "Installed");
+        // An agent goes on with the chart that it has until the hub tells it of the other.
+        desk.shows("default", "old", &[refused, still])
+            .await
+            .unwrap();
+        if version == "9.9.9" {
+            desk.create("default", "new", json!({})).await.unwrap();
+        }
+        let new = desk.shows("default", "new", &[refused]).await.unwrap();
+        let status = new.status.unwrap();
+        assert_eq!(status.phase.as_deref(), Some("Error"));
+        let message = status.last_message.unwrap();
+        assert!(
+            message.contains("small") && message.contains(version),
+            "{message}"
+        );
+        assert_eq!(desk.releases().await.unwrap(), running, "{version}");
+        pair.stop().await.unwrap();
+    }
+    desk.told("default", "new", "ChartVersionNotFound")
+        .await
+        .unwrap();
+    desk.told("default", "new", "ChartVersionInvalid")
+        .await
+        .unwrap();
+
+    // Where that is no error, it is said all the same.
+    pair.variables(&[("ALLOW_CHART_SKIP", "true")]);
+    pair.open(flags("9.9.9")).await.unwrap();
+    eventually("phases that leave it out", PATIENCE, async || {
+        let refused = [(error.as_str(), "True", "VersionNotFound")];
+        for (name, phase) in [("old", "Ready"), ("new", "Pending")] {
+            let tenant = desk.shows("default", name, &refused).await?;
+            let found = tenant.status.and_then(|status| status.phase);
+            ensure!(found.as_deref() == Some(phase), "{name} is {found:?}");
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    pair.stop().await.unwrap();
+    pair.variables(&[]);
+
+    // One fault after the other, each in the way of the same Tenant: a hub forgets none.
+    repository.set_fault(Fault::Down(503));
+    pair.open(flags("1.0.0")).await.unwrap();
+    let not_loaded = (error.as_str(), "True", "ChartNotLoaded");
+    let faults = [
+        (Fault::Down(503), "503"),
+        (Fault::Rubbish, "not the index of a chart repository"),
+        (Fault::HugeIndex, "larger than"),
+    ];
+    for (fault, words) in faults {
+        repository.set_fault(fault);
+        eventually(&format!("{fault:?} to be told"), PATIENCE, async || {
+            let new = desk.shows("default", "new", &[not_loaded]).await?;
+            let message = new
+                .status
+                .unwrap_or_default()
+                .last_message
+                .unwrap_or_default();
+            if !message.contains(words) {
+                bail!("{message}");
+            }
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+        let rss = pair.actor().unwrap().rss_bytes().unwrap();
+        assert!(rss < 400 << 20, "{fault:?}: {rss} bytes");
+        assert_eq!(desk.releases().await.unwrap(), running, "{fault:?}");
+    }
+    // What is installed needs no repository.
+    let settled = [ALL_READY, (error.as_str(), "False", "NoError")];
+    desk.shows("default", "old", &settled).await.unwrap();
+    repository.set_fault(Fault::None);
+    desk.shows("default", "new", &[ALL_READY]).await.unwrap();
+    desk.newest_is("old", &pair.release("old"), 1, "deployed")
+        .await
+        .unwrap();
+    pair.stop().await.unwrap();
+}

@@ -1,0 +1,351 @@
+//! Values of the chart from everywhere: the fleet's file, ConfigMaps and Secrets, a member's own, a Tenant's own;
+//! and what becomes of a fleet whose values are gone.
+
+use anyhow::{Result, bail};
+use k8s_openapi::api::core::v1::Secret;
+use krypton_common::values::lay_over;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
+    eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
+    process::Invocation,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const MISSING: (&str, &str, &str) = ("ValuesResolved", "False", "ValuesMissing");
+const RESOLVED: (&str, &str, &str) = ("ValuesResolved", "True", "Resolved");
+const EDGE: &str = "edge-1";
+const HOME: &str = "self-cluster";
+const SECRET: &str = "fleet-secret";
+
+in_both_modes!(
+    values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones_change_nothing
+);
+
+/// The release of Tenant `acme` on one member.
+struct Release<'a> {
+    cluster: &'a Cluster,
+    desk: &'a Desk,
+    name: String,
+}
+
+impl<'a> Release<'a> {
+    fn of(tenant: &str, member: &str, cluster: &'a Cluster, desk: &'a Desk) -> Self {
+        Self {
+            cluster,
+            desk,
+            name: format!("tenant-{tenant}-{member}"),
+        }
+    }
+
+    /// It is deployed, at this revision, with this message.
+    async fn says(&self, namespace: &str, revision: u32, message: &str) {
+        let (desk, name) = (self.desk, self.name.as_str());
+        desk.newest_is(namespace, name, revision, "deployed")
+            .await
+            .unwrap();
+        let path = "--output=jsonpath={.data.message}";
+        let get = ["get", "configmap", name, "--namespace", namespace, path];
+        assert_eq!(self.cluster.kubectl(get).await.unwrap(), message);
+    }
+}
+
+async fn put_secret(home: &Desk, values: &str) {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET},
+        "stringData": {"values.yaml": values},
+    });
+    home.apply_secret(SECRET, &secret).await.unwrap();
+}
+
+async fn lose_secret(home: &Desk) {
+    let secrets: Api<Secret> = Api::namespaced(home.client.clone(), "default");
+    secrets
+        .delete(SECRET, &DeleteParams::default())
+        .await
+        .unwrap();
+}
+
+fn config_map(name: &str, key: &str, values: &str) -> String {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": "default"}, "data": {key: values},
+    })
+    .to_string()
+}
+
+async fn patch_member(home: &Desk, spec: Value) {
+    let members: Api<EdgeCluster> = Api::all(home.client.clone());
+    let patch = Patch::Merge(json!({"spec": spec}));
+    let params = PatchParams::default();
+    members.patch(EDGE, &params, &patch).await.unwrap();
+}
+
+/// Nobody says anything of the values of this member any more.
+async fn says_nothing_of_values(home: &Desk, member: &str) {
+    let members: Api<EdgeCluster> = Api::all(home.client.clone());
+    eventually("nothing to be said of values", PATIENCE, async || {
+        let conditions = members.get(member).await?.status.unwrap_or_default();
+        match conditions
+            .conditions
+            .iter()
+            .find(|it| it.type_ == MISSING.0)
+        {
+            None => Ok(Some(())),
+            Some(found) => bail!("{found:?}"),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[expect(clippy::too_many_lines, reason = "one life of a fleet's values")]
+async fn values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones_change_nothing(
+    mode: Mode,
+) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("values-home", Parts::WithControllers),
+        Cluster::start("values-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, at_edge) = (Desk::at(&home), Desk::at(&edge));
+    let file = ValuesFile::new("{replicaCount: 0, message: file}").unwrap();
+    let options = |more: &[&str]| {
+        let from = "--chart-values-from=configmap/fleet,secret/fleet-secret,configmap/perhaps?";
+        HubOptions::new(home.kubeconfig())
+            .args(chart_flags(&repository, "small", "1.0.0"))
+            .args([values_flag(&file)])
+            .args([from])
+            .args(more.iter().copied())
+    };
+    home.apply(&config_map("fleet", "values.yaml", "message: map"))
+        .await
+        .unwrap();
+    let mut hub = Hub::start(&options(&[])).unwrap();
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, EDGE)
+        .await
+        .unwrap();
+    let on_home = Release::of("acme", HOME, &home, &desk);
+    let on_edge = Release::of("acme", EDGE, &edge, &at_edge);
+
+    // Values that were never there: nothing is installed, and everybody is told why.
+    for name in [HOME, EDGE] {
+        desk.member_shows(name, &[MISSING]).await.unwrap();
+    }
+    let told = desk.told("default", SECRET, MISSING.2).await.unwrap();
+    assert!(told.contains(SECRET) && told.contains("optional"), "{told}");
+    for at in [&desk, &at_edge] {
+        assert!(at.releases().await.unwrap().is_empty());
+    }
+
+    // The Secret is over the ConfigMap, which is over the file; an optional one may be missing.
+    put_secret(&desk, "message: secret-one").await;
+    for at in [&desk, &at_edge] {
+        at.create("default", "acme", json!({})).await.unwrap();
+        at.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    }
+    for release in [&on_home, &on_edge] {
+        release.says("acme", 1, "secret-one").await;
+    }
+    for name in [HOME, EDGE] {
+        says_nothing_of_values(&desk, name).await;
+    }
+    put_secret(&desk, "message: secret-two").await;
+    for release in [&on_home, &on_edge] {
+        release.says("acme", 2, "secret-two").await;
+    }
+
+    // A member's own.
+    patch_member(&desk, json!({"values": {"message": "mine"}})).await;
+    on_edge.says("acme", 3, "mine").await;
+    desk.member_shows(EDGE, &[RESOLVED]).await.unwrap();
+    let from = [json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"})];
+    patch_member(&desk, json!({"values": null, "valuesFrom": from})).await;
+    desk.member_shows(EDGE, &[MISSING]).await.unwrap();
+    desk.told("default", EDGE, "ValuesUnresolved")
+        .await
+        .unwrap();
+    // A bad one is nobody else's concern, and takes nothing away.
+    put_secret(&desk, "message: secret-three").await;
+    on_home.says("acme", 3, "secret-three").await;
+    on_edge.says("acme", 3, "mine").await;
+    home.apply(&config_map("own", "k", "message: own"))
+        .await
+        .unwrap();
+    on_edge.says("acme", 4, "own").await;
+    desk.member_shows(EDGE, &[RESOLVED]).await.unwrap();
+
+    // The Secret is lost: nothing changes, by a change of the file and over a restart, too.
+    let releases = async || {
+        let (home, edge) = (desk.releases().await, at_edge.releases().await);
+        (home.unwrap(), edge.unwrap())
+    };
+    let before = releases().await;
+    lose_secret(&desk).await;
+    for name in [HOME, EDGE] {
+        desk.member_shows(name, &[MISSING]).await.unwrap();
+    }
+    file.write("{replicaCount: 0, message: file, image: krypton.test/small:2}")
+        .unwrap();
+    desk.lease_renewed().await.unwrap();
+    hub.stop().await.unwrap();
+    hub = Hub::start(&options(&["--tenant-values"]).in_place_of(&hub)).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    for at in [&desk, &at_edge] {
+        at.annotate("default", "acme", "example.org/touched", "true")
+            .await
+            .unwrap();
+    }
+    eventually("the hub to know what is missing", PATIENCE, async || {
+        let log = hub.log()?;
+        Ok(log.contains("members stay as they are").then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(releases().await, before);
+    put_secret(&desk, "message: secret-four").await;
+    on_home.says("acme", 4, "secret-four").await;
+    on_edge.says("acme", 5, "own").await;
+    says_nothing_of_values(&desk, HOME).await;
+    desk.member_shows(EDGE, &[RESOLVED]).await.unwrap();
+
+    // A Tenant's own, over all others, and of nobody else.
+    at_edge
+        .create("default", "beta", json!({"values": {"message": "beta's"}}))
+        .await
+        .unwrap();
+    let beta = Release::of("beta", EDGE, &edge, &at_edge);
+    beta.says("beta", 1, "beta's").await;
+    on_edge.says("acme", 5, "own").await;
+    patch_member(&desk, json!({"values": null, "valuesFrom": null})).await;
+    on_edge.says("acme", 6, "secret-four").await;
+    says_nothing_of_values(&desk, EDGE).await;
+
+    // Where they are not allowed any more, the Tenant that has some stays as it is and says so.
+    hub.stop().await.unwrap();
+    hub = Hub::start(&options(&[]).in_place_of(&hub)).unwrap();
+    let (error, ready) = (
+        format!("ClusterError/{EDGE}"),
+        format!("ClusterReady/{EDGE}"),
+    );
+    let refused = [
+        (error.as_str(), "True", "ValuesNotAllowed"),
+        (ready.as_str(), "True", "Installed"),
+    ];
+    at_edge.shows("default", "beta", &refused).await.unwrap();
+    put_secret(&desk, "message: secret-five").await;
+    on_edge.says("acme", 7, "secret-five").await;
+    let revisions = at_edge.revisions("beta", &beta.name).await.unwrap();
+    assert_eq!(revisions.last().unwrap().1, "deployed");
+    let newest = revisions.last().unwrap().0;
+    beta.says("beta", newest, "beta's").await;
+    let none = Patch::Merge(json!({"spec": {"values": null}}));
+    let params = PatchParams::default();
+    let tenants = at_edge.tenants("default");
+    tenants.patch("beta", &params, &none).await.unwrap();
+    beta.says("beta", newest + 1, "secret-five").await;
+    at_edge
+        .shows("default", "beta", &[ALL_READY])
+        .await
+        .unwrap();
+    if let Some(agent) = member.agent() {
+        agent.stop().await.unwrap();
+    }
+    hub.stop().await.unwrap();
+}
+
+/// What helm makes of these values, given one over the other, with a chart whose own are these.
+async fn rendered(folder: &TempDir, own: &Value, layers: &[&Value]) -> Result<Value> {
+    let chart = folder.path().join("chart");
+    std::fs::create_dir_all(chart.join("templates"))?;
+    std::fs::write(
+        chart.join("Chart.yaml"),
+        "{apiVersion: v2, name: all, version: 1.0.0}",
+    )?;
+    std::fs::write(chart.join("values.yaml"), own.to_string())?;
+    std::fs::write(
+        chart.join("templates/all.yaml"),
+        "values: {{ .Values | toJson }}\n",
+    )?;
+    let mut helm = Invocation::new(Tools::find()?.binary("helm"))
+        .env("HOME", folder.path())
+        .args(["template", "x"])
+        .arg(&chart);
+    for (number, layer) in layers.iter().enumerate() {
+        let file = folder.path().join(format!("{number}.json"));
+        std::fs::write(&file, layer.to_string())?;
+        helm = helm.arg("--values").arg(&file);
+    }
+    let said = helm.output(PATIENCE).await?;
+    let read: Value = serde_saphyr::from_str(&said)?;
+    Ok(read["values"].clone())
+}
+
+fn map(value: &Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+#[tokio::test]
+async fn layers_of_values_mean_what_they_mean_to_helm() {
+    let folder = TempDir::with_prefix("krypton-merge-").unwrap();
+    let own = json!({
+        "a": {"x": 1, "deep": {"one": 1, "two": 2}}, "list": [1, 2], "text": "own", "gone": "own",
+    });
+    let cases = [
+        [json!({}), json!({}), json!({})],
+        [
+            json!({"a": {"x": 2}}),
+            json!({"a": {"y": 3}}),
+            json!({"a": {"deep": {"two": 3}}}),
+        ],
+        [
+            json!({"list": [3]}),
+            json!({"list": []}),
+            json!({"text": 5}),
+        ],
+        [json!({"gone": null}), json!({"a": null}), json!({})],
+        [json!({"gone": null}), json!({"gone": "back"}), json!({})],
+        [
+            json!({"a": {"x": null}}),
+            json!({"a": {"y": 1}}),
+            json!({"a": {"deep": {"one": null}}}),
+        ],
+        [
+            json!({"new": {"k": 1}}),
+            json!({"new": null}),
+            json!({"new": {"l": 2}}),
+        ],
+        [
+            json!({"text": {"was": "text"}}),
+            json!({"text": "again"}),
+            json!({"list": null}),
+        ],
+        [
+            json!({"n": {"k": null}}),
+            json!({"n": {"l": {}}}),
+            json!({"n": {"l": {"m": [null, {}]}}}),
+        ],
+    ];
+    for layers in cases {
+        let mut merged = Map::new();
+        for layer in &layers {
+            lay_over(&mut merged, &map(layer));
+        }
+        let layers: Vec<&Value> = layers.iter().collect();
+        let one_by_one = rendered(&folder, &own, &layers).await.unwrap();
+        let merged = Value::Object(merged);
+        let at_once = rendered(&folder, &own, &[&merged]).await.unwrap();
+        assert_eq!(at_once, one_by_one, "{layers:?} became {merged}");
+    }
+}

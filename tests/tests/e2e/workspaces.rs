@@ -1,0 +1,193 @@
+//! Labels and annotations of workspaces: the fleet's, a member's over them, and what is not touched.
+
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
+use k8s_openapi::api::core::v1::Namespace;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_tests::{
+    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, chart_flags},
+    in_both_modes,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const EDGE: &str = "edge-1";
+const CREATOR: &str = "mesh.openkcm.io/created-for";
+/// Kubernetes gives it to each namespace.
+const NAME: &str = "kubernetes.io/metadata.name";
+const RECORD: &str = "mesh.openkcm.io/namespace-configuration";
+
+in_both_modes!(
+    workspaces_have_what_the_fleet_and_their_member_give_them_and_lose_what_is_taken_out,
+);
+
+async fn patch_namespace(desk: &Desk, name: &str, metadata: Value) {
+    let namespaces: Api<Namespace> = Api::all(desk.client.clone());
+    let patch = Patch::Merge(json!({"metadata": metadata}));
+    let params = PatchParams::default();
+    namespaces.patch(name, &params, &patch).await.unwrap();
+}
+
+async fn configure_member(home: &Desk, configuration: Value) -> kube::Result<EdgeCluster> {
+    let members: Api<EdgeCluster> = Api::all(home.client.clone());
+    let patch = Patch::Merge(json!({"spec": {"namespaceConfiguration": configuration}}));
+    members.patch(EDGE, &PatchParams::default(), &patch).await
+}
+
+type Words = BTreeMap<String, String>;
+
+fn words(pairs: &[(&str, &str)]) -> Words {
+    let pairs = pairs.iter();
+    pairs
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+/// Its labels and annotations, without those that say whose it is.
+fn configured(namespace: &Namespace) -> (Words, Words) {
+    let (mut labels, mut annotations) =
+        (namespace.labels().clone(), namespace.annotations().clone());
+    labels.retain(|key, _| ![CREATOR, NAME, "mesh.openkcm.io/managed-by"].contains(&key.as_str()));
+    annotations.remove(RECORD);
+    (labels, annotations)
+}
+
+async fn has(desk: &Desk, name: &str, labels: &[(&str, &str)], annotations: &[(&str, &str)]) {
+    let wanted = (words(labels), words(annotations));
+    let what = format!("namespace {name} to have {wanted:?}");
+    eventually(&what, PATIENCE, async || {
+        let namespace = desk.namespace(name).await?.unwrap_or_default();
+        let found = configured(&namespace);
+        ensure!(found == wanted, "{found:?}");
+        ensure!(namespace.labels().contains_key(CREATOR), "it has no mark");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+async fn workspaces_have_what_the_fleet_and_their_member_give_them_and_lose_what_is_taken_out(
+    mode: Mode,
+) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("workspaces", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let mut plain = chart_flags(&repository, "small", "1.0.0");
+    plain.push("--wait=hooks".to_owned());
+    let with = |more: &[&str]| {
+        let more = more.iter().map(|flag| (*flag).to_owned());
+        plain.iter().cloned().chain(more).collect::<Vec<_>>()
+    };
+    let first = with(&[
+        "--workspace-labels=team=a,zone=1",
+        r"--workspace-annotations=example.org/note=one\, two",
+    ]);
+    pair.open(first).await.unwrap();
+    let (desk, home) = (pair.desk(), Desk::at(pair.home()));
+    pair.cluster()
+        .kubectl(["create", "namespace", "theirs"])
+        .await
+        .unwrap();
+    let theirs = desk.namespace("theirs").await.unwrap().unwrap();
+    for name in ["acme", "theirs"] {
+        desk.create("default", name, json!({})).await.unwrap();
+        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
+
+    // Made with them: nobody has written it since.
+    let made = desk.namespace("acme").await.unwrap().unwrap();
+    let note = ("example.org/note", "one, two");
+    let fleets = (words(&[("team", "a"), ("zone", "1")]), words(&[note]));
+    assert_eq!(configured(&made), fleets);
+    let manager = |namespace: &Namespace| namespace.managed_fields().len();
+    assert_eq!(manager(&made), 1, "{:?}", made.managed_fields());
+
+    // What a person adds stays, what a person changes does not.
+    let person = json!({"labels": {"mine": "1", "team": "mine"}, "annotations": {"my": "note"}});
+    patch_namespace(&desk, "acme", person).await;
+    let (mine, my) = (("mine", "1"), ("my", "note"));
+    has(
+        &desk,
+        "acme",
+        &[mine, ("team", "a"), ("zone", "1")],
+        &[note, my],
+    )
+    .await;
+
+    // A member has its own over the fleet's.
+    let own = json!({"labels": {"zone": "2"}, "annotations": {"example.org/own": "x"}});
+    configure_member(&home, own).await.unwrap();
+    let (zone, own) = (("zone", "2"), ("example.org/own", "x"));
+    has(
+        &desk,
+        "acme",
+        &[mine, ("team", "a"), zone],
+        &[note, my, own],
+    )
+    .await;
+    // What cannot be set changes nothing; of some of it the apiserver says so.
+    let refused = configure_member(&home, json!({"labels": {"zone": "not a value"}})).await;
+    assert!(refused.is_err(), "{refused:?}");
+    let marks = json!({"labels": {"zone": "3", CREATOR: "me"}});
+    configure_member(&home, marks).await.unwrap();
+    let invalid = ("ValuesResolved", "False", "NamespaceConfigurationInvalid");
+    let shown = home.member_shows(EDGE, &[invalid]).await.unwrap();
+    let said = serde_json::to_string(&shown.status).unwrap();
+    assert!(said.contains(CREATOR), "{said}");
+    desk.lease_renewed().await.unwrap();
+    has(
+        &desk,
+        "acme",
+        &[mine, ("team", "a"), zone],
+        &[note, my, own],
+    )
+    .await;
+    configure_member(&home, Value::Null).await.unwrap();
+    has(
+        &desk,
+        "acme",
+        &[mine, ("team", "a"), ("zone", "1")],
+        &[note, my],
+    )
+    .await;
+    eventually("nothing to be said of it", PATIENCE, async || {
+        let shown = home.member_shows(EDGE, &[]).await?;
+        let said = serde_json::to_string(&shown.status)?;
+        ensure!(!said.contains("ValuesResolved"), "{said}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+
+    // The fleet's changes: a key goes, another comes. And at last there is nothing.
+    pair.stop().await.unwrap();
+    pair.open(with(&["--workspace-labels=team=b,tier=gold"]))
+        .await
+        .unwrap();
+    let now = [mine, ("team", "b"), ("tier", "gold")];
+    has(&desk, "acme", &now, &[my]).await;
+    pair.stop().await.unwrap();
+    pair.open(with(&[])).await.unwrap();
+    has(&desk, "acme", &[mine], &[my]).await;
+    let bare = desk.namespace("acme").await.unwrap().unwrap();
+    assert!(!bare.annotations().contains_key(RECORD));
+
+    // Nothing of all that was about the releases, or about a namespace that Krypton has not made.
+    for name in ["acme", "theirs"] {
+        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+        desk.newest_is(name, &pair.release(name), 1, "deployed")
+            .await
+            .unwrap();
+    }
+    let after = desk.namespace("theirs").await.unwrap().unwrap();
+    assert_eq!(after.metadata, theirs.metadata);
+}
