@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use bounded_listener::BoundedListener;
 
+use crate::watchdog::Watchdog;
+
 pub use bind_address::{BindAddress, NotABindAddress};
 
 /// The flag of the metrics server, for messages.
@@ -107,12 +109,20 @@ pub async fn serve_metrics(
     .await
 }
 
-/// Serves `/healthz`, which says that the process answers, and `/readyz` until `stop`.
+/// Serves `/healthz`, which fails when something has stood still for so long that a restart helps, and never
+/// because a cluster is away, and `/readyz` until `stop`.
 pub async fn serve_health(
     listener: TcpListener,
     readiness: Readiness,
+    watchdog: Watchdog,
     stop: CancellationToken,
 ) -> Result<(), AdminError> {
+    let healthy = move || async move {
+        match watchdog.problem() {
+            None => (StatusCode::OK, "ok\n".to_owned()),
+            Some(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
+        }
+    };
     let ready = move || async move {
         let waiting = readiness.waiting_for();
         if waiting.is_empty() {
@@ -127,7 +137,7 @@ pub async fn serve_health(
         }
     };
     let router = Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(healthy))
         .route("/readyz", get(ready));
     serve(HEALTH_FLAG, listener, router, stop).await
 }

@@ -51,5 +51,6 @@ pub mod status;
 pub mod subject;
 pub mod trust;
 pub mod watch_backoff;
+pub mod watchdog;
 pub mod workload;
 pub mod workspace_words;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use krypton_common::allowed::Allowed;
@@ -38,6 +38,7 @@ use crate::plan::Policy;
 use crate::reconciler::{self, Member, StatusMode, Tools};
 use crate::report::ReportBoard;
 use crate::session::{self, Link, Session};
+use crate::watchdog::Watchdog;
 use crate::{metrics, scratch, signals};
 
 /// Our name at the apiserver.
@@ -49,6 +50,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let replica = flags.replica(env);
     let namespace = flags.namespace(env, service_account_namespace());
     let stop = signals::stop_on_signal()?;
+    let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
     let readiness = Readiness::new();
     let starting = readiness.guard("cluster and enrolment");
     // Whatever a person got wrong on the command line is said before anything is touched.
@@ -91,7 +93,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let board = Arc::new(ReportBoard::default());
     let mut endpoints = JoinSet::new();
     if let Some(listener) = health_listener {
-        let serving = admin::serve_health(listener, readiness.clone(), stop.clone());
+        let serving =
+            admin::serve_health(listener, readiness.clone(), watchdog.clone(), stop.clone());
         endpoints.spawn(admin::logged("health", serving));
     }
     if let Some(listener) = metrics_listener {
@@ -135,7 +138,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         .map(|record| (record.version, record.digest()));
     let (desired_tx, desired) = watch::channel(record.map(Arc::new));
     let session_stop = CancellationToken::new();
-    let session = tokio::spawn(session::run(
+    let talking = session::run(
         Session {
             dialer: Arc::clone(&dialer),
             replica: replica.clone(),
@@ -147,7 +150,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
             link: link_tx,
         },
         session_stop.clone(),
-    ));
+    );
+    let mut session = tokio::spawn(watchdog.watch("the session with the hub", talking));
     let renewal = enrolment::keep_renewed(
         store,
         kept,
@@ -156,7 +160,13 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         expiry_tx,
         session_stop.clone(),
     );
-    let renewal = tokio::spawn(renewal);
+    // Without an identity there is nothing to renew.
+    let until = session_stop.clone();
+    let renewal = async move { tokio::join!(renewal, until.cancelled()) };
+    let renewal = async {
+        renewal.await;
+    };
+    let mut renewal = tokio::spawn(watchdog.watch("the renewal of the certificate", renewal));
     let charts = ChartCache::new(scratch.path().join("charts"))?.with_fallback(
         Arc::new(HubChart::new(link, desired.clone())),
         flags.chart_source,
@@ -192,25 +202,36 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     };
     drop(starting);
     tracing::info!(cluster = %enrolled.cluster, "joined; reconciling as soon as there is a desired state");
-    let mut reconciling = tokio::spawn(reconcile(member, tools, desired, board, stop.clone()));
-    let ended = tokio::select! {
-        () = stop.cancelled() => {
-            tracing::info!("stopping: running helm processes are waited for");
-            reconciling.await
-        }
-        ended = &mut reconciling => ended,
+    let reconciling = reconcile(member, tools, desired, board, stop.clone());
+    let mut reconciling = tokio::spawn(watchdog.watch("the reconciler", reconciling));
+    let by_itself = tokio::select! {
+        () = stop.cancelled() => None,
+        ended = &mut reconciling => return Err(by_itself("the reconciler", ended)),
+        ended = &mut session => Some(by_itself("the session with the hub", ended)),
+        ended = &mut renewal => Some(by_itself("the renewal of the certificate", ended)),
     };
+    tracing::info!("stopping: running helm processes are waited for");
+    stop.cancel();
+    let ended = reconciling.await;
+    if let Some(error) = by_itself {
+        return Err(error);
+    }
     // Until here it has told the hub of what was still going on.
     session_stop.cancel();
     session.await.context("the session ended badly")?;
     renewal.await.context("the renewal ended badly")?;
     ended.context("the reconciler ended badly")?;
     endpoints.abort_all();
-    if !stop.is_cancelled() {
-        bail!("the reconciler has ended by itself");
-    }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Work that goes on until the stop and has ended before it: the process is better started anew.
+fn by_itself(what: &str, ended: Result<(), tokio::task::JoinError>) -> anyhow::Error {
+    match ended {
+        Ok(()) => anyhow!("{what} has ended by itself"),
+        Err(error) => anyhow!(error).context(format!("{what} ended badly")),
+    }
 }
 
 /// Reconciles from the first desired state on.

@@ -784,12 +784,14 @@ fn start(fleet: &Fleet, name: &str, access: Access, member: &Member) -> Running 
         presence: fleet.shared.voices.presence(name),
         allowed: allowed_rx,
     };
-    let task = tokio::spawn(proxy::run(
+    let following = proxy::run(
         name.to_owned(),
         Arc::clone(&fleet.shared),
         inputs,
         stop.clone(),
-    ));
+    );
+    let watched = format!("the proxy of member {name}");
+    let task = tokio::spawn(fleet.shared.watchdog.watch(watched, following));
     Running {
         access,
         permit,

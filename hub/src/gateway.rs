@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Namespace;
+use krypton_agent::admin::ReadinessGuard;
 use krypton_agent::chart::ChartCache;
 use krypton_agent::clock;
 use krypton_agent::fence::Hold;
@@ -43,6 +44,8 @@ pub struct Gateway {
     pub charts: Arc<ChartCache>,
     /// Whether this hub is the one that writes on home.
     pub lead: watch::Receiver<Hold>,
+    /// Held until agents can connect.
+    pub opening: ReadinessGuard,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -73,6 +76,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         sessions,
         charts,
         lead,
+        opening,
     } = gateway;
     let mut attempts = 0;
     let (authority, tls) = loop {
@@ -91,6 +95,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     let tls = Arc::new(ArcSwap::from_pointee(tls));
     tracing::info!(address = ?listener.local_addr().ok(), trust_domain = authority.trust_domain(), ?advertise,
         "listening for agents");
+    drop(opening);
     if advertise.is_empty() {
         tracing::warn!(
             "--advertise is not set: 'kubectl krypton join' needs --address, or nobody can join"

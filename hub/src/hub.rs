@@ -15,6 +15,7 @@ use krypton_agent::helm::{Helm, HelmConfig, Keyring};
 use krypton_agent::patience::{Settling, patiently};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
+use krypton_agent::watchdog::Watchdog;
 use krypton_agent::{admin, scratch, signals};
 use krypton_common::desired::ChartState;
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -54,6 +55,7 @@ use crate::notices::Notices;
 use crate::proxy::Shared;
 use crate::session::Sessions;
 use crate::settings::{ProviderKind, Settings};
+use crate::tasks::Tasks;
 use crate::values_file::{self, ValuesFile};
 use crate::voices::Voices;
 use krypton_common::error_chain::chain;
@@ -70,12 +72,16 @@ const EPOCH_EVERY: Duration = Duration::from_secs(10);
 /// them, so that those that live do not wait.
 const CONNECTING: usize = 256;
 
+const AGENTS: &str = "serving agents";
+const FLEET: &str = "the fleet";
+
 type Values = serde_json::Map<String, serde_json::Value>;
 
 /// Runs the hub until it is told to stop.
 pub async fn run(settings: Settings) -> anyhow::Result<()> {
     allow_connections();
     let stop = signals::stop_on_signal()?;
+    let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
     let readiness = admin::Readiness::new();
     let starting = readiness.guard("start");
     // Whatever a person got wrong on the command line is said before anything is touched.
@@ -150,7 +156,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     if let Some(listener) = health_listener {
         tasks.spawn(admin::logged(
             "health",
-            admin::serve_health(listener, readiness.clone(), stop.clone()),
+            admin::serve_health(listener, readiness.clone(), watchdog.clone(), stop.clone()),
         ));
     }
     if let Some(listener) = metrics_listener {
@@ -333,6 +339,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         sources: sources.clone(),
         kubeconfig_policy: settings.kubeconfig_policy,
         connecting: Semaphore::new(CONNECTING),
+        watchdog: watchdog.clone(),
     });
 
     let rules = Rules {
@@ -343,50 +350,60 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     // Several hubs may run; one of them writes on home, as one writes on each member.
     let (lead_tx, lead) = watch::channel(Hold::default());
     let home_stop = CancellationToken::new();
-    let lease = tokio::spawn(fence::hold(
-        client.clone(),
-        LeaseName {
-            namespace: settings.namespace.clone(),
-            name: HUB_LEASE.to_owned(),
-        },
-        shared.holder.clone(),
-        watch::channel(LeaseWish::Hold).1,
-        lead_tx,
-        home_stop.clone(),
-        home_stop.clone(),
-    ));
-    let aggregator = tokio::spawn(aggregate::run(
-        client.clone(),
-        Arc::clone(&reports),
-        rules,
-        settings
-            .place_tenants
-            .then(|| Arc::clone(voices.placements())),
-        shared.instance.clone(),
-        lead.clone(),
-        home_stop.clone(),
-    ));
-    let deployment = tokio::spawn(deployment::run(
-        deployment::Keep {
-            client: client.clone(),
-            deployments: Arc::clone(voices.deployments()),
-            found: Arc::clone(&found),
-            notices: shared.notices.clone(),
-            named,
-            findings: findings_rx,
-            namespaces: settings.watch_namespaces.clone(),
-            discovery_namespace: settings.discovery.namespace_of_secrets(&settings.namespace),
-            open_namespaces: settings.discovery.open_namespaces(&settings.namespace),
-            check_interval: settings.check_interval,
-        },
-        lead.clone(),
-        home_stop.clone(),
-    ));
-    tasks.spawn({
-        let (voices, stop) = (Arc::clone(&voices), stop.clone());
+    let mut lasting = Tasks::new(watchdog.clone());
+    lasting.spawn(
+        "the hub's Lease",
+        fence::hold(
+            client.clone(),
+            LeaseName {
+                namespace: settings.namespace.clone(),
+                name: HUB_LEASE.to_owned(),
+            },
+            shared.holder.clone(),
+            watch::channel(LeaseWish::Hold).1,
+            lead_tx,
+            home_stop.clone(),
+            home_stop.clone(),
+        ),
+    );
+    lasting.spawn(
+        "the aggregator",
+        aggregate::run(
+            client.clone(),
+            Arc::clone(&reports),
+            rules,
+            settings
+                .place_tenants
+                .then(|| Arc::clone(voices.placements())),
+            shared.instance.clone(),
+            lead.clone(),
+            home_stop.clone(),
+        ),
+    );
+    lasting.spawn(
+        "keeping KryptonDeployments",
+        deployment::run(
+            deployment::Keep {
+                client: client.clone(),
+                deployments: Arc::clone(voices.deployments()),
+                found: Arc::clone(&found),
+                notices: shared.notices.clone(),
+                named,
+                findings: findings_rx,
+                namespaces: settings.watch_namespaces.clone(),
+                discovery_namespace: settings.discovery.namespace_of_secrets(&settings.namespace),
+                open_namespaces: settings.discovery.open_namespaces(&settings.namespace),
+                check_interval: settings.check_interval,
+            },
+            lead.clone(),
+            home_stop.clone(),
+        ),
+    );
+    lasting.spawn("keeping the members' voices", {
+        let (voices, stop) = (Arc::clone(&voices), home_stop.clone());
         async move { voices.keep(stop).await }
     });
-    let agents = agents_listener.map(|listener| {
+    if let Some(listener) = agents_listener {
         let sessions = Sessions {
             members: Arc::clone(&members),
             voices: Arc::clone(&voices),
@@ -396,6 +413,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             numbers: AtomicU64::new(0),
             stop: stop.clone(),
+            watchdog: watchdog.clone(),
         };
         let gateway = Gateway {
             client: client.clone(),
@@ -405,37 +423,42 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             sessions: Arc::new(sessions),
             charts,
             lead: lead.clone(),
+            opening: readiness.guard("the agents' port"),
         };
-        tokio::spawn(gateway::run(gateway, stop.clone()))
-    });
+        lasting.spawn(AGENTS, gateway::run(gateway, stop.clone()));
+    }
     // Held, so that the version is followed for as long as the hub runs.
     let _version = version_tx;
-    let fleet = tokio::spawn(fleet::run(
-        Fleet {
-            client: client.clone(),
-            namespace: settings.namespace.clone(),
-            home: settings.self_cluster.then(|| chosen.config.clone()),
-            sources,
-            given: given_rx,
-            drift: settings.drift,
-            chart_crds: settings.chart_crds,
-            tenant_values: settings.tenant_values,
-            place_tenants: settings.place_tenants,
-            overlaying,
-            handling: settings.handling,
-            namespaces: settings.namespaces.clone(),
-            lead,
-            shared,
-            members,
-            reports,
-            found,
-        },
-        stop.clone(),
-    ));
+    lasting.spawn(
+        FLEET,
+        fleet::run(
+            Fleet {
+                client: client.clone(),
+                namespace: settings.namespace.clone(),
+                home: settings.self_cluster.then(|| chosen.config.clone()),
+                sources,
+                given: given_rx,
+                drift: settings.drift,
+                chart_crds: settings.chart_crds,
+                tenant_values: settings.tenant_values,
+                place_tenants: settings.place_tenants,
+                overlaying,
+                handling: settings.handling,
+                namespaces: settings.namespaces.clone(),
+                lead,
+                shared,
+                members,
+                reports,
+                found,
+            },
+            stop.clone(),
+        ),
+    );
 
     let mut epoch_taken = Boot::now();
     let mut epoch_due = None;
     let mut changes = false;
+    let mut broken = None;
     loop {
         if std::mem::take(&mut changes) {
             let (version, values) = (
@@ -448,6 +471,16 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
         tokio::select! {
             () = stop.cancelled() => break,
+            error = lasting.one_ends() => {
+                tracing::error!(error = %format_args!("{error:#}"), "the hub cannot go on: it stops, so that it is started again");
+                broken = Some(error);
+                stop.cancel();
+            }
+            Some(Err(error)) = tasks.join_next() => {
+                tracing::error!(%error, "a task ended badly: the hub stops, so that it is started again");
+                broken = Some(error.into());
+                stop.cancel();
+            }
             changed = values_rx.changed() => {
                 if changed.is_err() { break }
                 tracing::info!("the values file has changed");
@@ -485,18 +518,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         }
     }
     tracing::info!("stopping: running helm processes are waited for");
-    if let Some(agents) = agents {
-        agents.await.context("serving agents ended badly")?;
-    }
-    let ended = fleet.await;
+    let agents = lasting.end_of(AGENTS).await;
+    let fleet = lasting.end_of(FLEET).await;
     home_stop.cancel();
-    aggregator.await.context("the aggregator ended badly")?;
-    deployment
-        .await
-        .context("keeping KryptonDeployments ended badly")?;
-    lease.await.context("the hub's Lease ended badly")?;
-    ended.context("the fleet ended badly")?;
+    lasting.end().await.and(agents).and(fleet)?;
     tasks.abort_all();
+    if let Some(error) = broken {
+        return Err(error);
+    }
     tracing::info!("stopped");
     Ok(())
 }

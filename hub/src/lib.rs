@@ -40,5 +40,6 @@ pub mod proxy;
 pub mod rotation;
 pub mod session;
 pub mod settings;
+pub mod tasks;
 pub mod values_file;
 pub mod voices;

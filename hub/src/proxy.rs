@@ -14,6 +14,7 @@ use krypton_agent::fence::{LeaseWish, Presence, Role, role};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::{self, Member, StatusMode, Tools};
 use krypton_agent::report::ReportBoard;
+use krypton_agent::watchdog::Watchdog;
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::DesiredState;
@@ -82,6 +83,7 @@ pub struct Shared {
     pub kubeconfig_policy: kubeconfig::Policy,
     /// Members that are asked who they are at the same time: a fleet is not dialled all at once.
     pub connecting: Semaphore,
+    pub watchdog: Watchdog,
 }
 
 impl std::fmt::Debug for Shared {
@@ -443,13 +445,15 @@ async fn reconcile(
         retry_max: shared.retry_max,
         policy: shared.policy.clone(),
     };
-    let running = tokio::spawn(reconciler::run(
+    let running = reconciler::run(
         member,
         shared.tools.clone(),
         desired_rx,
         Arc::clone(&board),
         inner.clone(),
-    ));
+    );
+    let watched = format!("the reconciler of member {name}");
+    let running = tokio::spawn(shared.watchdog.watch(watched, running));
     let another = another_answers(&reached.client, &reached.uid);
     tokio::pin!(another);
     let ended = loop {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::report::Changes;
+use krypton_agent::watchdog::Watchdog;
 use krypton_common::error_chain::chain;
 use krypton_common::member::MemberReport;
 use krypton_common::root_digest::RootDigest;
@@ -68,6 +69,7 @@ pub struct Sessions {
     /// Counts all sessions of this hub.
     pub numbers: AtomicU64,
     pub stop: CancellationToken,
+    pub watchdog: Watchdog,
 }
 
 pub(crate) type Outgoing = mpsc::Sender<Result<HubMessage, Status>>;
@@ -151,7 +153,8 @@ impl Sessions {
     ) -> Incoming {
         let (outgoing, messages) = mpsc::channel(OUTGOING);
         let sessions = Arc::clone(self);
-        tokio::spawn(async move {
+        let watched = format!("the session of member {}", certificate.cluster);
+        tokio::spawn(self.watchdog.watch(watched, async move {
             let name = certificate.cluster.clone();
             let following = sessions.follow(&member, &certificate, incoming, &outgoing, authority);
             let ended = Box::pin(following).await;
@@ -162,7 +165,7 @@ impl Sessions {
             if tokio::time::timeout(HELLO_DEADLINE, told).await.is_err() {
                 tracing::debug!(member = %name, "the agent did not take its goodbye");
             }
-        });
+        }));
         messages
     }
 

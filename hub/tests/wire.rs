@@ -24,6 +24,7 @@ use krypton_agent::clock::{self, Boot};
 use krypton_agent::dial::{Connection, DialError, Dialer};
 use krypton_agent::report::ReportBoard;
 use krypton_agent::session::{self, Link, Session};
+use krypton_agent::watchdog::Watchdog;
 use krypton_common::conditions::{ClusterState, State, Truth};
 use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::error_chain::chain;
@@ -177,6 +178,7 @@ impl Home {
             notices: Notices::nowhere(),
             hub_version: hub_version.to_owned(),
             numbers: AtomicU64::new(0),
+            watchdog: Watchdog::default(),
             stop: stop.clone(),
         };
         let fleet = FleetService::new(

@@ -31,7 +31,12 @@ async fn readyz_names_what_it_waits_for_until_the_last_guard_is_gone() {
     let caches = readiness.guard("caches");
     let fleet = readiness.guard("fleet");
     let stop = CancellationToken::new();
-    let server = tokio::spawn(serve_health(listener, readiness.clone(), stop.clone()));
+    let server = tokio::spawn(serve_health(
+        listener,
+        readiness.clone(),
+        Watchdog::default(),
+        stop.clone(),
+    ));
 
     let answer = request(address, "/readyz").await;
     assert!(
@@ -132,7 +137,12 @@ async fn without_a_host_the_loopback_address_answers() {
     let listener = bind(HEALTH_FLAG, &":0".parse().unwrap()).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let stop = CancellationToken::new();
-    let server = tokio::spawn(serve_health(listener, Readiness::new(), stop.clone()));
+    let server = tokio::spawn(serve_health(
+        listener,
+        Readiness::new(),
+        Watchdog::default(),
+        stop.clone(),
+    ));
     let answer = request(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), "/healthz").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     stop.cancel();

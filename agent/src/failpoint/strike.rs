@@ -23,6 +23,9 @@ enum Strike {
     /// As `kill -9`.
     Kill,
     Error,
+    /// The thread never goes on.
+    Hang,
+    Panic,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -33,7 +36,11 @@ impl Rules {
         let rule = |text: &str| match text.split_once('=') {
             Some((points, "kill")) => Ok((points.to_owned(), Strike::Kill)),
             Some((points, "error")) => Ok((points.to_owned(), Strike::Error)),
-            _ => Err(format!("{text:?} is not POINT=kill or POINT=error")),
+            Some((points, "hang")) => Ok((points.to_owned(), Strike::Hang)),
+            Some((points, "panic")) => Ok((points.to_owned(), Strike::Panic)),
+            _ => Err(format!(
+                "{text:?} is not POINT=kill, POINT=error, POINT=hang or POINT=panic"
+            )),
         };
         text.split(',')
             .map(rule)
@@ -97,13 +104,21 @@ fn fails(effect: &str, moment: &str) -> Option<String> {
     if !plan.first_time(&point) {
         return None;
     }
-    if strike == Strike::Kill {
-        // Nothing of ours runs after it, no destructor either.
-        let killed = kill_process(getpid(), Signal::KILL);
-        panic!("{point}: {killed:?}");
+    match strike {
+        Strike::Kill => {
+            // Nothing of ours runs after it, no destructor either.
+            let killed = kill_process(getpid(), Signal::KILL);
+            panic!("{point}: {killed:?}");
+        }
+        Strike::Hang => loop {
+            std::thread::park();
+        },
+        Strike::Panic => panic!("{point}: as the plan of a test says"),
+        Strike::Error => {
+            tracing::warn!(%point, "failing as the plan of a test says");
+            Some(point)
+        }
     }
-    tracing::warn!(%point, "failing as the plan of a test says");
-    Some(point)
 }
 
 /// An error that an effect's call may come to.

@@ -49,4 +49,5 @@ mod remediation;
 mod repair;
 mod upgrade;
 mod values;
+mod watchdog;
 mod workspaces;

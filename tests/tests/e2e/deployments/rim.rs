@@ -111,6 +111,7 @@ impl Rim {
             notices: Notices::nowhere(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             numbers: AtomicU64::new(0),
+            watchdog: krypton_agent::watchdog::Watchdog::default(),
             stop: stop.clone(),
         };
         let metrics = Arc::clone(&sessions.metrics);

@@ -1,0 +1,239 @@
+//! Notices work that stands still — a lock that never opens, a loop that never waits — and ends the process,
+//! which the next start repairs: a hub or agent that hangs says nothing and harms by what it does not do.
+//!
+//! It has a thread of its own, because a runtime that hangs cannot look at itself, and counts that thread's own
+//! ticks, not time: a process that was stopped, or a machine that slept, has not hung.
+
+use std::fmt::Write as _;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+const TICK: Duration = Duration::from_secs(1);
+/// From so many ticks on it is said to whoever asks for our health.
+const LATE: u32 = 20;
+/// After so many the process ends. No work of ours goes on for a second without waiting for something.
+const STUCK: u32 = 60;
+/// What hangs may hold the log's lock.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Watches tasks. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Watchdog {
+    watched: Arc<Mutex<Vec<Watched>>>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    name: String,
+    polls: Weak<AtomicU64>,
+    /// Whether it must be polled all the time; others may wait as long as they like.
+    restless: bool,
+    last: u64,
+    ticks: u32,
+}
+
+impl Watched {
+    /// One more tick; `polls` is odd within a poll. Returns for how many ticks nothing has moved that must.
+    fn tick(&mut self, polls: u64) -> u32 {
+        let waits = polls.is_multiple_of(2) && !self.restless;
+        self.ticks = if waits || polls != self.last {
+            0
+        } else {
+            self.ticks.saturating_add(1)
+        };
+        self.last = polls;
+        self.ticks
+    }
+}
+
+impl Watchdog {
+    /// Watches the present runtime, and all that is given to `watch`, for as long as the process lives.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start() -> io::Result<Self> {
+        let dog = Self::default();
+        tokio::spawn(dog.entered("the runtime", true, async {
+            loop {
+                tokio::time::sleep(TICK).await;
+            }
+        }));
+        let watching = dog.clone();
+        std::thread::Builder::new()
+            .name("watchdog".to_owned())
+            .stack_size(128 << 10)
+            .spawn(move || {
+                loop {
+                    std::thread::sleep(TICK);
+                    if let Some((name, ticks)) = watching.tick()
+                        && ticks >= STUCK
+                    {
+                        end(&name);
+                    }
+                }
+            })?;
+        Ok(dog)
+    }
+
+    /// The task, watched under a name that whoever reads the log knows.
+    pub fn watch<F: Future>(&self, name: impl Into<String>, task: F) -> Polled<F> {
+        self.entered(name, false, task)
+    }
+
+    fn entered<F: Future>(&self, name: impl Into<String>, restless: bool, task: F) -> Polled<F> {
+        let polls = Arc::new(AtomicU64::new(0));
+        self.lock().push(Watched {
+            name: name.into(),
+            polls: Arc::downgrade(&polls),
+            restless,
+            last: 0,
+            ticks: 0,
+        });
+        Polled {
+            task: Box::pin(task),
+            polls,
+        }
+    }
+
+    /// What has stood still for so long that it is worth a restart, for a liveness probe.
+    pub fn problem(&self) -> Option<String> {
+        let watched = self.lock();
+        let late = watched.iter().filter(|watched| watched.ticks >= LATE);
+        let worst = late.max_by_key(|watched| watched.ticks)?;
+        Some(format!(
+            "{} has stood still for {} s",
+            worst.name, worst.ticks
+        ))
+    }
+
+    /// The one that has stood still for longest.
+    fn tick(&self) -> Option<(String, u32)> {
+        let mut watched = self.lock();
+        // What has ended is not watched any more.
+        watched.retain_mut(|watched| match watched.polls.upgrade() {
+            Some(polls) => {
+                watched.tick(polls.load(Ordering::Relaxed));
+                true
+            }
+            None => false,
+        });
+        let worst = watched.iter().max_by_key(|watched| watched.ticks)?;
+        Some((worst.name.clone(), worst.ticks))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Watched>> {
+        // Plain values: nothing panics between two changes.
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A task of which is counted how often it was polled, and whether it is just now.
+#[derive(Debug)]
+pub struct Polled<F> {
+    task: Pin<Box<F>>,
+    polls: Arc<AtomicU64>,
+}
+
+impl<F: Future> Future for Polled<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let polled = self.task.as_mut().poll(context);
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        polled
+    }
+}
+
+/// Says what every thread does, and ends the process at once.
+fn end(name: &str) {
+    let text = format!(
+        "{name} has stood still for {STUCK} s, which is a bug of Krypton's; the process ends, so that it is started again. Its threads: {}",
+        threads()
+    );
+    let saying = std::thread::Builder::new().spawn(move || tracing::error!("{text}"));
+    drop(saying);
+    std::thread::sleep(LAST_WORDS);
+    std::process::abort();
+}
+
+/// What the kernel says of our threads: name, state, and the system call each is in.
+fn threads() -> String {
+    let mut text = String::new();
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
+        return text;
+    };
+    for thread in threads.flatten() {
+        let read =
+            |file: &str| std::fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+        let stat = read("stat");
+        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        let state = state.split(' ').next().unwrap_or_default();
+        let call = read("syscall");
+        // Fails only where there is no memory.
+        write!(text, "{} {state} {}; ", read("comm").trim(), call.trim()).ok();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched(restless: bool) -> Watched {
+        Watched {
+            name: "it".to_owned(),
+            polls: Weak::new(),
+            restless,
+            last: 0,
+            ticks: 0,
+        }
+    }
+
+    #[test]
+    fn a_poll_that_does_not_end_is_counted_and_waiting_is_not() {
+        // Polls seen at each tick, and what is counted then.
+        for (restless, polls, counted) in [
+            (false, [0, 0, 0, 0], [0, 0, 0, 0]),
+            (false, [2, 2, 2, 2], [0, 0, 0, 0]),
+            (false, [1, 1, 1, 1], [0, 1, 2, 3]),
+            // Busy, but it moves.
+            (false, [1, 3, 5, 7], [0, 0, 0, 0]),
+            (false, [3, 3, 4, 5], [0, 1, 0, 0]),
+            (true, [2, 4, 6, 8], [0, 0, 0, 0]),
+            (true, [2, 2, 2, 4], [0, 1, 2, 0]),
+            (true, [0, 0, 0, 0], [1, 2, 3, 4]),
+        ] {
+            let mut watched = watched(restless);
+            assert_eq!(polls.map(|polls| watched.tick(polls)), counted, "{polls:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_hangs_is_named_and_what_has_ended_is_forgotten() {
+        let dog = Watchdog::default();
+        assert_eq!(dog.watch("short", async { 7 }).await, 7);
+        let waits = dog.watch("waits", std::future::pending::<()>());
+        let hangs = dog.watch("hangs", async {
+            for _ in 0..=LATE {
+                dog.tick();
+            }
+            dog.problem()
+        });
+        assert_eq!(
+            hangs.await.as_deref(),
+            Some(format!("hangs has stood still for {LATE} s").as_str())
+        );
+        drop(waits);
+        assert_eq!((dog.tick(), dog.problem()), (None, None));
+    }
+
+    #[test]
+    fn every_thread_is_told_of() {
+        assert!(threads().matches("; ").count() >= 1, "{}", threads());
+    }
+}

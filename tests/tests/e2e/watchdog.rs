@@ -1,0 +1,49 @@
+//! What only a restart helps against: work that stands still, and work that has ended by a bug.
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use krypton_agent::failpoint::{PLAN, STRUCK};
+use krypton_tests::{Cluster, Hub, HubOptions, Parts, fleet::PATIENCE};
+use rustix::process::Signal;
+
+/// The watchdog waits for a minute.
+const MINUTES: Duration = Duration::from_secs(180);
+
+/// A hub with this plan, until it has ended; then another, without, is Ready. Returns the status and the log.
+async fn ends(name: &str, plan: &str) -> (std::process::ExitStatus, String) {
+    let home = Cluster::start(name, Parts::ControlPlane).await.unwrap();
+    let struck = tempfile::NamedTempFile::new().unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(["--chart-name=small", "--chart-version=1.0.0"])
+        .args(["--chart-repo=http://127.0.0.1:1", "--retry-max=5s"]);
+    let hub = Hub::start(
+        &options
+            .clone()
+            .env(PLAN, plan)
+            .env(STRUCK, struck.path().to_str().unwrap()),
+    );
+    let mut hub = hub.unwrap();
+    let status = hub.wait(MINUTES).await.unwrap();
+    let log = hub.log().unwrap();
+    let mut next = Hub::start(&options.in_place_of(&hub)).unwrap();
+    next.ready(PATIENCE).await.unwrap();
+    (status, log)
+}
+
+#[tokio::test]
+async fn a_hub_of_which_a_part_stands_still_says_so_and_ends_and_the_next_goes_on() {
+    let (status, log) = ends("hangs", "lease.create:after=hang").await;
+    assert_eq!(status.signal(), Some(Signal::ABORT.as_raw()), "{log}");
+    assert!(
+        log.contains("has stood still for 60 s") && log.contains("watchdog"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn a_hub_of_which_a_part_has_ended_stops_and_says_which() {
+    let (status, log) = ends("panics", "lease.create:after=panic").await;
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("the hub's Lease ended badly"), "{log}");
+}
