@@ -2,8 +2,11 @@
 
 mod actor;
 #[cfg(test)]
+mod lead_model;
+#[cfg(test)]
 mod model;
 mod role;
+mod times;
 
 use std::time::Duration;
 
@@ -21,6 +24,7 @@ use crate::helm::StopHandle;
 use actor::{Actor, Answer, Call};
 
 pub use role::{Presence, Role, SILENCE, role};
+pub use times::Times;
 
 /// Where Krypton keeps its own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
@@ -40,22 +44,27 @@ impl LeaseName {
         }
     }
 }
-/// A Lease is dead when it has not been renewed for this long, by the watcher's own clock.
-pub const DURATION: Duration = Duration::from_secs(60);
-/// How often the holder renews.
-pub const RENEW_EVERY: Duration = Duration::from_secs(15);
+/// A member's Lease is dead when it has not been renewed for this long, by the watcher's own clock.
+pub const DURATION: Duration = Times::MEMBER.duration;
 /// No helm run starts when the last renewal is older than this.
-pub const NO_NEW_RUNS_AFTER: Duration = Duration::from_secs(30);
+pub const NO_NEW_RUNS_AFTER: Duration = Times::MEMBER.fresh;
 /// What runs is killed when the last renewal is older than this.
-pub const KILL_AFTER: Duration = Duration::from_secs(45);
-const CALL_DEADLINE: Duration = Duration::from_secs(8);
-const RETRY: Duration = Duration::from_secs(3);
+pub const KILL_AFTER: Duration = Times::MEMBER.keep;
+
+/// A tenure of a Lease: its UID, as it may be deleted and made anew, and its count of transitions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Term {
+    pub lease: String,
+    pub transitions: i32,
+}
 
 /// How the Lease stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hold {
     /// When it was last renewed by us; `None` when it is not ours.
     pub renewed: Option<Boot>,
+    /// Which tenure of ours that is: one that was lost and won again is another.
+    pub term: Option<Term>,
     /// Who holds it, when somebody else does.
     pub other: Option<String>,
     /// When the apiserver last answered.
@@ -65,10 +74,15 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Whether a helm run may start.
+    /// Whether a helm run may start, under a member's Lease.
     pub fn may_start(&self, now: Boot) -> bool {
+        self.is_fresh(now, &Times::MEMBER)
+    }
+
+    /// Whether what the Lease guards may be begun: nobody else can hold it yet.
+    pub fn is_fresh(&self, now: Boot, times: &Times) -> bool {
         self.renewed
-            .is_some_and(|renewed| now.since(renewed) < NO_NEW_RUNS_AFTER)
+            .is_some_and(|renewed| now.since(renewed) < times.fresh)
     }
 
     /// Until when what runs may live, if it may at all.
@@ -99,12 +113,12 @@ pub enum LeaseWish {
 }
 
 /// Keeps the Lease for `me` until `stop`, then gives it up; or only looks at it. A wish to hold it is not
-/// taken back. Every change goes to `holds`.
+/// taken back. All who share a Lease keep the same `times`, or longer ones. Every change goes to `holds`.
 ///
 /// `idle` must become true before the Lease is given up: it says that no helm run of ours lives.
 pub async fn hold(
     client: Client,
-    lease: LeaseName,
+    (lease, times): (LeaseName, Times),
     me: String,
     mut wishes: watch::Receiver<LeaseWish>,
     holds: watch::Sender<Hold>,
@@ -115,8 +129,9 @@ pub async fn hold(
         api: Api::namespaced(client.clone(), &lease.namespace),
         client,
         lease,
+        times,
     };
-    let mut actor = Actor::new(me);
+    let mut actor = Actor::new(me, times);
     loop {
         let wish = *wishes.borrow_and_update();
         let well = actor.hold().problem.is_none();
@@ -139,7 +154,7 @@ pub async fn hold(
     idle.cancelled().await;
     if let Some(lease) = actor.release(clock::wall()) {
         let write = effect!("lease.give-up", rim.replace(&lease));
-        if let Ok(Err(error)) = tokio::time::timeout(CALL_DEADLINE, write).await {
+        if let Ok(Err(error)) = tokio::time::timeout(times.call, write).await {
             tracing::warn!(%error, "giving up the Lease failed; it runs out by itself");
         }
     }
@@ -159,6 +174,7 @@ struct Rim {
     client: Client,
     api: Api<Lease>,
     lease: LeaseName,
+    times: Times,
 }
 
 impl Rim {
@@ -171,9 +187,9 @@ impl Rim {
         let mut next = Some(actor.begin(wish, Boot::now(), clock::wall()));
         while let Some(call) = next {
             let asked = Boot::now();
-            let answer = tokio::time::timeout(CALL_DEADLINE, self.ask(call))
+            let answer = tokio::time::timeout(self.times.call, self.ask(call))
                 .await
-                .map_err(|_| format!("no answer within {} s", CALL_DEADLINE.as_secs()))??;
+                .map_err(|_| format!("no answer within {} s", self.times.call.as_secs_f32()))??;
             next = actor.answered(wish, answer, (asked, Boot::now()), clock::wall());
             publish(actor, holds);
         }

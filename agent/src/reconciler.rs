@@ -33,7 +33,7 @@ use crate::chart::ChartCache;
 use crate::clock::{self, Boot};
 use crate::drift::DriftMetrics;
 use crate::events::Events;
-use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER};
+use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER, Times};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
 use crate::ledger::Recording;
@@ -129,7 +129,7 @@ pub async fn run(
     let idle = CancellationToken::new();
     let lease = tokio::spawn(fence::hold(
         member.client.clone(),
-        LeaseName::of_member(),
+        (LeaseName::of_member(), Times::MEMBER),
         member.holder.clone(),
         wishes,
         holds,

@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_agent::chart::{ChartCache, ChartRef, is_range};
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::drift::DriftMetrics;
-use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish};
+use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish, Times};
 use krypton_agent::helm::{Helm, HelmConfig, Keyring};
 use krypton_agent::patience::{Settling, patiently};
 use krypton_agent::plan::Policy;
@@ -355,10 +355,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         "the hub's Lease",
         fence::hold(
             client.clone(),
-            LeaseName {
-                namespace: settings.namespace.clone(),
-                name: HUB_LEASE.to_owned(),
-            },
+            (
+                LeaseName {
+                    namespace: settings.namespace.clone(),
+                    name: HUB_LEASE.to_owned(),
+                },
+                Times::MEMBER,
+            ),
             shared.holder.clone(),
             watch::channel(LeaseWish::Hold).1,
             lead_tx,

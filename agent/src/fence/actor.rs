@@ -9,8 +9,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-use super::{DURATION, Hold, KILL_AFTER, LeaseWish, NO_NEW_RUNS_AFTER, RENEW_EVERY, RETRY};
+use super::{Hold, LeaseWish, Term, Times};
 use crate::clock::Boot;
+
+/// A record may ask for a longer life than our own times do, up to this.
+const LONGEST: Duration = Duration::from_secs(120);
 
 /// What is asked of the apiserver.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +47,10 @@ enum Step {
 struct Sighting {
     /// One that is deleted is still its last holder's for as long as any: nobody has told that one.
     there: bool,
+    uid: String,
     holder: String,
+    /// As long as its holder counts on.
+    duration: Duration,
     renew_time: Option<Timestamp>,
     transitions: i32,
     since: Boot,
@@ -56,6 +62,12 @@ impl Sighting {
         let spec = lease.spec.clone().unwrap_or_default();
         let seen = Self {
             there: true,
+            uid: lease.metadata.uid.clone().unwrap_or_default(),
+            duration: spec
+                .lease_duration_seconds
+                .map_or(Duration::ZERO, |seconds| {
+                    Duration::from_secs(u64::try_from(seconds).unwrap_or_default()).min(LONGEST)
+                }),
             holder: spec.holder_identity.unwrap_or_default(),
             renew_time: spec.renew_time.map(|time| time.0),
             transitions: spec.lease_transitions.unwrap_or_default(),
@@ -82,23 +94,36 @@ impl Sighting {
         }
         self
     }
+
+    fn term(&self) -> Term {
+        Term {
+            lease: self.uid.clone(),
+            transitions: self.transitions,
+        }
+    }
 }
 
 /// `ours` says that we hold it and know so. One that we have lost is anybody's: else writes that are never
 /// answered in time would keep it from all others, and nobody would act.
-fn step(seen: Option<&Sighting>, ours: bool, now: Boot) -> Step {
+fn step(seen: Option<&Sighting>, ours: bool, now: Boot, times: &Times) -> Step {
     match seen {
         None => Step::Write,
         Some(seen) if ours || seen.holder.is_empty() => Step::Write,
-        Some(seen) if now.since(seen.since) >= DURATION => Step::Write,
+        Some(seen) if now.since(seen.since) >= dead_after(seen, times) => Step::Write,
         Some(_) => Step::Wait,
     }
+}
+
+/// A holder with longer times than ours, as one of another version, is not robbed by our shorter ones.
+fn dead_after(seen: &Sighting, times: &Times) -> Duration {
+    times.duration.max(seen.duration)
 }
 
 /// One actor at one Lease.
 #[derive(Debug)]
 pub(super) struct Actor {
     me: String,
+    times: Times,
     /// What a write rests on; none while one is under way.
     current: Option<Lease>,
     seen: Option<Sighting>,
@@ -111,9 +136,10 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) fn new(me: String) -> Self {
+    pub(super) fn new(me: String, times: Times) -> Self {
         Self {
             me,
+            times,
             current: None,
             seen: None,
             hold: Hold::default(),
@@ -173,14 +199,16 @@ impl Actor {
                     Some(lease) => Some(Sighting::of(lease, before.as_ref(), now)),
                     None => before.map(|before| Sighting::of_none(&before, now)),
                 };
+                self.excuse(now);
                 self.recognise(now);
                 let ours = self
                     .seen
                     .as_ref()
                     .is_some_and(|seen| seen.holder == self.me);
-                let known = |renewed| now.since(renewed) < KILL_AFTER;
+                let known = |renewed| now.since(renewed) < self.times.keep;
                 let ours = ours && self.hold.renewed.is_some_and(known);
-                if wish == LeaseWish::Observe || step(self.seen.as_ref(), ours, now) == Step::Wait {
+                let step = step(self.seen.as_ref(), ours, now, &self.times);
+                if wish == LeaseWish::Observe || step == Step::Wait {
                     self.lost();
                     return None;
                 }
@@ -188,7 +216,7 @@ impl Actor {
                     Some(lease) => self.replace(*lease, now, wall),
                     None => {
                         self.wrote = Some((wall, now));
-                        Call::Create(spec_of(&Lease::default(), &self.me, wall))
+                        Call::Create(self.spec_of(&Lease::default(), &self.me, wall))
                     }
                 })
             }
@@ -196,6 +224,7 @@ impl Actor {
                 self.seen = Some(Sighting::of(&lease, self.seen.as_ref(), now));
                 self.current = Some(*lease);
                 self.hold.renewed = Some(asked);
+                self.hold.term = self.seen.as_ref().map(Sighting::term);
                 self.hold.other = None;
                 None
             }
@@ -215,24 +244,26 @@ impl Actor {
     pub(super) fn failed(&mut self, problem: String, now: Boot) {
         self.failed = true;
         self.hold.problem = Some(problem);
-        let late = |renewed| now.since(renewed) >= KILL_AFTER;
+        let late = |renewed| now.since(renewed) >= self.times.keep;
         if self.hold.renewed.is_some_and(late) {
-            self.hold.renewed = None;
+            (self.hold.renewed, self.hold.term) = (None, None);
         }
     }
 
     /// Until the next round.
     pub(super) fn pause(&self, wish: LeaseWish, now: Boot) -> Duration {
+        let times = &self.times;
         if self.failed {
-            return RETRY;
+            return times.retry;
         }
         match (self.hold.renewed, &self.seen) {
-            (Some(renewed), _) => RENEW_EVERY.saturating_sub(now.since(renewed)),
+            (Some(renewed), _) => times.renew_every.saturating_sub(now.since(renewed)),
             // Not later than it may be dead.
             (None, Some(seen)) if wish == LeaseWish::Hold => {
-                RETRY.min(DURATION.saturating_sub(now.since(seen.since)))
+                let dead = dead_after(seen, times).saturating_sub(now.since(seen.since));
+                times.retry.min(dead)
             }
-            _ => RENEW_EVERY,
+            _ => times.renew_every,
         }
     }
 
@@ -240,15 +271,27 @@ impl Actor {
     pub(super) fn release(mut self, wall: Timestamp) -> Option<Lease> {
         self.hold.renewed?;
         let lease = self.current.take()?;
-        let spec = spec_of(&lease, "", wall);
+        let spec = self.spec_of(&lease, "", wall);
         Some(Lease {
             spec: Some(spec),
             ..lease
         })
     }
 
+    /// Nobody's silence counts from before an apiserver that had not answered for long.
+    fn excuse(&mut self, now: Boot) {
+        let (Some(gap), Some(heard)) = (self.times.gap, self.hold.heard) else {
+            return;
+        };
+        if let Some(seen) = &mut self.seen
+            && now.since(heard) > gap
+        {
+            seen.since = now;
+        }
+    }
+
     fn lost(&mut self) {
-        self.hold.renewed = None;
+        (self.hold.renewed, self.hold.term) = (None, None);
         let seen = self.seen.as_ref();
         self.hold.other = seen
             .filter(|seen| seen.there && !seen.holder.is_empty() && seen.holder != self.me)
@@ -265,40 +308,42 @@ impl Actor {
         let renewed = seen.renew_time.map(Timestamp::as_microsecond);
         let ours = seen.there && seen.holder == self.me && renewed == Some(wrote.as_microsecond());
         // An older one would be renewed by one that does not act.
-        if ours && now.since(at) < NO_NEW_RUNS_AFTER {
+        if ours && now.since(at) < self.times.fresh {
             self.hold.renewed = self.hold.renewed.max(Some(at));
+            self.hold.term = Some(seen.term());
         }
     }
 
     fn replace(&mut self, lease: Lease, now: Boot, wall: Timestamp) -> Call {
         self.wrote = Some((wall, now));
-        let spec = spec_of(&lease, &self.me, wall);
+        let spec = self.spec_of(&lease, &self.me, wall);
         Call::Replace(Box::new(Lease {
             spec: Some(spec),
             ..lease
         }))
     }
-}
 
-fn spec_of(lease: &Lease, holder: &str, now: Timestamp) -> LeaseSpec {
-    let before = lease.spec.clone().unwrap_or_default();
-    let same = before.holder_identity.as_deref() == Some(holder);
-    let transitions = before.lease_transitions.unwrap_or_default();
-    LeaseSpec {
-        holder_identity: Some(holder.to_owned()),
-        lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
-        acquire_time: if same {
-            before.acquire_time
-        } else {
-            Some(MicroTime(now))
-        },
-        renew_time: Some(MicroTime(now)),
-        lease_transitions: Some(if same || holder.is_empty() {
-            transitions
-        } else {
-            transitions + 1
-        }),
-        ..LeaseSpec::default()
+    fn spec_of(&self, lease: &Lease, holder: &str, now: Timestamp) -> LeaseSpec {
+        let before = lease.spec.clone().unwrap_or_default();
+        let same = before.holder_identity.as_deref() == Some(holder);
+        let transitions = before.lease_transitions.unwrap_or_default();
+        LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: i32::try_from(self.times.duration.as_secs_f64().ceil() as i64)
+                .ok(),
+            acquire_time: if same {
+                before.acquire_time
+            } else {
+                Some(MicroTime(now))
+            },
+            renew_time: Some(MicroTime(now)),
+            lease_transitions: Some(if same || holder.is_empty() {
+                transitions
+            } else {
+                transitions + 1
+            }),
+            ..LeaseSpec::default()
+        }
     }
 }
 
@@ -338,7 +383,7 @@ mod tests {
     }
 
     fn holding(renewed: u64) -> Actor {
-        let mut actor = Actor::new("me".to_owned());
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         let asked = (at(renewed), at(renewed));
         let Some(Call::Create(spec)) = round(&mut actor, Answer::Found(None), renewed) else {
             panic!("it is free");
@@ -354,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_live_holder_is_never_robbed_however_wrong_its_clock_is() {
-        let mut actor = Actor::new("me".to_owned());
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         for second in 0..600_u64 {
             // The other's clock is years behind, but it renews every 15 s.
             let renewed = 1_000 + i64::try_from(second / 15).unwrap();
@@ -367,7 +412,7 @@ mod tests {
     fn a_holder_that_stops_renewing_is_followed_after_the_lease_duration_of_our_own_clock() {
         // Its wall clock may be minutes ahead, or behind.
         for renewed in [-600, 0, 600] {
-            let mut actor = Actor::new("me".to_owned());
+            let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
             assert_eq!(round(&mut actor, found("other", renewed), 100), None);
             assert_eq!(round(&mut actor, found("other", renewed), 159), None);
             assert_eq!(actor.pause(HOLD, at(159)), Duration::from_secs(1));
@@ -378,7 +423,7 @@ mod tests {
 
     #[test]
     fn what_others_did_counts_from_the_answer_and_what_we_did_from_the_call() {
-        let mut actor = Actor::new("me".to_owned());
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         actor.begin(HOLD, at(0), wall(0));
         // It was written a moment before the answer, for all we know.
         actor.answered(HOLD, found("other", 5), (at(100), at(140)), wall(0));
@@ -392,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_released_lease_is_taken_at_once_and_our_own_is_renewed() {
-        let mut actor = Actor::new("me".to_owned());
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         let next = round(&mut actor, found("", 5), 1);
         assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
         let mut actor = holding(1);
@@ -402,7 +447,7 @@ mod tests {
 
     #[test]
     fn a_lease_that_somebody_deletes_is_its_holders_for_a_lease_duration_more() {
-        let mut actor = Actor::new("me".to_owned());
+        let mut actor = Actor::new("me".to_owned(), Times::MEMBER);
         assert_eq!(round(&mut actor, found("other", 5), 50), None);
         assert_eq!(round(&mut actor, Answer::Found(None), 80), None);
         assert_eq!(round(&mut actor, Answer::Found(None), 139), None);
@@ -430,7 +475,10 @@ mod tests {
         assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
         // Who is overtaken again tries again soon, for as long as the last renewal is good.
         let next = actor.answered(HOLD, Answer::Overtaken, asked, wall(0));
-        assert_eq!((next, actor.pause(HOLD, at(25))), (None, RETRY));
+        assert_eq!(
+            (next, actor.pause(HOLD, at(25))),
+            (None, Times::MEMBER.retry)
+        );
         assert_eq!(actor.hold().renewed, Some(at(10)));
         assert_eq!(round(&mut actor, found("other", 26), 28), None);
         assert_eq!(actor.hold().renewed, None);
@@ -481,10 +529,71 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_a_longer_life_is_honoured_by_whoever_has_a_shorter_one() {
+        let other = |seconds| {
+            let mut lease = lease("other", 5);
+            if let Some(spec) = &mut lease.spec {
+                spec.lease_duration_seconds = Some(seconds);
+            }
+            Answer::Found(Some(Box::new(lease)))
+        };
+        // What it says, and for how long it is waited for; nobody is waited for without end.
+        for (says, dead) in [(0, 5), (-7, 5), (5, 5), (60, 60), (i32::MAX, 120)] {
+            let times = Times::of_lead(Duration::from_secs(5));
+            let mut actor = Actor::new("me".to_owned(), times);
+            for second in 100..100 + dead {
+                assert_eq!(round(&mut actor, other(says), second), None, "{says}");
+            }
+            assert!(actor.pause(HOLD, at(99 + dead)) <= times.retry);
+            let next = round(&mut actor, other(says), 100 + dead);
+            assert!(matches!(next, Some(Call::Replace(_))), "{says}: {next:?}");
+        }
+    }
+
+    #[test]
+    fn a_holders_silence_begins_anew_after_an_outage_where_that_is_wanted() {
+        // The duration, from when it was silent, and the looks that were answered.
+        let looks = |times, answered: &[u64]| {
+            let mut actor = Actor::new("me".to_owned(), times);
+            let mut looks = answered.iter();
+            looks.position(|second| round(&mut actor, found("other", 5), *second).is_some())
+        };
+        let lead = Times::of_lead(Duration::from_secs(5));
+        assert_eq!(looks(lead, &[100, 102, 104, 105]), Some(3));
+        assert_eq!(looks(lead, &[100, 102, 105, 106, 108, 109, 110]), Some(6));
+        assert_eq!(looks(Times::MEMBER, &[100, 150, 160]), Some(2));
+    }
+
+    #[test]
+    fn a_tenure_that_was_lost_and_won_again_is_another() {
+        let written = |transitions| {
+            let mut lease = lease("me", 1);
+            lease.metadata.uid = Some("of-lease".to_owned());
+            if let Some(spec) = &mut lease.spec {
+                spec.lease_transitions = Some(transitions);
+            }
+            Answer::Written(Box::new(lease))
+        };
+        let mut actor = holding(10);
+        let asked = (at(25), at(25));
+        let mut term_after = |transitions| {
+            actor.answered(HOLD, written(transitions), asked, wall(0));
+            actor.hold().term.clone().unwrap()
+        };
+        let first = term_after(1);
+        assert_eq!(first.lease, "of-lease");
+        assert_eq!(term_after(1), first);
+        assert_ne!(term_after(3), first);
+        actor.failed("no answer".to_owned(), at(80));
+        assert_eq!(actor.hold().term, None);
+    }
+
+    #[test]
     fn transitions_count_changes_of_the_holder_only() {
-        let taken = spec_of(&lease("other", 5), "me", wall(9));
+        let me = Actor::new("me".to_owned(), Times::MEMBER);
+        let taken = me.spec_of(&lease("other", 5), "me", wall(9));
         assert_eq!(taken.lease_transitions, Some(1));
-        let renewed = spec_of(
+        let renewed = me.spec_of(
             &Lease {
                 spec: Some(taken),
                 ..Lease::default()

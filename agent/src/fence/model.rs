@@ -12,9 +12,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use proptest::prelude::*;
 
 use super::actor::{Actor, Answer, Call};
-use super::{
-    CALL_DEADLINE, Hold, LeaseWish, NO_NEW_RUNS_AFTER, Presence, Role, SILENCE, enforce, role,
-};
+use super::{Hold, LeaseWish, NO_NEW_RUNS_AFTER, Presence, Role, SILENCE, Times, enforce, role};
 use crate::clock::Boot;
 use crate::helm::{Order, Orders, StopHandle, StopSignal};
 
@@ -361,7 +359,7 @@ impl World {
         for (_, parcel) in due {
             match parcel {
                 Parcel::Request(index, number, call, sent) => {
-                    let late = Duration::from_millis(self.now - sent) > CALL_DEADLINE;
+                    let late = Duration::from_millis(self.now - sent) > Times::MEMBER.call;
                     if late && call != Call::Read {
                         // As much a fault as any, though whoever made it is healthy by now.
                         self.quiet_since = self.now;
@@ -540,7 +538,7 @@ impl World {
         let ready_at = Boot(now.0 + self.seconds(3));
         let name = self.processes[index].holder();
         self.processes[index].life = Some(Life {
-            actor: Actor::new(name),
+            actor: Actor::new(name, Times::MEMBER),
             hold: Hold::default(),
             wish: LeaseWish::Observe,
             handle,
@@ -562,7 +560,7 @@ impl World {
                 let times = (asked.at, now);
                 let next = life.actor.answered(life.wish, answer, times, wall);
                 life.asked = next.map(|call| self.send(index, call));
-            } else if asked.reset || now.since(asked.at) >= CALL_DEADLINE {
+            } else if asked.reset || now.since(asked.at) >= Times::MEMBER.call {
                 life.actor.failed("no answer".to_owned(), now);
                 life.asked = None;
             }
