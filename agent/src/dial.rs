@@ -41,7 +41,7 @@ const RESOLVED_MAX: usize = 8;
 pub struct Dialer {
     addresses: Vec<String>,
     tls: Arc<ArcSwap<ClientConfig>>,
-    /// Index of the address that worked last.
+    /// Index of the address that is tried first: the one that worked last, until it was passed on from.
     first: AtomicUsize,
     renewed: Notify,
     trust: Trust,
@@ -89,7 +89,26 @@ impl Dialer {
         self.renewed.notified().await;
     }
 
-    /// Tries each address once, beginning with the one that worked last.
+    /// Behind `address` is a hub that serves nobody now, though it answers: the next address is tried first.
+    /// Said twice of the same one, it counts once.
+    pub fn pass_on(&self, address: &str) {
+        let Some(index) = self.addresses.iter().position(|known| known == address) else {
+            return;
+        };
+        let next = (index + 1) % self.addresses.len();
+        // Somebody else may have found a better one meanwhile, which then stays.
+        drop(
+            self.first
+                .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed),
+        );
+    }
+
+    /// How many addresses there are.
+    pub fn ways(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// Tries each address once, beginning with the one that worked last, unless it was passed on from.
     pub async fn connect(&self) -> Result<Connection, DialError> {
         let first = self.first.load(Ordering::Relaxed);
         let mut failures = Vec::new();

@@ -145,7 +145,7 @@ pub async fn run(session: Session, stop: CancellationToken) {
         let pause = match &ending {
             Ending::Drain { reason, pause } => {
                 tracing::info!(%reason, "the session ends; it is made anew");
-                pace.drained(*pause, rand::random())
+                pace.drained(Boot::now(), *pause, rand::random())
             }
             Ending::Error(error) => {
                 said.say(error);
@@ -207,8 +207,17 @@ impl Session {
         };
         let (incoming, first) = match tokio::time::timeout(WELCOME, greeting).await {
             Ok(Ok(greeted)) => greeted,
-            Ok(Err(status)) => return Err(meaning(&connection, &status)),
-            Err(_) => return Err(SessionError::NoWelcome { address }),
+            Ok(Err(status)) => {
+                // One that does not lead says so in this way; where it does, the next one does not.
+                if status.code() == Code::Unavailable {
+                    self.dialer.pass_on(&address);
+                }
+                return Err(meaning(&connection, &status));
+            }
+            Err(_) => {
+                self.dialer.pass_on(&address);
+                return Err(SessionError::NoWelcome { address });
+            }
         };
         let welcome = match first {
             Some(HubMessage {
@@ -280,6 +289,8 @@ impl Session {
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
                         if let Some(ending) = self.take_in(message, &mut outbox) {
+                            // It wants to be rid of us: it stops, or leads no more.
+                            self.dialer.pass_on(&address);
                             return Next::Ending(ending);
                         }
                     }

@@ -135,6 +135,36 @@ async fn the_address_that_worked_last_is_the_first_to_be_tried() {
     assert!(error.may_pass());
 }
 
+#[tokio::test]
+async fn a_hub_that_is_passed_on_from_is_tried_after_the_others() {
+    let authority = FakeAuthority::new();
+    let (one, other) = (
+        FakeHub::start(&authority).await,
+        FakeHub::start(&authority).await,
+    );
+    let both = [&one, &other].map(|hub| hub.address.to_string());
+    let dialer = authority.dialer(both.to_vec(), Valid::Now);
+    let [one_address, other_address] = &both;
+    let reached = async || dialer.connect().await.unwrap().address().to_owned();
+    assert_eq!(&reached().await, one_address);
+    // Two calls that the same hub has turned away do not lead back to it.
+    dialer.pass_on(one_address);
+    dialer.pass_on(one_address);
+    assert_eq!(&reached().await, other_address);
+    assert_eq!(&reached().await, other_address);
+    // What is heard late of one that was left already changes nothing.
+    dialer.pass_on(one_address);
+    dialer.pass_on("elsewhere:7443");
+    assert_eq!(&reached().await, other_address);
+    dialer.pass_on(other_address);
+    assert_eq!(&reached().await, one_address);
+    // It is still tried when no other answers.
+    dialer.pass_on(one_address);
+    other.kill();
+    drop(other);
+    assert_eq!(&reached().await, one_address);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -10,45 +10,73 @@ const LONGEST: Duration = Duration::from_secs(30);
 const GOOD: Duration = Duration::from_secs(60);
 /// The longest that a hub may ask us to stay away.
 const AWAY: Duration = Duration::from_secs(300);
+/// One that has lasted this long was no accident: when it ends, another hub is likely to lead in a moment.
+const SETTLED: Duration = Duration::from_secs(10);
+/// For this long after its end it is asked for often.
+const SOON: Duration = Duration::from_secs(15);
+/// The longest pause meanwhile: of the 10 s until agents are back after their hub has died.
+const SHORT: Duration = Duration::from_secs(2);
 
 /// Full jitter: a hub that comes back must not find a thousand agents at its door at once.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Pace {
     failures: u32,
     welcomed: Option<Boot>,
+    /// When a session ended that had settled, or when it may be made anew, if the hub has said so.
+    lost: Option<Boot>,
 }
 
 impl Pace {
+    /// A stream with a newer certificate goes on with the session of the one before.
     pub(super) fn welcomed(&mut self, now: Boot) {
-        self.welcomed = Some(now);
+        self.welcomed.get_or_insert(now);
     }
 
     /// After a session or an attempt that failed; `jitter` is in 0..1.
     pub(super) fn failed(&mut self, now: Boot, jitter: f64) -> Duration {
-        if let Some(welcomed) = self.welcomed.take()
-            && now.since(welcomed) >= GOOD
-        {
-            self.failures = 0;
+        if let Some(welcomed) = self.welcomed.take() {
+            let lasted = now.since(welcomed);
+            if lasted >= GOOD {
+                self.failures = 0;
+            }
+            self.lost = (lasted >= SETTLED).then_some(now);
         }
-        self.failures = self.failures.saturating_add(1);
-        let full = FIRST
+        let longest = match self.lost {
+            Some(lost) if now.since(lost) < SOON => SHORT,
+            _ => LONGEST,
+        };
+        // The many tries of that time do not make the pauses after it longer.
+        if longest == LONGEST || self.full() < longest {
+            self.failures = self.failures.saturating_add(1);
+        }
+        FIRST + (self.full().min(longest) - FIRST).mul_f64(jitter.clamp(0.0, 1.0))
+    }
+
+    fn full(&self) -> Duration {
+        FIRST
             .saturating_mul(1 << self.failures.min(10))
-            .min(LONGEST);
-        FIRST + (full - FIRST).mul_f64(jitter.clamp(0.0, 1.0))
+            .min(LONGEST)
     }
 
     /// The hub does not want us: only a person can change that.
     pub(super) fn refused(&mut self, jitter: f64) -> Duration {
-        self.welcomed = None;
+        (self.welcomed, self.lost) = (None, None);
         self.failures = self.failures.saturating_add(1);
         LONGEST / 2 + LONGEST.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
     }
 
     /// The hub has asked us to come again after `pause`.
-    pub(super) fn drained(&mut self, pause: Duration, jitter: f64) -> Duration {
-        *self = Self::default();
+    pub(super) fn drained(&mut self, now: Boot, pause: Duration, jitter: f64) -> Duration {
+        let settled = self
+            .welcomed
+            .is_some_and(|welcomed| now.since(welcomed) >= SETTLED);
         let pause = pause.min(AWAY);
-        pause + (pause / 2 + FIRST).mul_f64(jitter.clamp(0.0, 1.0))
+        let pause = pause + (pause / 2 + FIRST).mul_f64(jitter.clamp(0.0, 1.0));
+        *self = Self {
+            lost: settled.then_some(Boot(now.0 + pause)),
+            ..Self::default()
+        };
+        pause
     }
 }
 
@@ -63,6 +91,10 @@ mod tests {
 
     const NOW: Boot = Boot(Duration::from_secs(1000));
 
+    fn later(by: Duration) -> Boot {
+        Boot(NOW.0 + by)
+    }
+
     #[test]
     fn pauses_grow_to_half_a_minute_and_are_left_to_chance_in_full() {
         let mut pace = Pace::default();
@@ -70,7 +102,7 @@ mod tests {
         for _ in 0..20 {
             let mut lucky = Pace {
                 failures: pace.failures,
-                welcomed: None,
+                ..Pace::default()
             };
             assert_eq!(lucky.failed(NOW, 0.0), FIRST);
             let longest = pace.failed(NOW, 1.0);
@@ -86,10 +118,74 @@ mod tests {
         for _ in 0..10 {
             pace.failed(NOW, 1.0);
         }
+        let ended = later(GOOD / 2);
         pace.welcomed(NOW);
-        assert_eq!(pace.failed(Boot(NOW.0 + GOOD / 2), 1.0), LONGEST);
+        pace.failed(ended, 1.0);
+        assert_eq!(pace.failed(Boot(ended.0 + SOON), 1.0), LONGEST);
         pace.welcomed(NOW);
-        assert_eq!(pace.failed(Boot(NOW.0 + GOOD), 1.0), FIRST * 2);
+        assert_eq!(pace.failed(later(GOOD), 1.0), FIRST * 2);
+    }
+
+    #[test]
+    fn a_session_that_had_settled_is_asked_for_often_for_a_quarter_of_a_minute_and_then_ever_less()
+    {
+        let seconds = Duration::from_secs;
+        // How long the session had lasted; when after its end the tries fail; the longest pauses after them.
+        let rows: [(u64, &[(u64, u64)]); 3] = [
+            (9, &[(0, 1), (1, 2), (3, 4), (7, 8), (14, 16)]),
+            (
+                10,
+                &[(0, 1), (1, 2), (3, 2), (5, 2), (14, 2), (15, 4), (19, 8)],
+            ),
+            (
+                600,
+                &[
+                    (0, 1),
+                    (1, 2),
+                    (3, 2),
+                    (14, 2),
+                    (16, 4),
+                    (20, 8),
+                    (28, 16),
+                    (44, 30),
+                ],
+            ),
+        ];
+        for (lasted, tries) in rows {
+            let mut pace = Pace::default();
+            pace.welcomed(NOW);
+            for (at, longest) in tries {
+                let now = later(seconds(lasted) + seconds(*at));
+                let mut lucky = pace.clone();
+                assert_eq!(lucky.failed(now, 0.0), FIRST);
+                assert_eq!(pace.failed(now, 1.0), seconds(*longest), "{lasted} {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_with_a_newer_certificate_goes_on_with_the_session() {
+        let mut pace = Pace::default();
+        pace.welcomed(NOW);
+        pace.welcomed(later(SETTLED));
+        pace.failed(later(SETTLED), 1.0);
+        pace.failed(later(SETTLED), 1.0);
+        assert_eq!(pace.failed(later(SETTLED), 1.0), SHORT);
+    }
+
+    #[test]
+    fn after_a_drain_the_next_hub_is_asked_often_from_when_it_may_be() {
+        let asked = Duration::from_secs(60);
+        for (settled, third) in [(true, SHORT), (false, FIRST * 8)] {
+            let mut pace = Pace::default();
+            pace.welcomed(NOW);
+            let now = if settled { later(SETTLED) } else { NOW };
+            let pause = pace.drained(now, asked, 0.0);
+            let again = Boot(now.0 + pause);
+            assert_eq!(pace.failed(again, 1.0), FIRST * 2);
+            assert_eq!(pace.failed(again, 1.0), FIRST * 4);
+            assert_eq!(pace.failed(again, 1.0), third);
+        }
     }
 
     #[test]
@@ -98,9 +194,9 @@ mod tests {
         assert!(pace.refused(0.0) >= LONGEST / 2);
         assert_eq!(pace.refused(1.0), LONGEST);
         let asked = Duration::from_secs(4);
-        assert_eq!(pace.drained(asked, 0.0), asked);
-        assert!(pace.drained(asked, 1.0) > asked);
-        assert!(pace.drained(Duration::from_secs(1 << 30), 1.0) <= AWAY * 2);
+        assert_eq!(pace.drained(NOW, asked, 0.0), asked);
+        assert!(pace.drained(NOW, asked, 1.0) > asked);
+        assert!(pace.drained(NOW, Duration::from_secs(1 << 30), 1.0) <= AWAY * 2);
     }
 
     #[test]

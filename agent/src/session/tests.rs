@@ -273,6 +273,35 @@ async fn a_drain_ends_the_session_and_the_next_one_follows() {
     hub.session().await.greet().await;
 }
 
+#[tokio::test]
+async fn of_two_hubs_the_one_that_leads_is_found_and_followed_when_the_lead_changes() {
+    let authority = FakeAuthority::new();
+    let mut one = FakeHub::start(&authority).await;
+    let mut other = FakeHub::start(&authority).await;
+    let both = [&one, &other].map(|hub| hub.address.to_string());
+    let mut agent = Agent::start(authority.dialer(both.to_vec(), Valid::Now));
+    // A standby answers, and says so.
+    let standby = Status::unavailable("this hub is a standby");
+    one.session().await.fail(standby.clone()).await;
+    agent.down_with("this hub is a standby").await;
+    let mut session = other.session().await;
+    session.greet().await;
+    agent.link.wait_for(Link::is_up).await.unwrap();
+
+    let drain = Drain {
+        reason: "this hub does not lead any more".to_owned(),
+        reconnect_after_millis: 1,
+    };
+    session.send(hub_message::Kind::Drain(drain)).await;
+    agent.down_with("does not lead any more").await;
+    // The first one leads by now, or not yet: then the other is asked again.
+    one.session().await.fail(standby.clone()).await;
+    other.session().await.fail(standby).await;
+    let mut session = one.session().await;
+    session.greet().await;
+    agent.link.wait_for(Link::is_up).await.unwrap();
+}
+
 /// A dialer, and another end of it.
 fn shared(dialer: Dialer) -> (Arc<Dialer>, Arc<Dialer>) {
     let dialer = Arc::new(dialer);
