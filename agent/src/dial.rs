@@ -97,10 +97,9 @@ impl Dialer {
         };
         let next = (index + 1) % self.addresses.len();
         // Somebody else may have found a better one meanwhile, which then stays.
-        drop(
-            self.first
-                .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed),
-        );
+        self.first
+            .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed)
+            .ok();
     }
 
     /// How many addresses there are.
