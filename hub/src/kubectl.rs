@@ -1,15 +1,22 @@
 //! `kubectl krypton`: the fleet and its Tenants as tables, read from the home cluster, bundles for
-//! clusters that join it, the rotation of its CA, and the way here from the former operator.
+//! clusters that join it and their leave, pauses and retries, the rotation of its CA, and the way here from the
+//! former operator.
 
+mod change;
 mod clusters;
+mod complete;
 mod deployments;
+mod exit_code;
 mod join;
 mod layout;
+mod leave;
 mod migrate;
 mod rotate_ca;
 mod tenants;
+mod watch;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,6 +26,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use kube::api::{DynamicObject, ListParams};
+use kube::config::Kubeconfig;
 use kube::core::ApiResource;
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
@@ -27,11 +35,15 @@ use crate::home::{Home, HomeError};
 use crate::settings::{HomeChoice, HomeSource, LocalSource};
 use krypton_agent::access::{client_named, reason_of};
 
-pub use clusters::clusters_table;
-pub use deployments::deployments_table;
+use change::Verb;
+use clusters::clusters_table;
+use deployments::deployments_table;
+use layout::Table;
+use tenants::tenants_table;
+
+pub use exit_code::{ExitCode, MEANINGS};
 pub use join::{JoinError, ReplaceError};
 pub use rotate_ca::RotateCaError;
-pub use tenants::tenants_table;
 
 const USER_AGENT: &str = concat!("kubectl-krypton/", env!("CARGO_PKG_VERSION"));
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -54,14 +66,26 @@ pub struct Cli {
 enum Command {
     /// Print a table of clusters, Tenants or KryptonDeployments.
     Get(Get),
+    /// Have nothing written for an object, on whichever cluster it is, but its status.
+    Pause(change::Change),
+    /// End such a pause.
+    Resume(change::Change),
+    /// Try now what has failed, whatever pause was to come before the next attempt.
+    Resync(change::Resync),
+    /// Refuse the agents of clusters, and do not go there either.
+    Ban(change::Members),
+    /// Let them in again.
+    Unban(change::Members),
     /// Print a join bundle: a file that lets the agent of a cluster into the fleet, once.
     Join(join::Join),
+    /// Take a cluster out of the fleet.
+    Leave(leave::Leave),
     /// Replace the root of the hub's CA while agents stay connected, or tell how far that is.
     RotateCa(rotate_ca::RotateCa),
     /// Make KryptonDeployments of the CryptoEdgeDeployments of the former operator, or show them; the old objects
     /// stay as they are.
     Migrate(migrate::Migrate),
-    /// Print the version of this program.
+    /// Print the version of this program, and how to have its words completed in a shell.
     Version,
 }
 
@@ -85,6 +109,9 @@ struct Get {
     /// Format: a table with more columns and a line per cluster, or the objects themselves.
     #[arg(short, long, value_name = "FORMAT")]
     output: Option<Output>,
+    /// Go on with each change, until Ctrl-C.
+    #[arg(short, long)]
+    watch: bool,
     #[command(flatten)]
     home: HomeArgs,
 }
@@ -132,10 +159,11 @@ pub enum KubectlError {
     )]
     NoSuchKind { context: String, plural: String },
     #[error(
-        "you may not list {plural} {place} on the cluster {context:?}; ask for the verb list on {plural}.mesh.openkcm.io ({message})"
+        "you may not {verb} {plural} {place} on the cluster {context:?}; ask for the verb {verb} on {plural}.mesh.openkcm.io ({message})"
     )]
     Forbidden {
         context: String,
+        verb: &'static str,
         plural: String,
         place: String,
         message: String,
@@ -144,6 +172,17 @@ pub enum KubectlError {
     Unauthorized { context: String, message: String },
     #[error("the cluster {context:?} did not answer within 30 s; check that it is reachable")]
     TimedOut { context: String },
+    #[error(
+        "the cluster {context:?} cannot be reached; check that it runs, and the way there ({reason})"
+    )]
+    Unreachable { context: String, reason: String },
+    #[error("the verb {verb} on {plural} failed on the cluster {context:?}: {reason}")]
+    Call {
+        context: String,
+        verb: &'static str,
+        plural: String,
+        reason: String,
+    },
     #[error("listing {plural} on the cluster {context:?} failed: {reason}")]
     List {
         context: String,
@@ -153,10 +192,21 @@ pub enum KubectlError {
     #[error("there is no {what} of the name {name:?} {place} on the cluster {context:?}")]
     NotFound {
         context: String,
-        what: &'static str,
+        what: String,
         name: String,
         place: String,
     },
+    /// The state of things does not allow it now.
+    #[error("{why}")]
+    Refused { why: String },
+    /// Some of what was asked for is done, and `printed` says what.
+    #[error("{error}")]
+    Partly {
+        printed: Printed,
+        error: Box<KubectlError>,
+    },
+    #[error("writing the output failed: {reason}")]
+    Write { reason: String },
     #[error("writing the {format} failed: {reason}")]
     Encode {
         format: &'static str,
@@ -174,43 +224,145 @@ pub enum KubectlError {
 }
 
 /// What to print, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Printed {
     pub stdout: String,
     /// A remark for the terminal, as kubectl's "No resources found".
     pub stderr: String,
 }
 
-/// Runs one command line, the program's name first. `env` reads a variable.
+/// The home cluster, as it was chosen.
+struct Connection {
+    client: Client,
+    context: String,
+    /// The context's.
+    namespace: String,
+}
+
+impl Connection {
+    async fn in_time<T>(&self, call: impl Future<Output = T>) -> Result<T, KubectlError> {
+        let answered = tokio::time::timeout(REQUEST_TIMEOUT, call).await;
+        answered.map_err(|_| KubectlError::TimedOut {
+            context: self.context.clone(),
+        })
+    }
+
+    fn not_found(&self, what: &str, name: &str, place: &Place) -> KubectlError {
+        KubectlError::NotFound {
+            context: self.context.clone(),
+            what: what.to_owned(),
+            name: name.to_owned(),
+            place: place.in_words(),
+        }
+    }
+
+    /// Whether it is a home, as far as can be seen.
+    async fn has_members(&self) -> bool {
+        let api: Api<EdgeCluster> = Api::all(self.client.clone());
+        let one = ListParams::default().limit(1);
+        let found = self.in_time(api.list_metadata(&one)).await;
+        matches!(found, Ok(Ok(found)) if !found.items.is_empty())
+    }
+}
+
+async fn connect(
+    args: &HomeArgs,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Connection, KubectlError> {
+    let home = Box::pin(home(args, env)).await?;
+    Ok(Connection {
+        context: home.context_name,
+        namespace: home.config.default_namespace.clone(),
+        client: client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?,
+    })
+}
+
+/// The contexts of the user's kubeconfigs.
+fn contexts(env: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+    let list = env("KUBECONFIG").unwrap_or_default();
+    let own = env("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
+    let named = std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty());
+    let mut files: Vec<PathBuf> = named.collect();
+    if files.is_empty() {
+        files.extend(own);
+    }
+    let read = files
+        .iter()
+        .filter_map(|file| Kubeconfig::read_from(file).ok());
+    read.flat_map(|config| config.contexts)
+        .map(|context| context.name)
+        .collect()
+}
+
+/// Runs one command line, the program's name first. `env` reads a variable; what goes on for as long as
+/// somebody reads goes to `out`.
 pub async fn run(
     args: impl IntoIterator<Item = OsString>,
     env: &dyn Fn(&str) -> Option<String>,
     now: Timestamp,
+    out: &mut dyn Write,
 ) -> Result<Printed, KubectlError> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if complete::is_asked(args.first().map(OsString::as_os_str)) {
+        let words = args
+            .iter()
+            .skip(1)
+            .map(|word| word.to_string_lossy().into_owned());
+        let words: Vec<String> = words.collect();
+        let stdout = Box::pin(complete::answer(&words, env)).await;
+        let stderr = String::new();
+        return Ok(Printed { stdout, stderr });
+    }
     let cli = Cli::try_parse_from(args).map_err(KubectlError::Usage)?;
+    let changed = |verb, aim: change::Aim, home: HomeArgs| {
+        Box::pin(async move {
+            let home = connect(&home, env).await?;
+            change::run(verb, aim, &home, now).await
+        })
+    };
     match cli.command {
-        Command::Get(get) => Box::pin(run_get(get, env, now)).await,
+        Command::Get(get) => Box::pin(run_get(get, env, now, out)).await,
+        Command::Pause(args) => {
+            let home = args.home.clone();
+            changed(Verb::Pause, args.into(), home).await
+        }
+        Command::Resume(args) => {
+            let home = args.home.clone();
+            changed(Verb::Resume, args.into(), home).await
+        }
+        Command::Resync(args) => {
+            let home = args.home.clone();
+            changed(Verb::Resync, args.into(), home).await
+        }
+        Command::Ban(args) => {
+            let home = args.home.clone();
+            changed(Verb::Ban, args.into(), home).await
+        }
+        Command::Unban(args) => {
+            let home = args.home.clone();
+            changed(Verb::Unban, args.into(), home).await
+        }
         Command::Join(join) => {
-            let home = Box::pin(home(&join.home, env)).await?;
-            let (context, namespace) = (home.context_name, home.config.default_namespace.clone());
-            let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
-            Box::pin(join::run(join, client, &context, &namespace, now))
+            let home = connect(&join.home, env).await?;
+            let running = join::run(join, home.client, &home.context, &home.namespace, now);
+            Box::pin(running)
                 .await
                 .map_err(|error| KubectlError::Join(Box::new(error)))
         }
+        Command::Leave(leave) => {
+            let home = connect(&leave.home, env).await?;
+            Box::pin(leave::run(leave, &home)).await
+        }
         Command::RotateCa(rotate) => {
-            let home = Box::pin(home(&rotate.home, env)).await?;
-            let (context, namespace) = (home.context_name, home.config.default_namespace.clone());
-            let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
-            Box::pin(rotate_ca::run(rotate, client, &context, &namespace, now))
+            let home = connect(&rotate.home, env).await?;
+            let running = rotate_ca::run(rotate, home.client, &home.context, &home.namespace, now);
+            Box::pin(running)
                 .await
                 .map_err(|error| KubectlError::RotateCa(Box::new(error)))
         }
         Command::Migrate(migrate) => {
-            let home = Box::pin(home(&migrate.home, env)).await?;
-            let context = home.context_name;
-            let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
-            Box::pin(migrate::run(migrate, client, &context)).await
+            let home = connect(&migrate.home, env).await?;
+            Box::pin(migrate::run(migrate, home.client, &home.context)).await
         }
         Command::Version => Ok(Printed {
             stdout: format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")),
@@ -223,36 +375,32 @@ async fn run_get(
     get: Get,
     env: &dyn Fn(&str) -> Option<String>,
     now: Timestamp,
+    out: &mut dyn Write,
 ) -> Result<Printed, KubectlError> {
-    let home = Box::pin(home(&get.home, env)).await?;
+    let home = connect(&get.home, env).await?;
     let place = place(&get, &home);
-    let context = home.context_name;
-    let client = client_named(home.config, USER_AGENT).map_err(KubectlError::Client)?;
     let clusters = ApiResource::erase::<EdgeCluster>(&());
-    let (kind, what) = match get.kind {
-        Kind::Clusters => (&clusters, "EdgeCluster"),
-        Kind::Tenants => (&ApiResource::erase::<Tenant>(&()), "Tenant"),
-        Kind::Deployments => (
-            &ApiResource::erase::<KryptonDeployment>(&()),
-            "KryptonDeployment",
-        ),
+    let kind = match get.kind {
+        Kind::Clusters => &clusters,
+        Kind::Tenants => &ApiResource::erase::<Tenant>(&()),
+        Kind::Deployments => &ApiResource::erase::<KryptonDeployment>(&()),
     };
+    if get.watch {
+        watch::run(&get, kind, &place, &home, out).await?;
+        return Ok(Printed::default());
+    }
     let name = get.name.as_deref();
-    let objects = list(client.clone(), kind, &place, name, &context).await?;
+    let (client, context) = (home.client.clone(), home.context.as_str());
+    let objects = list(client.clone(), kind, &place, name, context).await?;
     if let (Some(name), true) = (name, objects.is_empty()) {
-        return Err(KubectlError::NotFound {
-            context,
-            what,
-            name: name.to_owned(),
-            place: place.in_words(),
-        });
+        return Err(home.not_found(&kind.kind, name, &place));
     }
     let one = name
         .and_then(|_| objects.first())
         .filter(|_| get.kind == Kind::Tenants);
     if let (Some(tenant), None | Some(Output::Wide)) = (one, get.output) {
         let members = if tenants::is_summary(tenant) {
-            list(client, &clusters, &Place::Cluster, None, &context).await?
+            list(client, &clusters, &Place::Cluster, None, context).await?
         } else {
             Vec::new()
         };
@@ -296,12 +444,12 @@ impl Place {
     }
 }
 
-fn place(get: &Get, home: &Home) -> Place {
+fn place(get: &Get, home: &Connection) -> Place {
     match (&get.namespace, get.kind) {
         (_, Kind::Clusters) => Place::Cluster,
         _ if get.all_namespaces => Place::Cluster,
         (Some(namespace), _) => Place::Namespace(namespace.clone()),
-        (None, _) => Place::Namespace(home.config.default_namespace.clone()),
+        (None, _) => Place::Namespace(home.namespace.clone()),
     }
 }
 
@@ -328,7 +476,7 @@ async fn list(
             .map_err(|_| KubectlError::TimedOut {
                 context: context.to_owned(),
             })?
-            .map_err(|error| explain(error, kind, place, context))?;
+            .map_err(|error| explain(error, "list", kind, place, context))?;
         for object in page.items {
             objects.push(as_value(object, kind)?);
         }
@@ -355,14 +503,34 @@ fn as_value(mut object: DynamicObject, kind: &ApiResource) -> Result<Value, Kube
     Ok(value)
 }
 
-fn explain(error: kube::Error, kind: &ApiResource, place: &Place, context: &str) -> KubectlError {
+fn explain(
+    error: kube::Error,
+    verb: &'static str,
+    kind: &ApiResource,
+    place: &Place,
+    context: &str,
+) -> KubectlError {
     let (context, plural) = (context.to_owned(), kind.plural.clone());
-    let kube::Error::Api(status) = &error else {
-        return KubectlError::List {
+    let failed = |context, plural, reason| match verb {
+        "list" | "watch" => KubectlError::List {
             context,
             plural,
-            reason: layout::one_line(&reason_of(&error)),
-        };
+            reason,
+        },
+        verb => KubectlError::Call {
+            context,
+            verb,
+            plural,
+            reason,
+        },
+    };
+    let status = match &error {
+        kube::Error::Api(status) => status,
+        kube::Error::HyperError(_) | kube::Error::Service(_) => {
+            let reason = layout::one_line(&reason_of(&error));
+            return KubectlError::Unreachable { context, reason };
+        }
+        _ => return failed(context, plural, layout::one_line(&reason_of(&error))),
     };
     let message = layout::one_line(&status.message);
     match status.code {
@@ -372,16 +540,13 @@ fn explain(error: kube::Error, kind: &ApiResource, place: &Place, context: &str)
             let place = place.in_words();
             KubectlError::Forbidden {
                 context,
+                verb,
                 plural,
                 place,
                 message,
             }
         }
-        _ => KubectlError::List {
-            context,
-            plural,
-            reason: message,
-        },
+        _ => failed(context, plural, message),
     }
 }
 
@@ -391,7 +556,6 @@ fn printed(
     objects: Vec<Value>,
     now: Timestamp,
 ) -> Result<Printed, KubectlError> {
-    let wide = get.output == Some(Output::Wide);
     let stdout = match get.output {
         Some(format @ (Output::Json | Output::Yaml)) => encode(format, objects)?,
         _ if objects.is_empty() => {
@@ -406,11 +570,7 @@ fn printed(
                 stderr,
             });
         }
-        _ => match get.kind {
-            Kind::Clusters => clusters_table(&objects, wide, now),
-            Kind::Tenants => tenants_table(&objects, wide, now),
-            Kind::Deployments => deployments_table(&objects, wide, now),
-        },
+        _ => table_of(get, &objects, now).render(),
     };
     Ok(Printed {
         stdout,
@@ -418,10 +578,29 @@ fn printed(
     })
 }
 
+fn table_of(get: &Get, objects: &[Value], now: Timestamp) -> Table {
+    let wide = get.output == Some(Output::Wide);
+    match get.kind {
+        Kind::Clusters => clusters_table(objects, wide, now),
+        Kind::Tenants => tenants_table(objects, wide, now),
+        Kind::Deployments => deployments_table(objects, wide, now),
+    }
+}
+
 fn encode(format: Output, items: Vec<Value>) -> Result<String, KubectlError> {
     let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items });
+    encoded(format, &list)
+}
+
+/// One of several, which a reader can tell apart.
+fn encode_one(format: Output, object: &Value) -> Result<String, KubectlError> {
+    let mark = if format == Output::Yaml { "---\n" } else { "" };
+    Ok(mark.to_owned() + &encoded(format, object)?)
+}
+
+fn encoded(format: Output, value: &Value) -> Result<String, KubectlError> {
     if format == Output::Json {
-        let text = serde_json::to_string_pretty(&list);
+        let text = serde_json::to_string_pretty(value);
         return text
             .map(|text| text + "\n")
             .map_err(|error| KubectlError::Encode {
@@ -429,7 +608,7 @@ fn encode(format: Output, items: Vec<Value>) -> Result<String, KubectlError> {
                 reason: error.to_string(),
             });
     }
-    serde_saphyr::to_string(&list).map_err(|error| KubectlError::Encode {
+    serde_saphyr::to_string(value).map_err(|error| KubectlError::Encode {
         format: "YAML",
         reason: error.to_string(),
     })

@@ -9,15 +9,19 @@ use krypton_hub::kubectl::{self, KubectlError, Printed};
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let env = |name: &str| std::env::var(name).ok();
-    match kubectl::run(std::env::args_os(), &env, jiff::Timestamp::now()).await {
+    let (args, now) = (std::env::args_os(), jiff::Timestamp::now());
+    // Not locked: it is held for as long as --watch goes on.
+    match kubectl::run(args, &env, now, &mut io::stdout()).await {
         Ok(printed) => print(&printed),
         Err(KubectlError::Usage(error)) => error.exit(),
         Err(error) => {
-            if let KubectlError::Incomplete { printed, .. } = &error {
+            if let KubectlError::Incomplete { printed, .. } | KubectlError::Partly { printed, .. } =
+                &error
+            {
                 print(printed);
             }
             eprintln!("error: {}", one_line(&error));
-            ExitCode::FAILURE
+            ExitCode::from(error.exit_code() as u8)
         }
     }
 }

@@ -22,7 +22,7 @@ const HEADER: [&str; 7] = [
 const WIDE_HEADER: [&str; 4] = ["LAST-SEEN", "HOLDER", "CLUSTER-UID", "MESSAGE"];
 
 /// One row for each EdgeCluster; `wide` adds columns.
-pub fn clusters_table(objects: &[Value], wide: bool, now: Timestamp) -> String {
+pub(super) fn clusters_table(objects: &[Value], wide: bool, now: Timestamp) -> Table {
     let mut header = HEADER.to_vec();
     if wide {
         header.extend(WIDE_HEADER);
@@ -31,7 +31,7 @@ pub fn clusters_table(objects: &[Value], wide: bool, now: Timestamp) -> String {
     for object in objects {
         table.push(row(object, wide, now));
     }
-    table.render()
+    table
 }
 
 fn row(object: &Value, wide: bool, now: Timestamp) -> Vec<String> {

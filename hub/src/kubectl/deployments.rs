@@ -22,12 +22,12 @@ const HEADER: [&str; 9] = [
 const MESSAGE_CHARS: usize = 60;
 
 /// One row for each KryptonDeployment; `wide` shows charts and messages whole.
-pub fn deployments_table(objects: &[Value], wide: bool, now: Timestamp) -> String {
+pub(super) fn deployments_table(objects: &[Value], wide: bool, now: Timestamp) -> Table {
     let mut table = Table::new(&HEADER);
     for object in objects {
         table.push(row(object, wide, now));
     }
-    table.render()
+    table
 }
 
 fn row(object: &Value, wide: bool, now: Timestamp) -> Vec<String> {

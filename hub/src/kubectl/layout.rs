@@ -26,22 +26,24 @@ impl Table {
     }
 
     /// Each column as wide as its widest cell; no blanks at the end of a line.
-    pub(super) fn render(&self) -> String {
+    pub(super) fn render(self) -> String {
+        self.render_on(&mut Widths::default())
+    }
+
+    /// The same below what was printed before: the header once, and no column narrower than it was.
+    pub(super) fn render_on(self, before: &mut Widths) -> String {
+        let begun = !before.0.is_empty();
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            self.rows
-                .iter()
-                .filter_map(|row| row.get(column))
-                .map(|cell| cell.chars().count())
-                .max()
-        };
-        let widths: Vec<usize> = (0..columns)
-            .map(|column| width(column).unwrap_or(0))
-            .collect();
-        let mut text = String::new();
+        before.0.resize(before.0.len().max(columns), 0);
         for row in &self.rows {
+            for (cell, width) in row.iter().zip(&mut before.0) {
+                *width = cell.chars().count().max(*width);
+            }
+        }
+        let mut text = String::new();
+        for row in self.rows.iter().skip(usize::from(begun)) {
             let mut line = String::new();
-            for (cell, width) in row.iter().zip(&widths) {
+            for (cell, width) in row.iter().zip(&before.0) {
                 write!(line, "{cell:<width$}", width = width + GAP)
                     .expect("a String takes every write");
             }
@@ -51,6 +53,10 @@ impl Table {
         text
     }
 }
+
+/// How wide columns were printed before; none when nothing was.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Widths(Vec<usize>);
 
 /// The text or, if there is none, a dash.
 pub(super) fn or_dash(text: Option<String>) -> String {
@@ -177,6 +183,22 @@ mod tests {
         table.push(vec!["größer-x".to_owned(), "1s".to_owned()]);
         table.push(vec!["a".to_owned(), String::new()]);
         assert_eq!(table.render(), "NAME       AGE\ngrößer-x   1s\na\n");
+    }
+
+    #[test]
+    fn what_is_printed_later_is_below_the_same_header_in_the_same_columns() {
+        let mut widths = Widths::default();
+        let table = |name: &str| {
+            let mut table = Table::new(&["NAME", "AGE"]);
+            table.push(vec![name.to_owned(), "1s".to_owned()]);
+            table
+        };
+        let printed = [table("abcdef"), table("a"), table("abcdefgh"), table("b")]
+            .map(|table| table.render_on(&mut widths));
+        assert_eq!(
+            printed.concat(),
+            "NAME     AGE\nabcdef   1s\na        1s\nabcdefgh   1s\nb          1s\n"
+        );
     }
 
     proptest! {

@@ -25,7 +25,7 @@ const HEADER: [&str; 7] = [
 const MESSAGE_CHARS: usize = 60;
 
 /// One row for each Tenant; `wide` shows charts and messages whole, and adds a line per cluster.
-pub fn tenants_table(objects: &[Value], wide: bool, now: Timestamp) -> String {
+pub(super) fn tenants_table(objects: &[Value], wide: bool, now: Timestamp) -> Table {
     let mut table = Table::new(&HEADER);
     for object in objects {
         let Some(status) = push_row(&mut table, object, wide, now) else {
@@ -46,7 +46,7 @@ pub fn tenants_table(objects: &[Value], wide: bool, now: Timestamp) -> String {
             }
         }
     }
-    table.render()
+    table
 }
 
 /// Whether the Tenant's status does not list all its clusters: their EdgeClusters do.

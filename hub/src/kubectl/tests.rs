@@ -79,7 +79,7 @@ edge-22   none,paused,banned   False       -       -         -         2m5s
 new       -                    Unknown     -       -         -         2m5s
 odd       <not readable>
 ";
-    assert_eq!(clusters_table(&fleet(), false, now()), expected);
+    assert_eq!(clusters_table(&fleet(), false, now()).render(), expected);
 }
 
 #[test]
@@ -89,7 +89,10 @@ NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE    LA
 edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s   10s         hub-0    u-1           -
 edge-22   none,paused,banned   False       -       -         -         2m5s   -           -        -             Unreachable: no answer for 30 s [31m
 ";
-    assert_eq!(clusters_table(&fleet()[..2], true, now()), expected);
+    assert_eq!(
+        clusters_table(&fleet()[..2], true, now()).render(),
+        expected
+    );
 }
 
 fn tenants() -> Vec<Value> {
@@ -127,7 +130,7 @@ default     acme   Error            1/4     cert-manager:1.19.1   1 of 4 cluster
 default     new    -                0/0     -                     -                                                              24h
 default     odd    <not readable>
 ";
-    assert_eq!(tenants_table(&tenants(), false, now()), expected);
+    assert_eq!(tenants_table(&tenants(), false, now()).render(), expected);
 }
 
 #[test]
@@ -160,8 +163,8 @@ default     acme   rome             paris(leaving),rome   Ready   True      smal
 default     new    rome             -                     -       Unknown   -             -                                      2m5s
 default     odd    <not readable>
 ";
-    assert_eq!(deployments_table(&objects, false, now()), expected);
-    let wide = deployments_table(&objects, true, now());
+    assert_eq!(deployments_table(&objects, false, now()).render(), expected);
+    let wide = deployments_table(&objects, true, now()).render();
     assert!(
         wide.contains("https://charts.example.org/small:1.0.0"),
         "{wide}"
@@ -178,7 +181,10 @@ default     acme             Error     1/4       https://charts.jetstack.io/cert
             └ edge-3         Unknown   Unknown                                                    ClusterUnreachable
             └ self-cluster   Pending   False                                                      Installing: helm runs
 ";
-    assert_eq!(tenants_table(&tenants()[..1], true, now()), expected);
+    assert_eq!(
+        tenants_table(&tenants()[..1], true, now()).render(),
+        expected
+    );
 }
 
 #[tokio::test]
@@ -306,7 +312,7 @@ impl Server {
             .to_owned();
         let env = |name: &str| (name == "KUBECONFIG").then(|| path.clone());
         let all = std::iter::once("kubectl-krypton").chain(args.iter().copied());
-        Box::pin(run(all.map(OsString::from), &env, now())).await
+        Box::pin(run(all.map(OsString::from), &env, now(), &mut Vec::new())).await
     }
 
     fn sent(&self) -> Vec<Sent> {
@@ -386,7 +392,10 @@ async fn all_pages_are_read_and_an_odd_object_hides_no_other() {
     let second = pages.split_off(2);
     let server = Server::start(vec![list_of(pages, "more"), list_of(second, "")]).await;
     let printed = server.run(&["get", "tenants"]).await.unwrap();
-    assert_eq!(printed.stdout, tenants_table(&tenants(), false, now()));
+    assert_eq!(
+        printed.stdout,
+        tenants_table(&tenants(), false, now()).render()
+    );
     assert!(
         server.asked()[1].contains("continue=more"),
         "{:?}",
