@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
-use krypton_agent::clock;
+use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
@@ -19,6 +19,8 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::lead::Lead;
+
 /// The ConfigMap in the hub's namespace that holds it.
 pub const NAME: &str = "krypton-hub-chart";
 const OF: &str = "of";
@@ -27,6 +29,8 @@ const VERSION: &str = "version";
 const RESOLVED: &str = "resolved";
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
+/// A standby looks so often whether the record is another.
+const RECORD_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Error)]
 enum PinError {
@@ -155,7 +159,7 @@ impl ChartPin {
             next: None,
             failures: 0,
         };
-        if stop.run_until_cancelled(kept.look()).await.is_none() {
+        if stop.run_until_cancelled(kept.look(None)).await.is_none() {
             tracing::debug!("stopped before the range was looked up");
         }
         kept
@@ -192,8 +196,9 @@ impl ChartPin {
         Ok(format!("{}@sha256:{sha256}", unpinned(&version)))
     }
 
-    /// The version that holds now, and how long for.
-    async fn version(&self) -> Result<(String, Option<Duration>), PinError> {
+    /// The version that holds now, and how long for. It is recorded by whoever leads; others go by the record.
+    async fn version(&self, lead: Option<&Lead>) -> Result<(String, Option<Duration>), PinError> {
+        let leads = || lead.is_some_and(|lead| lead.writes(Boot::now()));
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
         let of = self.of();
         let found = self.in_time("reading", api.get_opt(NAME)).await?;
@@ -201,13 +206,17 @@ impl ChartPin {
         let now = clock::wall();
         if let Some(record) = &before {
             match good_for(record, self.every, now) {
-                Some(Duration::ZERO) => {}
+                Some(Duration::ZERO) if leads() => {}
+                Some(Duration::ZERO) => return Ok((record.version.clone(), Some(RECORD_EVERY))),
                 left => return Ok((record.version.clone(), left)),
             }
         }
         let resolved = self.meaning().await?;
         let before = before.map(|record| record.version);
         let version = chosen(before.as_deref(), resolved);
+        if !leads() {
+            return Ok((version, Some(RETRY_MAX)));
+        }
         let data = [
             (OF, of),
             (RANGE, self.chart.version.clone()),
@@ -263,22 +272,39 @@ impl ChartPin {
 }
 
 impl Kept {
-    /// Looks again when it is time, until `stop` or until there is nothing more to look for.
-    pub async fn keep(mut self, stop: CancellationToken) {
-        while let Some(pause) = self.next {
-            let sleep = tokio::time::sleep(pause);
-            if stop.run_until_cancelled(sleep).await.is_none() {
+    /// Looks again when it is time and whenever this hub comes to lead, until `stop`.
+    pub async fn keep(mut self, mut lead: Lead, stop: CancellationToken) {
+        let mut led = None;
+        loop {
+            let next = self.next.map(|pause| Boot(Boot::now().0 + pause));
+            let due = async {
+                loop {
+                    let now = Boot::now();
+                    if let Some(tenure) = lead.tenure().filter(|_| lead.writes(now))
+                        && led != Some(tenure.since)
+                    {
+                        // Another may have put another one on record.
+                        led = Some(tenure.since);
+                        return;
+                    }
+                    tokio::select! {
+                        () = clock::sleep_until(next, now) => return,
+                        decided = lead.changed() => if !decided { std::future::pending().await },
+                    }
+                }
+            };
+            if stop.run_until_cancelled(due).await.is_none() {
                 return;
             }
-            if stop.run_until_cancelled(self.look()).await.is_none() {
+            let look = self.look(Some(&lead));
+            if stop.run_until_cancelled(look).await.is_none() {
                 return;
             }
         }
-        stop.cancelled().await;
     }
 
-    async fn look(&mut self) {
-        self.next = match Box::pin(self.pin.version()).await {
+    async fn look(&mut self, lead: Option<&Lead>) {
+        self.next = match Box::pin(self.pin.version(lead)).await {
             Ok((version, left)) => {
                 self.failures = 0;
                 self.tx.send_if_modified(|before| {

@@ -16,7 +16,8 @@ use crate::settings::ChartSettings;
 /// The ConfigMap in the hub's namespace that holds the epoch.
 pub const EPOCH_NAME: &str = "krypton-hub-epoch";
 const KEY: &str = "epoch";
-const DEADLINE: Duration = Duration::from_secs(10);
+/// Whoever has won the lead waits for it.
+const DEADLINE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Error)]
 pub enum EpochError {

@@ -33,6 +33,7 @@ use crate::authority::{
 };
 use crate::expiry::end_of;
 use crate::join_token::{self, By, Refusal, TokenError, Verdict};
+use crate::lead::Lead;
 use crate::listener::Peer;
 
 pub use audit::{Audit, reason};
@@ -179,6 +180,7 @@ pub struct Enrolment {
     audit: Audit,
     pace: Pace,
     places: Semaphore,
+    lead: Lead,
 }
 
 impl fmt::Debug for Enrolment {
@@ -190,7 +192,13 @@ impl fmt::Debug for Enrolment {
 }
 
 impl Enrolment {
-    pub fn new(client: Client, namespace: String, authority: Arc<Live>, audit: Audit) -> Self {
+    pub fn new(
+        client: Client,
+        namespace: String,
+        authority: Arc<Live>,
+        audit: Audit,
+        lead: Lead,
+    ) -> Self {
         Self {
             client,
             namespace,
@@ -198,12 +206,24 @@ impl Enrolment {
             audit,
             pace: Pace::default(),
             places: Semaphore::new(AT_ONCE),
+            lead,
         }
     }
 
     /// The service, with its limit of sizes.
     pub fn service(self: &Arc<Self>) -> EnrollmentServer<Self> {
         EnrollmentServer::from_arc(Arc::clone(self)).max_decoding_message_size(MESSAGE_MAX)
+    }
+
+    /// Whether what enrolling takes may be written on home.
+    fn leads(&self) -> Result<(), Status> {
+        self.lead.gate()?;
+        match self.lead.writes(Boot::now()) {
+            true => Ok(()),
+            false => Err(Status::unavailable(
+                "home does not answer this hub; this is to be tried again",
+            )),
+        }
     }
 
     async fn admit(
@@ -310,8 +330,13 @@ impl Enrollment for Enrolment {
         let peer = request.extensions().get::<Peer>();
         let address = peer.map(|peer| peer.address);
         let mut request = request.into_inner();
+        if let Err(refusal) = self.leads() {
+            request.token.zeroize();
+            return Err(refusal);
+        }
         let mut attempt = Attempt::new(address, &request);
-        let admitted = self.attend(&request, &mut attempt).await;
+        let attending = self.attend(&request, &mut attempt);
+        let admitted = self.lead.tracked(attending).await;
         request.token.zeroize();
         if !admitted.as_ref().is_err_and(EnrolmentError::counts) {
             self.pace.harmless(attempt.ip(), attempt.token());

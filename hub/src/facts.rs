@@ -216,7 +216,13 @@ pub fn status(
     now: Timestamp,
 ) -> EdgeClusterStatus {
     let mut next = before.cloned().unwrap_or_default();
-    next.mode = Some(facts.mode);
+    // Of whom nothing is known yet, what another hub or an earlier life of this one has said stands.
+    let unheard = |state: &State| state.reason == reason::STARTING;
+    let stands = unheard(&facts.connected) && unheard(&facts.healthy) && next.mode.is_some();
+    if !stands {
+        next.mode = Some(facts.mode);
+        next.holder.clone_from(&facts.holder);
+    }
     for (type_, state) in [
         ("Connected", &facts.connected),
         (
@@ -225,6 +231,10 @@ pub fn status(
         ),
         ("Healthy", &facts.healthy),
     ] {
+        let of_source = type_ == conditions::TARGET_RESOLVED;
+        if stands && !of_source && conditions::find(&next.conditions, type_).is_some() {
+            continue;
+        }
         conditions::set(&mut next.conditions, type_, state, generation, now);
     }
     if let Some(state) = &facts.uninstalled {
@@ -253,7 +263,6 @@ pub fn status(
     if next.cluster_uid.is_none() && facts.mode != Mode::None {
         next.cluster_uid.clone_from(&facts.uid);
     }
-    next.holder.clone_from(&facts.holder);
     if facts.agent_version.is_some() {
         next.agent_version.clone_from(&facts.agent_version);
     }

@@ -14,7 +14,6 @@ use std::time::Duration;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_agent::clock::{self, Boot};
-use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{State, TARGET_RESOLVED, Truth, find};
@@ -40,6 +39,7 @@ use crate::expiry::{Reminders, Validity};
 use crate::facts::{self, Values, reason};
 use crate::found::Found as Clusters;
 use crate::identity::{self, Claim};
+use crate::lead::{Lead, Stand};
 use crate::members::{self, Admission, Dealer, Dealt, Member, Members};
 use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
@@ -110,7 +110,7 @@ pub struct Fleet {
     /// Of workspaces; a member may have its own over it.
     pub namespaces: NamespaceConfiguration,
     /// Whether this hub is the one that writes on home.
-    pub lead: watch::Receiver<Hold>,
+    pub lead: Lead,
     pub shared: Arc<Shared>,
     pub members: Arc<Members>,
     pub reports: Arc<Reports>,
@@ -156,20 +156,24 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut readings: JoinSet<Reading> = JoinSet::new();
     let mut orders = fleet.shared.voices.deployments().orders();
     let mut placements = fleet.shared.voices.placements().orders();
-    let mut led = false;
+    let mut led = None;
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_next) = (true, Boot::default());
     loop {
         let now = Boot::now();
-        let leading = fleet.lead.borrow_and_update().may_start(now);
-        if leading && !led {
+        let leading = fleet.lead.writes(now);
+        let stand = fleet.lead.stand();
+        let tenure = stand.tenure();
+        if leading && led != tenure.map(|tenure| tenure.since) {
             // Another hub may have told of what was to be told of, and written who is a member.
             reminders = Reminders::default();
             book.read_again();
+            dirty.extend(known.objects.keys().cloned());
+            led = tenure.map(|tenure| tenure.since);
         }
-        led = leading;
         // Changes that come one after the other are looked at together.
-        if look && known.synced && now >= look_next {
+        let ends = stand == Stand::Leaving;
+        if look && known.synced && now >= look_next && !ends {
             look = false;
             look_next = Boot(now.0 + LOOK_EVERY);
             let bound = known.bound();
@@ -211,10 +215,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         next_write.insert(name.clone(), Boot(now.0 + PACE));
                         let (client, source) = (fleet.client.clone(), member.1.clone());
                         match object {
-                            None => writes.spawn(create(client, name.clone(), source)),
+                            None => {
+                                let write = create(client, name.clone(), source);
+                                writes.spawn(fleet.lead.tracked(write))
+                            }
                             Some(object) => {
                                 let version = object.metadata.resource_version.clone();
-                                writes.spawn(bind(client, name.clone(), version, source))
+                                let write = bind(client, name.clone(), version, source);
+                                writes.spawn(fleet.lead.tracked(write))
                             }
                         };
                     } else {
@@ -322,7 +330,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let problem = too_large.as_ref().or(namespaces.problem.as_ref());
                 let values = problem.unwrap_or(&chart.values);
                 tell_of_values(&fleet.shared, object, values, leading);
-                if let Some(next) = next.filter(|_| too_large.is_none()) {
+                // In doubt another may lead: what was given stands.
+                let doubt = matches!(stand, Stand::Doubt(_));
+                if let Some(next) = next.filter(|_| too_large.is_none() && !doubt) {
                     entry.slot.send_replace(Some(next));
                 }
                 let condition = step.condition();
@@ -338,12 +348,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     if due {
                         writing.insert(name.clone());
                         next_write.insert(name.clone(), Boot(now.0 + PACE));
-                        writes.spawn(write_finalizers(
+                        writes.spawn(fleet.lead.tracked(write_finalizers(
                             fleet.client.clone(),
                             name.clone(),
                             object.metadata.resource_version.clone(),
                             finalizers,
-                        ));
+                        )));
                     }
                 }
                 let uid = object.metadata.uid.clone().unwrap_or_default();
@@ -375,8 +385,13 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 if let Some(proxy) = running.get(name) {
                     send(&proxy.allowed, allowed(object));
                     let may_act = held_back.is_none() && verdicts.contains_key(name);
+                    // After what it is to act by: a standby's orders are of no epoch.
+                    let slot = entry.slot.borrow();
+                    let given = slot.as_ref().map(|slot| slot.desired.version.epoch);
+                    let acts = tenure.is_some() && given.is_some_and(|epoch| epoch > 0);
                     let permit = Permit {
                         may_act,
+                        acts,
                         cluster_uid: admission.cluster_uid.clone(),
                     };
                     send(&proxy.permit, permit);
@@ -410,7 +425,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 dirty.remove(&name);
             }
         }
-        let book_due = book.work(&mut known, leading, now);
+        let book_due = book.work(&mut known, &fleet.lead, now);
         for name in fleet.shared.facts.take_changed() {
             // It goes once its member has said that it is done.
             look |= known.objects.get(&name).is_some_and(retirement::leaving);
@@ -420,7 +435,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 *at = (*at).max(Boot(now.0 + PACE));
             }
         }
-        let mut wake = (look && known.synced).then_some(look_next);
+        let mut wake = (look && known.synced && !ends).then_some(look_next);
         if let Some(due) = book_due {
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
         }
@@ -469,7 +484,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             next_write.insert(name.clone(), Boot(now.0 + PACE));
             writing.insert(name.clone());
             let version = object.metadata.resource_version.clone();
-            writes.spawn(write_status(fleet.client.clone(), name, version, status));
+            let write = write_status(fleet.client.clone(), name, version, status);
+            writes.spawn(fleet.lead.tracked(write));
         }
         tokio::select! {
             () = stop.cancelled() => break,
@@ -483,7 +499,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             // They are given by somebody who may have ended, and stand.
             Ok(()) = orders.changed() => look = true,
             Ok(()) = placements.changed() => look = true,
-            changed = fleet.lead.changed() => { if changed.is_err() { break } look = true; }
+            decided = fleet.lead.changed() => {
+                if !decided { break }
+                (look, look_next) = (true, Boot::default());
+            }
             () = fleet.found.changed.notified() => look = true,
             () = fleet.shared.facts.changed.notified() => {}
             _ = heartbeat.tick() => {

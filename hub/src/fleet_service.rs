@@ -86,6 +86,7 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
+        self.sessions.lead.gate()?;
         let certificate = caller(&request)?;
         let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
         let messages = self.sessions.start(
@@ -101,6 +102,7 @@ impl Fleet for FleetService {
         &self,
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::RenewResponse>, Status> {
+        self.sessions.lead.gate()?;
         let certificate = caller(&request)?;
         let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
         not_too_often(&member, Asking::Renewal)?;
@@ -126,6 +128,7 @@ impl Fleet for FleetService {
         &self,
         request: Request<v1::FetchChartRequest>,
     ) -> Result<Response<Self::FetchChartStream>, Status> {
+        self.sessions.lead.gate()?;
         let certificate = caller(&request)?;
         let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
         not_too_often(&member, Asking::Chart)?;

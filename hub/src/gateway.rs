@@ -7,8 +7,7 @@ use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_agent::admin::ReadinessGuard;
 use krypton_agent::chart::ChartCache;
-use krypton_agent::clock;
-use krypton_agent::fence::Hold;
+use krypton_agent::clock::{self, Boot};
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
 use kube::{Api, Client};
@@ -22,6 +21,7 @@ use crate::enrolment::{Audit, Enrolment};
 use crate::fleet_service::FleetService;
 use crate::join_info::{self, JoinInfo};
 use crate::join_token;
+use crate::lead::Lead;
 use crate::listener::{self, ListenerError};
 use crate::rotation::{self, Rotation};
 use crate::session::Sessions;
@@ -43,7 +43,7 @@ pub struct Gateway {
     pub sessions: Arc<Sessions>,
     pub charts: Arc<ChartCache>,
     /// Whether this hub is the one that writes on home.
-    pub lead: watch::Receiver<Hold>,
+    pub lead: Lead,
     /// Held until agents can connect.
     pub opening: ReadinessGuard,
 }
@@ -110,7 +110,13 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     let authority = Arc::new(Live::new(authority));
     let mut changes = authority.subscribe();
     let published = async {
-        let keeping = join_info::keep(client.clone(), namespace.clone(), info, stop.clone());
+        let keeping = join_info::keep(
+            client.clone(),
+            namespace.clone(),
+            info,
+            lead.clone(),
+            stop.clone(),
+        );
         let following = async {
             while changes.changed().await.is_ok() {
                 let ca_pem = changes.borrow_and_update().ca_pem();
@@ -123,7 +129,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         client: client.clone(),
         namespace: namespace.clone(),
         live: Arc::clone(&authority),
-        lead,
+        lead: lead.clone(),
         notices: sessions.notices.clone(),
     };
     let rotating = async {
@@ -143,6 +149,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         namespace.clone(),
         Arc::clone(&authority),
         audit,
+        lead.clone(),
     ));
     let routes = tonic::service::Routes::new(fleet).add_service(enrolment.service());
     let credential = async {
@@ -154,7 +161,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     tokio::select! {
         () = published => {}
         () = rotating => {}
-        () = sweep(&client, &namespace) => {}
+        () = sweep(&client, &namespace, lead.clone()) => {}
         () = credential => {}
         served = listener::serve(listener, Arc::clone(&tls), trust_domain, routes, door, stop.clone()) => {
             if let Err(error) = served {
@@ -182,9 +189,18 @@ async fn prepare(
 }
 
 /// What nobody needs any more goes.
-async fn sweep(client: &Client, namespace: &str) {
+async fn sweep(client: &Client, namespace: &str, mut lead: Lead) {
     loop {
-        let pause = match join_token::sweep(client.clone(), namespace, clock::wall()).await {
+        if !lead.writes(Boot::now()) {
+            if !lead.changed().await {
+                return std::future::pending().await;
+            }
+            continue;
+        }
+        let pause = match lead
+            .tracked(join_token::sweep(client.clone(), namespace, clock::wall()))
+            .await
+        {
             Ok(0) => SWEEP_EVERY,
             Ok(swept) => {
                 tracing::info!(swept, "cleared expired join tokens");

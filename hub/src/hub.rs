@@ -8,9 +8,8 @@ use std::time::Duration;
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::chart::{ChartCache, ChartRef, is_range};
-use krypton_agent::clock::{self, Boot};
 use krypton_agent::drift::DriftMetrics;
-use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish, Times};
+use krypton_agent::fence::Times;
 use krypton_agent::helm::{Helm, HelmConfig, Keyring};
 use krypton_agent::patience::{Settling, patiently};
 use krypton_agent::plan::Policy;
@@ -48,6 +47,7 @@ use crate::fleet::{self, Fleet, Given, Overlaying};
 use crate::found::Found;
 use crate::gateway::{self, Gateway};
 use crate::home::{self, Home, HomeError};
+use crate::lead::{self, Election};
 use crate::listener;
 use crate::members::Members;
 use crate::metrics::{self, SessionMetrics};
@@ -60,18 +60,11 @@ use crate::values_file::{self, ValuesFile};
 use crate::voices::Voices;
 use krypton_common::error_chain::chain;
 
-/// The Lease in the hub's namespace on home: whoever holds it writes EdgeClusters and the status of
-/// home's Tenants.
-const HUB_LEASE: &str = "krypton-hub";
-
-/// A new epoch is a new desired state for every member: not more often than this, and not at once after
-/// the start, when several members may know of one.
-const EPOCH_EVERY: Duration = Duration::from_secs(10);
-
 /// A dead member holds its place for ten seconds out of some 25: as many as a large fleet may have of
 /// them, so that those that live do not wait.
 const CONNECTING: usize = 256;
 
+const LEAD: &str = "the lead";
 const AGENTS: &str = "serving agents";
 const FLEET: &str = "the fleet";
 
@@ -190,9 +183,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     if settings.ensure_watch_crds {
         crds.push(KryptonDeployment::crd());
     }
-    let Some(epoch) = prepare_home(&client, &settings.namespace, &crds, &stop).await else {
+    if !prepare_home(&client, &crds, &stop).await {
         return Ok(());
-    };
+    }
     // Under the original's nothing that is on record of a deployment would last. Where there is none it is
     // not for us to make one, and nobody waits for it.
     if !settings.ensure_watch_crds
@@ -201,7 +194,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tracing::warn!(error = %chain(&error), "the CRD of KryptonDeployments is not brought up to date");
     }
     drop(starting);
-    tracing::info!(epoch, "home is ready");
+    tracing::info!("home is ready");
 
     if let Some(name) = settings.chart.credentials_secret.clone() {
         let secret = ChartCredentials {
@@ -223,6 +216,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     } else {
         settings.chart.version.clone()
     });
+    let mut pinned = None;
     if proven || is_range(&settings.chart.version) {
         let pin = ChartPin {
             client: client.clone(),
@@ -239,8 +233,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         if settings.chart.credentials_secret.is_some() {
             chart_credentials::first(credentials).await;
         }
-        let keeping = pin.begin(version_tx.clone(), &stop).await;
-        tasks.spawn(keeping.keep(stop.clone()));
+        pinned = Some(pin.begin(version_tx.clone(), &stop).await);
         drop(version_rx.borrow_and_update());
     }
     let (wanted, wanted_rx) = watch::channel(BTreeSet::new());
@@ -265,7 +258,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     };
     let first = chart(&version_rx.borrow(), &values, &readings_rx.borrow());
     let (given, given_rx) = watch::channel(Given {
-        epoch,
+        epoch: 0,
         problem: first.as_ref().err().cloned(),
         chart: first.ok(),
     });
@@ -277,11 +270,36 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             values_tx.clone(),
         ));
     }
-    let (ahead, mut ahead_rx) = watch::channel(0);
+    let (ahead, ahead_rx) = watch::channel(0);
     let reports = Arc::new(Reports::default());
     let members = Arc::new(Members::default());
     let voices = Arc::new(Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead));
-    voices.set_epoch(epoch);
+    let holder = holder(settings.reporting_instance.as_deref());
+    // Several hubs may run; one of them writes on home and serves agents.
+    let election = Election {
+        client: home::client(chosen.config.clone()).context("making home's client failed")?,
+        namespace: settings.namespace.clone(),
+        holder: holder.clone(),
+        times: Times::of_lead(lead::DURATION),
+        ahead: ahead_rx,
+        readiness: readiness.clone(),
+    };
+    let (standing, leading) = election.stand({
+        let (voices, given) = (Arc::clone(&voices), given.clone());
+        move |tenure, begins| {
+            voices.set_epoch(tenure.epoch);
+            if begins {
+                voices.anew(tenure.since);
+            }
+            given.send_modify(|given| given.epoch = tenure.epoch);
+        }
+    });
+    let mut lasting = Tasks::new(watchdog.clone());
+    lasting.spawn(LEAD, leading);
+    let mut lead = standing.lead.clone();
+    if let Some(pinned) = pinned {
+        tasks.spawn(pinned.keep(lead.clone(), stop.clone()));
+    }
     let account = settings.helm.service_account.as_ref();
     let instance = settings
         .reporting_instance
@@ -292,6 +310,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         settings.namespace.clone(),
         instance.clone(),
         readiness.clone(),
+        lead.clone(),
     );
     teller.tell(
         given.borrow().problem.as_ref(),
@@ -321,8 +340,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         grace: settings.proxy_grace,
         scratch: scratch.path().to_owned(),
         helm_account: settings.helm.service_account.clone(),
-        notices: Notices::start(client.clone(), instance.clone()),
-        holder: holder(settings.reporting_instance.as_deref()),
+        notices: Notices::start(client.clone(), instance.clone(), lead.clone()),
+        holder,
         instance,
         policy: Policy::new(
             settings.helm.timeout,
@@ -347,28 +366,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         allow_chart_skip: settings.handling.allow_chart_skip,
         namespaces: settings.watch_namespaces.clone(),
     };
-    // Several hubs may run; one of them writes on home, as one writes on each member.
-    let (lead_tx, lead) = watch::channel(Hold::default());
     let home_stop = CancellationToken::new();
-    let mut lasting = Tasks::new(watchdog.clone());
-    lasting.spawn(
-        "the hub's Lease",
-        fence::hold(
-            client.clone(),
-            (
-                LeaseName {
-                    namespace: settings.namespace.clone(),
-                    name: HUB_LEASE.to_owned(),
-                },
-                Times::MEMBER,
-            ),
-            shared.holder.clone(),
-            watch::channel(LeaseWish::Hold).1,
-            lead_tx,
-            home_stop.clone(),
-            home_stop.clone(),
-        ),
-    );
+    // What is served ends after the lead: by then another hub serves.
+    let serving = CancellationToken::new();
     lasting.spawn(
         "the aggregator",
         aggregate::run(
@@ -415,7 +415,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             notices: shared.notices.clone(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             numbers: AtomicU64::new(0),
-            stop: stop.clone(),
+            lead: lead.clone(),
+            stop: serving.clone(),
             watchdog: watchdog.clone(),
         };
         let gateway = Gateway {
@@ -428,7 +429,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             lead: lead.clone(),
             opening: readiness.guard("the agents' port"),
         };
-        lasting.spawn(AGENTS, gateway::run(gateway, stop.clone()));
+        lasting.spawn(AGENTS, gateway::run(gateway, serving.clone()));
     }
     // Held, so that the version is followed for as long as the hub runs.
     let _version = version_tx;
@@ -448,18 +449,17 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
                 overlaying,
                 handling: settings.handling,
                 namespaces: settings.namespaces.clone(),
-                lead,
+                lead: lead.clone(),
                 shared,
                 members,
                 reports,
                 found,
             },
-            stop.clone(),
+            serving.clone(),
         ),
     );
 
-    let mut epoch_taken = Boot::now();
-    let mut epoch_due = None;
+    let mut led = None;
     let mut changes = false;
     let mut broken = None;
     loop {
@@ -498,33 +498,30 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
                 if changed.is_err() { break }
                 changes = true;
             }
-            changed = ahead_rx.changed() => {
-                if changed.is_err() { break }
-                ahead_rx.borrow_and_update();
-                epoch_due = Some(Boot(epoch_taken.0 + EPOCH_EVERY).max(Boot::now()));
-            }
-            () = clock::sleep_until(epoch_due, Boot::now()) => {
-                let at_least = *ahead_rx.borrow();
-                match desired::next_epoch(&client, &settings.namespace, at_least).await {
-                    Ok(epoch) => {
-                        tracing::warn!(epoch, "a member knew a later epoch: home was restored, or another hub was here");
-                        (epoch_taken, epoch_due) = (Boot::now(), None);
-                        voices.set_epoch(epoch);
-                        given.send_modify(|given| given.epoch = epoch);
-                    }
-                    Err(error) => {
-                        tracing::warn!(error = %chain(&error), "taking a new epoch failed; it is tried again");
-                        epoch_due = Some(Boot(Boot::now().0 + Duration::from_secs(5)));
-                    }
+            decided = lead.changed() => {
+                if !decided { break }
+                if let Some(tenure) = lead.tenure()
+                    && led != Some(tenure.since)
+                {
+                    led = Some(tenure.since);
+                    teller.anew(given.borrow().chart.is_some());
                 }
             }
         }
     }
+    // First, so that another leads while helm is waited for: the members' own Leases are kept for that.
+    standing.leave().await;
+    let given_up = tokio::time::timeout(lead::GIVING_UP, lasting.end_of(LEAD)).await;
+    if given_up.is_err() {
+        tracing::warn!("giving up the lead takes long; its Lease runs out by itself");
+    }
+    serving.cancel();
     tracing::info!("stopping: running helm processes are waited for");
     let agents = lasting.end_of(AGENTS).await;
     let fleet = lasting.end_of(FLEET).await;
     home_stop.cancel();
     lasting.end().await.and(agents).and(fleet)?;
+    given_up.unwrap_or(Ok(()))?;
     tasks.abort_all();
     if let Some(error) = broken {
         return Err(error);
@@ -633,13 +630,12 @@ fn allow_connections() {
     }
 }
 
-/// CRDs and the epoch. An apiserver that is not up yet is waited for.
+/// CRDs. An apiserver that is not up yet is waited for; false when it is to stop before.
 async fn prepare_home(
     client: &Client,
-    namespace: &str,
     crds: &[CustomResourceDefinition],
     stop: &CancellationToken,
-) -> Option<u64> {
+) -> bool {
     let mut attempts = 0;
     loop {
         let prepared = async {
@@ -648,21 +644,19 @@ async fn prepare_home(
                     .await
                     .map_err(|error| chain(&error))?;
             }
-            desired::next_epoch(client, namespace, 0)
-                .await
-                .map_err(|error| chain(&error))
+            Ok::<(), String>(())
         };
         tokio::select! {
-            () = stop.cancelled() => return None,
+            () = stop.cancelled() => return false,
             prepared = prepared => match prepared {
-                Ok(epoch) => return Some(epoch),
+                Ok(()) => return true,
                 Err(problem) => tracing::warn!(%problem, "home is not ready; it is tried again"),
             },
         }
         attempts += 1;
         let pause = krypton_agent::plan::backoff(attempts, Duration::from_secs(15), rand::random());
         tokio::select! {
-            () = stop.cancelled() => return None,
+            () = stop.cancelled() => return false,
             () = tokio::time::sleep(pause) => {}
         }
     }

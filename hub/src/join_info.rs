@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_agent::clock::Boot;
 use krypton_agent::effect;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
@@ -14,6 +15,8 @@ use kube::{Client, Error as KubeError};
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+use crate::lead::Lead;
 
 /// The ConfigMap's name.
 pub const NAME: &str = "krypton-hub-join";
@@ -92,17 +95,28 @@ impl JoinInfo {
 }
 
 /// Publishes what is in `info` when it changes, and again and again until `stop`, in case somebody
-/// deletes or changes it.
+/// deletes or changes it; where this hub leads, as another may have other addresses.
 pub async fn keep(
     client: Client,
     namespace: String,
     mut info: watch::Receiver<JoinInfo>,
+    mut lead: Lead,
     stop: CancellationToken,
 ) {
     let mut failures = 0;
     loop {
+        if !lead.writes(Boot::now()) {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                decided = lead.changed() => if !decided { return },
+            }
+            continue;
+        }
         let newest = info.borrow_and_update().clone();
-        let pause = match publish(client.clone(), &namespace, &newest).await {
+        let pause = match lead
+            .tracked(publish(client.clone(), &namespace, &newest))
+            .await
+        {
             Ok(()) => {
                 failures = 0;
                 CHECK_EVERY
@@ -116,6 +130,7 @@ pub async fn keep(
         tokio::select! {
             () = stop.cancelled() => return,
             Ok(()) = info.changed() => {}
+            decided = lead.changed() => if !decided { return },
             () = tokio::time::sleep(pause) => {}
         }
     }

@@ -31,6 +31,7 @@ pub mod identity;
 pub mod join_info;
 pub mod join_token;
 pub mod kubectl;
+pub mod lead;
 pub mod listener;
 pub mod members;
 pub mod metrics;

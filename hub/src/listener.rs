@@ -249,7 +249,8 @@ async fn serve_within(
             stop.clone().cancelled_owned(),
         );
     let until_drained = async {
-        accept(&listener, &door, finished, &stop).await;
+        // Its socket is closed first: who would wait in its queue goes on to another hub.
+        accept(listener, &door, finished, &stop).await;
         tokio::time::sleep(limits.drain).await;
     };
     tokio::select! {
@@ -260,7 +261,7 @@ async fn serve_within(
 
 /// Accepts until `stop`, whatever happens.
 async fn accept(
-    listener: &TcpListener,
+    listener: TcpListener,
     door: &Arc<Door>,
     finished: mpsc::Sender<Connection>,
     stop: &CancellationToken,

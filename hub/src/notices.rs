@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use krypton_agent::clock::Boot;
 use krypton_agent::effect;
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -10,6 +11,8 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+
+use crate::lead::Lead;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Members that something is told of at the same moment; of what is told once, the log has the rest.
@@ -27,7 +30,11 @@ pub struct Notice {
 
 /// The near end of the queue.
 #[derive(Clone, Debug)]
-pub struct Notices(mpsc::Sender<Told>);
+pub struct Notices {
+    queue: mpsc::Sender<Told>,
+    /// Only a hub that leads tells anything; `None`: any.
+    lead: Option<Lead>,
+}
 
 /// An event: those of one object that have all of this in common are counted as one.
 #[derive(Clone, Debug)]
@@ -59,8 +66,8 @@ impl Told {
 }
 
 impl Notices {
-    /// Starts the one task that writes them.
-    pub fn start(client: Client, instance: String) -> Self {
+    /// Starts the one task that writes them, while this hub leads.
+    pub fn start(client: Client, instance: String, lead: Lead) -> Self {
         let (queue, mut notices) = mpsc::channel::<Told>(QUEUE);
         let reporter = Reporter {
             controller: "mesh.openkcm.io/krypton-hub".to_owned(),
@@ -68,8 +75,12 @@ impl Notices {
         };
         // It joins repeated events into one with a count.
         let recorder = Recorder::new(client, reporter);
+        let leads = lead.clone();
         tokio::spawn(async move {
             while let Some(told) = notices.recv().await {
+                if !leads.writes(Boot::now()) {
+                    continue;
+                }
                 let event = Event {
                     type_: told.kind,
                     reason: told.reason.to_owned(),
@@ -85,12 +96,18 @@ impl Notices {
                 }
             }
         });
-        Self(queue)
+        Self {
+            queue,
+            lead: Some(lead),
+        }
     }
 
     /// A far end that drops what it is told, where there is no home.
     pub fn nowhere() -> Self {
-        Self(mpsc::channel(1).0)
+        Self {
+            queue: mpsc::channel(1).0,
+            lead: None,
+        }
     }
 
     /// A warning.
@@ -115,7 +132,11 @@ impl Notices {
     }
 
     fn offer_of(&self, kind: EventType, notice: Notice, log: fn(&Notice)) -> bool {
-        let place = match self.0.try_reserve() {
+        let leads = self.lead.as_ref();
+        if leads.is_some_and(|lead| !lead.writes(Boot::now())) {
+            return false;
+        }
+        let place = match self.queue.try_reserve() {
             Ok(place) => Some(place),
             Err(TrySendError::Full(())) => return false,
             // Nobody takes it later either.
@@ -162,7 +183,7 @@ impl Notices {
     }
 
     fn send(&self, told: Told) {
-        if self.0.try_send(told).is_err() {
+        if self.queue.try_send(told).is_err() {
             tracing::debug!("event dropped: queue full or closed");
         }
     }
@@ -188,7 +209,7 @@ mod tests {
     #[test]
     fn what_there_is_no_room_for_is_not_taken_in_and_is_when_there_is() {
         let (queue, mut far_end) = mpsc::channel(QUEUE);
-        let notices = Notices(queue);
+        let notices = Notices { queue, lead: None };
         assert!((0..QUEUE).all(|number| notices.offer(notice(number))));
         assert!(!notices.offer(notice(QUEUE)));
         assert!(far_end.try_recv().is_ok());

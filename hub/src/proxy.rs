@@ -109,6 +109,8 @@ pub struct Inputs {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
     pub may_act: bool,
+    /// Whether this hub leads; else it observes at most, so that nothing is to be learnt first when it does.
+    pub acts: bool,
     /// The cluster that it is on record for; any when nothing is.
     pub cluster_uid: Option<String>,
 }
@@ -270,7 +272,8 @@ async fn act(
         let now = Boot::now();
         let permit = inputs.permit.borrow_and_update().clone();
         let may_act = is_of(name, shared, reached, &permit) && permit.may_act;
-        let (role, look_again) = role(*inputs.presence.borrow_and_update(), shared.grace, now);
+        let presence = *inputs.presence.borrow_and_update();
+        let (role, look_again) = role_of(presence, permit.acts, shared.grace, now);
         let slot = inputs.slot.borrow_and_update().clone();
         if let (true, Some(slot), Role::Act | Role::Observe) = (may_act, slot, role) {
             let run = Run {
@@ -367,6 +370,14 @@ fn is_of(name: &str, shared: &Shared, reached: &Reached, permit: &Permit) -> boo
     ours
 }
 
+/// A hub that does not lead acts nowhere.
+fn role_of(presence: Presence, acts: bool, grace: Duration, now: Boot) -> (Role, Option<Boot>) {
+    match role(presence, grace, now) {
+        (Role::Act, look_again) if !acts => (Role::Observe, look_again),
+        role => role,
+    }
+}
+
 /// One life of the reconciler.
 struct Run {
     role: Role,
@@ -380,10 +391,11 @@ impl Run {
     fn goes_on(
         &mut self,
         presence: Presence,
+        acts: bool,
         grace: Duration,
         wish: &watch::Sender<LeaseWish>,
     ) -> bool {
-        let (next, look_again) = role(presence, grace, Boot::now());
+        let (next, look_again) = role_of(presence, acts, grace, Boot::now());
         self.look_again = look_again;
         match (self.role, next) {
             (before, next) if before == next => true,
@@ -479,13 +491,18 @@ async fn reconcile(
                 if changed.is_err() { break Some(Break(())) }
                 let permit = inputs.permit.borrow_and_update().clone();
                 if !(is_of(name, shared, reached, &permit) && permit.may_act) { break None }
+                let presence = *inputs.presence.borrow();
+                if !run.goes_on(presence, permit.acts, shared.grace, &wish) { break None }
             }
             changed = inputs.presence.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                if !run.goes_on(*inputs.presence.borrow_and_update(), shared.grace, &wish) { break None }
+                let presence = *inputs.presence.borrow_and_update();
+                let acts = inputs.permit.borrow().acts;
+                if !run.goes_on(presence, acts, shared.grace, &wish) { break None }
             }
             () = clock::sleep_until(run.look_again, Boot::now()) => {
-                if !run.goes_on(*inputs.presence.borrow(), shared.grace, &wish) { break None }
+                let (presence, acts) = (*inputs.presence.borrow(), inputs.permit.borrow().acts);
+                if !run.goes_on(presence, acts, shared.grace, &wish) { break None }
             }
         }
     };

@@ -30,6 +30,7 @@ use crate::authority::{AgentCertificate, Authority, BACK_DATED};
 use crate::deployments::DEPLOYMENTS_MAX;
 use crate::expiry::Validity;
 use crate::found::Found;
+use crate::lead::Lead;
 use crate::members::{Admission, MESSAGE, Member, Members, NotFound, Slot};
 use crate::metrics::{Message, SessionMetrics};
 use crate::notices::{Notice, Notices};
@@ -49,8 +50,10 @@ const TEXT_MAX: usize = 253;
 /// An EdgeCluster that was made for a certificate of this age or less may not be known here yet: the
 /// watch on them lags, and starts again.
 const NEWS: SignedDuration = SignedDuration::from_secs(60);
-/// Reconnections after a stop of the hub are spread over this time.
-const RECONNECT_AFTER: Duration = Duration::from_secs(1);
+/// Reconnections after a stop of the hub are spread over this time: by then another hub leads, if there is one.
+const AFTER_STOP: Duration = Duration::from_secs(2);
+/// The same where another hub leads already.
+const AFTER_LOSS: Duration = Duration::from_secs(1);
 
 /// Renewals that follow a change of the CA: so much time for each session there is, which makes five
 /// signatures and handshakes a second, and within these bounds.
@@ -68,6 +71,8 @@ pub struct Sessions {
     pub hub_version: String,
     /// Counts all sessions of this hub.
     pub numbers: AtomicU64,
+    /// A hub that leads no more has no sessions.
+    pub lead: Lead,
     pub stop: CancellationToken,
     pub watchdog: Watchdog,
 }
@@ -286,6 +291,9 @@ impl Live<'_> {
         // What has changed since it was let in counts too.
         admission.mark_changed();
         authority.mark_changed();
+        let lead = self.sessions.lead.clone();
+        let lost = lead.lost();
+        tokio::pin!(lost);
         let mut desired_due = true;
         let mut ask_due = false;
         let mut roots_due = false;
@@ -308,11 +316,10 @@ impl Live<'_> {
                     return Err(Status::aborted("another session of this replica has begun; are two agents running with one name?"));
                 }
                 () = self.sessions.stop.cancelled() => {
-                    let drain = v1::Drain {
-                        reason: "the hub stops".to_owned(),
-                        reconnect_after_millis: u32::try_from(RECONNECT_AFTER.as_millis()).unwrap_or(u32::MAX),
-                    };
-                    return send(outgoing, Say::Drain(drain)).await;
+                    return send(outgoing, drain("the hub stops", AFTER_STOP)).await;
+                }
+                () = &mut lost => {
+                    return send(outgoing, drain("this hub does not lead any more", AFTER_LOSS)).await;
                 }
                 changed = admission.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
@@ -483,6 +490,14 @@ impl Live<'_> {
         }
         Ok(())
     }
+}
+
+fn drain(reason: &str, reconnect_after: Duration) -> Say {
+    let millis = reconnect_after.as_millis();
+    Say::Drain(v1::Drain {
+        reason: reason.to_owned(),
+        reconnect_after_millis: u32::try_from(millis).unwrap_or(u32::MAX),
+    })
 }
 
 fn broken(problem: &WireError) -> Status {

@@ -153,6 +153,34 @@ impl Voices {
         self.epoch.store(epoch, Ordering::Relaxed);
     }
 
+    /// This hub leads from here on. Who has no session had one with the hub before, for all that is known, and
+    /// has just lost it: nobody is away before its time.
+    pub fn anew(&self, now: Boot) {
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, member) in members.iter_mut() {
+            if member.voices.keys().any(|id| *id != VoiceId::Proxy) {
+                continue;
+            }
+            (member.heard, member.able) = (now, None);
+            member.presence.send_if_modified(|presence| {
+                let was_there = *presence != Presence::Never;
+                if was_there {
+                    *presence = Presence::Away(now);
+                }
+                was_there
+            });
+            if member.voices.is_empty() && *member.presence.borrow() != Presence::Never {
+                // What is on record of it stands meanwhile.
+                self.reports.begin(name, now);
+                self.facts.set(name, |facts| {
+                    facts.connected = State::new(Truth::Unknown, reason::STARTING, "");
+                    facts.healthy = facts.connected.clone();
+                });
+            }
+            self.settle(name, member, now);
+        }
+    }
+
     /// What the members do of KryptonDeployments.
     pub fn deployments(&self) -> &Arc<Deployments> {
         &self.deployments

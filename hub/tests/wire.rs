@@ -37,6 +37,7 @@ use krypton_hub::authority::{Authority, Live, read_agent_certificate};
 use krypton_hub::facts::{Facts, FactsBoard};
 use krypton_hub::fleet_service::FleetService;
 use krypton_hub::found::Found;
+use krypton_hub::lead::Lead;
 use krypton_hub::listener;
 use krypton_hub::members::{Admission, Dealer, Dealt, Members, Order};
 use krypton_hub::metrics::{Message, SessionMetrics};
@@ -86,6 +87,7 @@ struct Home {
     charts: Arc<ChartCache>,
     /// How far the hub's clock is ahead when it makes certificates.
     ahead: SignedDuration,
+    lead: Lead,
     _folder: TempDir,
 }
 
@@ -123,6 +125,7 @@ impl Home {
             metrics: Arc::default(),
             charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
             ahead: SignedDuration::ZERO,
+            lead: Lead::alone(),
             _folder: folder,
         }
     }
@@ -179,6 +182,7 @@ impl Home {
             hub_version: hub_version.to_owned(),
             numbers: AtomicU64::new(0),
             watchdog: Watchdog::default(),
+            lead: self.lead.clone(),
             stop: stop.clone(),
         };
         let fleet = FleetService::new(

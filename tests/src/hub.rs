@@ -57,6 +57,13 @@ impl<'a> HubOptions<'a> {
         self
     }
 
+    /// Listens there. Others may be told of it before.
+    #[must_use]
+    pub fn at(mut self, port: &Arc<Port>) -> Self {
+        self.listen = Some(Arc::clone(port));
+        self
+    }
+
     #[must_use]
     pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));

@@ -9,7 +9,6 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
 use krypton_agent::events::Events;
-use krypton_agent::fence::Hold;
 use krypton_agent::index::tenant_key;
 use krypton_agent::placement::{is_held, place};
 use krypton_agent::status::Told;
@@ -23,7 +22,6 @@ use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Client, CustomResourceExt, ResourceExt};
 use serde_json::json;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -31,6 +29,7 @@ use super::decision::{Memory, Now, Rules, decide};
 use super::placement::{self, Deletion, Step, Verdict};
 use super::placing::{CrdSeen, Doubted, Placing};
 use super::reports::{Heard, Reports, START_GRACE, Targets};
+use crate::lead::Lead;
 use crate::placements::Placements;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -119,7 +118,7 @@ pub async fn run(
     rules: Rules,
     placements: Option<Arc<Placements>>,
     instance: String,
-    mut lead: watch::Receiver<Hold>,
+    mut lead: Lead,
     stop: CancellationToken,
 ) {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
@@ -132,19 +131,20 @@ pub async fn run(
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut looks: JoinSet<(Doubted, Option<CrdSeen>)> = JoinSet::new();
     let mut look_next = Boot::default();
-    let mut led = false;
+    let mut led = None;
     // Until then members may still be on their way.
     let mut patient_until = Some(Boot(Boot::now().0 + START_GRACE));
     let mut patience: Option<Boot> = None;
     loop {
         let now = Boot::now();
-        let leading = lead.borrow_and_update().may_start(now);
-        if leading && !led {
+        let leading = lead.writes(now);
+        let tenure = lead.tenure().map(|tenure| tenure.since);
+        if leading && led != tenure {
             // Another hub may have written meanwhile: what is on record is as good as after a start.
             patient_until = Some(Boot(now.0 + START_GRACE));
             desk.forget();
+            led = tenure;
         }
-        led = leading;
         let changed = reports.take_dirty();
         desk.touch(changed.keys);
         // Patience runs out without any event.
@@ -176,14 +176,14 @@ pub async fn run(
             while writes.len() < WRITERS
                 && let Some((key, tenant, change)) = desk.next(&reports, &rules, now)
             {
-                writes.spawn(write(client.clone(), key, tenant, change));
+                writes.spawn(lead.tracked(write(client.clone(), key, tenant, change)));
             }
             wake = wake.into_iter().chain(desk.wakes()).min();
         }
         tokio::select! {
             () = stop.cancelled() => return,
             () = reports.changed.notified() => {}
-            changed = lead.changed() => if changed.is_err() { return },
+            decided = lead.changed() => if !decided { return },
             Some(event) = events.next() => match event {
                 Ok(event) => desk.see(event, &rules, &reports),
                 Err(error) => tracing::debug!(error = %chain(&error), "watching home's Tenants failed; it is tried again"),

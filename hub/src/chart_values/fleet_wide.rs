@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_agent::admin::Readiness;
+use krypton_agent::clock::Boot;
 use krypton_common::error_chain::chain;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 
 use super::{Place, Problem, word};
+use crate::lead::Lead;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 const ABOUT: &str = "values of the chart";
@@ -21,6 +23,8 @@ pub struct Teller {
     namespace: String,
     readiness: Readiness,
     told: Option<Problem>,
+    /// Only a hub that leads writes events.
+    lead: Lead,
 }
 
 impl std::fmt::Debug for Teller {
@@ -39,7 +43,13 @@ pub fn meanwhile(has_good: bool) -> &'static str {
 }
 
 impl Teller {
-    pub fn new(client: Client, namespace: String, instance: String, readiness: Readiness) -> Self {
+    pub fn new(
+        client: Client,
+        namespace: String,
+        instance: String,
+        readiness: Readiness,
+        lead: Lead,
+    ) -> Self {
         let reporter = Reporter {
             controller: "mesh.openkcm.io/krypton-hub".to_owned(),
             instance: Some(instance),
@@ -49,6 +59,7 @@ impl Teller {
             namespace,
             readiness,
             told: None,
+            lead,
         }
     }
 
@@ -78,6 +89,13 @@ impl Teller {
         }
     }
 
+    /// This hub leads from here on: what is wrong is told again.
+    pub fn anew(&mut self, has_good: bool) {
+        if let Some(problem) = self.told.take() {
+            self.tell(Some(&problem), has_good);
+        }
+    }
+
     fn publish(&self, place: &Place, type_: EventType, reason: &'static str, words: String) {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -93,6 +111,9 @@ impl Teller {
             action: "ReadValues".to_owned(),
             secondary: None,
         };
+        if !self.lead.writes(Boot::now()) {
+            return;
+        }
         let recorder = self.recorder.clone();
         tokio::spawn(async move {
             match tokio::time::timeout(DEADLINE, recorder.publish(&event, &about)).await {

@@ -10,7 +10,6 @@ use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_agent::clock::{self, Boot};
-use krypton_agent::fence::Hold;
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::deployment::{Deed, DeploymentKey, DesiredDeployment};
 use krypton_common::error_chain::chain;
@@ -33,6 +32,7 @@ use crate::deployments::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
 use crate::found::Found as Clusters;
+use crate::lead::Lead;
 use crate::notices::Notices;
 
 /// Two writes of one object are at least so far apart.
@@ -107,7 +107,7 @@ struct Desk {
 }
 
 /// Keeps them until `stop`. Orders are given by every hub, and only the one that leads writes.
-pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: CancellationToken) {
+pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
     let list = || {
         let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
         listed_anew(move || watcher(objects.clone(), Config::default()))
@@ -117,13 +117,21 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
     let mut members = listed_anew(move || watcher(members.clone(), Config::default()));
     let mut said = keep.deployments.changes();
     let mut findings = keep.findings.clone();
-    let (mut desk, since) = (Desk::default(), clock::wall());
+    let (mut desk, mut led) = (Desk::default(), None);
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut readings: JoinSet<Reading> = JoinSet::new();
     let (mut look, mut look_next) = (false, Boot::default());
     loop {
         let now = Boot::now();
-        let leading = lead.borrow_and_update().may_start(now);
+        let leading = lead.writes(now);
+        let tenure = lead.tenure();
+        let won = tenure.as_ref().map(|tenure| tenure.won);
+        if leading && led != tenure.as_ref().map(|tenure| tenure.since) {
+            // Another hub has told what was done until then.
+            desk.forget_told();
+            led = tenure.map(|tenure| tenure.since);
+            look = true;
+        }
         let mut wake = None;
         if desk.forgets.is_some_and(|until| until <= now) {
             // What was read in between may lack what is stored.
@@ -135,8 +143,9 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
             let found = findings.borrow_and_update().clone();
             let decisions = desk.decide(&keep, &found);
             for (key, decision, deeds) in decisions {
-                if let Some(slot) = desk.slots.get_mut(&key).filter(|_| leading) {
-                    slot.tell(deeds, since, &keep.notices);
+                if let (Some(slot), Some(won)) = (desk.slots.get_mut(&key).filter(|_| leading), won)
+                {
+                    slot.tell(deeds, won, &keep.notices);
                 }
                 let free = writes.len() + readings.len() < REQUESTS;
                 let Some(slot) = desk
@@ -163,7 +172,8 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
                     }
                     Step::Write(what, news) => {
                         let object = Arc::clone(&slot.object);
-                        writes.spawn(write(keep.client.clone(), key, object, what, news));
+                        let write = write(keep.client.clone(), key, object, what, news);
+                        writes.spawn(lead.tracked(write));
                     }
                 }
             }
@@ -174,7 +184,7 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
         let mut news = false;
         tokio::select! {
             () = stop.cancelled() => return,
-            changed = lead.changed() => { if changed.is_err() { return } look = true; }
+            decided = lead.changed() => { if !decided { return } look = true; }
             Ok(()) = said.changed() => news = true,
             Ok(()) = findings.changed() => news = true,
             Some(event) = objects.next() => news = desk.see(event, &keep),
@@ -238,10 +248,10 @@ impl Step {
 }
 
 impl Slot {
-    /// Tells of what members have done; `since` then there is this hub.
-    fn tell(&mut self, deeds: Vec<(String, Vec<Deed>)>, since: Timestamp, notices: &Notices) {
+    /// Tells of what members have done; this hub leads since it has `won`.
+    fn tell(&mut self, deeds: Vec<(String, Vec<Deed>)>, won: Timestamp, notices: &Notices) {
         let created = self.object.metadata.creation_timestamp.as_ref();
-        let was_there = created.is_some_and(|time| time.0 < since);
+        let was_there = created.is_some_and(|time| time.0 < won);
         for (member, deeds) in deeds {
             let news = self.told.news(&member, &deeds, was_there);
             tell(&self.object, news, notices);
@@ -574,6 +584,13 @@ impl Desk {
         match reading.found.filter(|_| same) {
             Some(found) => slot.deletion = found,
             None => slot.next = later(),
+        }
+    }
+
+    /// What was told in a tenure of before.
+    fn forget_told(&mut self) {
+        for slot in self.slots.values_mut() {
+            slot.told = Told::default();
         }
     }
 

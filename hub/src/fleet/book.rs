@@ -16,6 +16,7 @@ use super::edge_clusters::{Bound, EdgeClusters};
 use super::{AFTER_FAILURE, PACE};
 use crate::discovery::register::{self, Entry, OnRecord, Register, RegisterError};
 use crate::discovery::{Found, Origin, Sources};
+use crate::lead::Lead;
 
 /// The register, as it is on record and as it is to be. Every hub follows it; the leading one writes.
 pub(super) struct Book {
@@ -96,9 +97,10 @@ impl Book {
     pub(super) fn work(
         &mut self,
         edge_clusters: &mut EdgeClusters,
-        leading: bool,
+        lead: &Lead,
         now: Boot,
     ) -> Option<Boot> {
+        let leading = lead.writes(now);
         if now < self.not_before {
             return Some(self.not_before);
         }
@@ -113,7 +115,7 @@ impl Book {
             return None;
         }
         if edge_clusters.vanished {
-            self.call.spawn(async move {
+            self.call.spawn(lead.tracked(async move {
                 let found = register::crd(client.clone(), &namespace).await;
                 // Where no member is left that is wanted, nobody else makes it again.
                 if leading
@@ -123,7 +125,7 @@ impl Book {
                     tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and is not made again yet");
                 }
                 said(found.map(Said::Crd))
-            });
+            }));
             return None;
         }
         let next = self.register.as_ref()?;
@@ -132,13 +134,13 @@ impl Book {
         }
         let (before, next) = (self.on_record.clone(), next.clone());
         self.not_before = Boot(now.0 + PACE);
-        self.call.spawn(async move {
+        self.call.spawn(lead.tracked(async move {
             said(
                 register::save(client, &namespace, &before, next)
                     .await
                     .map(Said::Written),
             )
-        });
+        }));
         Some(self.not_before)
     }
 

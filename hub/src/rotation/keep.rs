@@ -6,14 +6,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
-use krypton_agent::fence::Hold;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::EdgeCluster;
 use kube::api::{Api, ListParams, PostParams};
 use kube::{Client, Error as KubeError};
 use thiserror::Error;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -21,6 +19,7 @@ use super::{
     Standing, Step, Wishes, next,
 };
 use crate::authority::{self, Authority, AuthorityError, Data, Live, SECRET_NAME, Stage, stage};
+use crate::lead::Lead;
 use crate::notices::{Notice, Notices};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -61,7 +60,7 @@ pub struct Rotation {
     pub namespace: String,
     pub live: Arc<Live>,
     /// Whether this hub is the one that writes on home.
-    pub lead: watch::Receiver<Hold>,
+    pub lead: Lead,
     pub notices: Notices,
 }
 
@@ -111,7 +110,7 @@ impl Rotation {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = in_time("reading it", api.get_opt(SECRET_NAME)).await?;
         let mut secret = found.ok_or(RotationError::Gone)?;
-        let leads = self.lead.borrow().may_start(Boot::now());
+        let leads = self.lead.writes(Boot::now());
         if seen.resting.is_some() && seen.resting == secret.metadata.resource_version {
             return Ok(());
         }
@@ -164,9 +163,13 @@ impl Rotation {
         mark(&mut secret, stands, now);
         secret.data = Some(data.clone());
         let params = PostParams::default();
+        // It took a while to get here.
+        if !self.lead.writes(Boot::now()) {
+            return Ok(());
+        }
         // What was read carries its resourceVersion.
         let call = effect!("authority.step", api.replace(SECRET_NAME, &params, &secret));
-        let written = in_time("writing it", call).await;
+        let written = self.lead.tracked(in_time("writing it", call)).await;
         match written {
             Ok(_) => {}
             // Another hub, or a person, was faster: what they have written is looked at next.

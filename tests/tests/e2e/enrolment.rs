@@ -19,6 +19,7 @@ use krypton_hub::authority::{
 use krypton_hub::enrolment::{Audit, Enrolment, reason};
 use krypton_hub::join_info::{self, JoinInfo};
 use krypton_hub::join_token::{self, By, Refusal};
+use krypton_hub::lead::Lead;
 use krypton_hub::listener::Peer;
 use krypton_hub::members::Members;
 use krypton_hub::metrics::SessionMetrics;
@@ -76,11 +77,11 @@ async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
     let authority = live.now();
     let audit = Audit {
         members: Arc::new(Members::default()),
-        notices: Notices::start(client.clone(), "test".to_owned()),
+        notices: Notices::start(client.clone(), "test".to_owned(), Lead::alone()),
         metrics: Arc::new(SessionMetrics::default()),
     };
     let namespace = NAMESPACE.to_owned();
-    let hub = Enrolment::new(client.clone(), namespace, live, audit);
+    let hub = Enrolment::new(client.clone(), namespace, live, audit, Lead::alone());
     Ok((hub, authority))
 }
 

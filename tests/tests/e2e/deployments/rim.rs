@@ -41,6 +41,7 @@ use krypton_hub::{
     facts::FactsBoard,
     fleet_service::FleetService,
     found::Found,
+    lead::Lead,
     listener,
     members::{Dealer, Dealt, Members, Order, Slot},
     metrics::SessionMetrics,
@@ -112,6 +113,7 @@ impl Rim {
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             numbers: AtomicU64::new(0),
             watchdog: krypton_agent::watchdog::Watchdog::default(),
+            lead: Lead::alone(),
             stop: stop.clone(),
         };
         let metrics = Arc::clone(&sessions.metrics);
