@@ -32,6 +32,7 @@ pub mod join_info;
 pub mod join_token;
 pub mod kubectl;
 pub mod listener;
+pub mod member_metrics;
 pub mod members;
 pub mod metrics;
 pub mod notices;

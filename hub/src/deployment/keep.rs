@@ -33,6 +33,7 @@ use crate::deployments::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
 use crate::found::Found as Clusters;
+use crate::metrics::HomeWrites;
 use crate::notices::Notices;
 
 /// Two writes of one object are at least so far apart.
@@ -68,6 +69,7 @@ pub struct Keep {
     pub open_namespaces: BTreeSet<String>,
     /// Between two looks at what was deployed.
     pub check_interval: Duration,
+    pub writes: HomeWrites,
 }
 
 impl std::fmt::Debug for Keep {
@@ -181,7 +183,12 @@ pub async fn run(keep: Keep, mut lead: watch::Receiver<Hold>, stop: Cancellation
             Some(event) = members.next() => news = desk.see_member(event),
             Some(written) = writes.join_next(), if !writes.is_empty() => {
                 match written {
-                    Ok(written) => desk.take_written(written, &keep.notices),
+                    Ok(written) => {
+                        if let Some(came) = written.came {
+                            keep.writes.count(HomeWrites::DEPLOYMENT, came);
+                        }
+                        desk.take_written(written, &keep.notices);
+                    }
                     Err(error) => {
                         tracing::error!(%error, "a write of a KryptonDeployment ended badly");
                         desk.none_busy();
