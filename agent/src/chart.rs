@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use tokio::sync::watch;
 
 use crate::clock::Boot;
+use crate::work_metrics::{ChartMetrics, Counted, WorkMetrics};
 use crate::{effect, effect_now};
 
 mod archive;
@@ -140,6 +141,7 @@ pub struct ChartCache {
     fallback: Option<Arc<dyn Fallback>>,
     source: ChartSource,
     prover: Option<Arc<dyn Prover>>,
+    metrics: ChartMetrics,
 }
 
 impl fmt::Debug for ChartCache {
@@ -157,7 +159,10 @@ type Slot = tokio::sync::Mutex<Memory>;
 enum Memory {
     #[default]
     Nothing,
-    Have(Fetched),
+    Have(
+        Fetched,
+        #[expect(dead_code, reason = "it is held, not read")] Counted,
+    ),
     Failed {
         error: Arc<ChartError>,
         times: u32,
@@ -202,6 +207,7 @@ impl ChartCache {
             fallback: None,
             source: ChartSource::Auto,
             prover: None,
+            metrics: ChartMetrics::default(),
         })
     }
 
@@ -235,6 +241,15 @@ impl ChartCache {
     pub fn with_prover(self, prover: Arc<dyn Prover>) -> Self {
         Self {
             prover: Some(prover),
+            ..self
+        }
+    }
+
+    /// Counts with `metrics`.
+    #[must_use]
+    pub fn with_metrics(self, metrics: &WorkMetrics) -> Self {
+        Self {
+            metrics: metrics.charts.clone(),
             ..self
         }
     }
@@ -313,8 +328,9 @@ impl ChartCache {
         let mut memory = slot.lock().await;
         let mut wanted = chart.clone();
         let failures = match &*memory {
-            Memory::Have(fetched) => {
+            Memory::Have(fetched, _) => {
                 if tokio::fs::try_exists(&fetched.path).await.unwrap_or(false) {
+                    self.metrics.hits.inc();
                     return Ok(fetched.clone());
                 }
                 // "Newest" means what it meant first, for as long as the process lives.
@@ -338,7 +354,7 @@ impl ChartCache {
         match load.await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
-                *memory = Memory::Have(fetched.clone());
+                *memory = Memory::Have(fetched.clone(), self.metrics.keeps());
                 Ok(fetched)
             }
             Err(error) => {
@@ -346,7 +362,7 @@ impl ChartCache {
                 let pause = pause(failures, rand::random::<f64>());
                 let until = Boot(Boot::now().0 + pause);
                 // What was there once is not forgotten over a failure to get it back.
-                if !matches!(*memory, Memory::Have(_)) {
+                if !matches!(*memory, Memory::Have(..)) {
                     *memory = Memory::Failed {
                         error: Arc::clone(&error),
                         times: failures + 1,
@@ -385,28 +401,42 @@ impl ChartCache {
                 loaded => return loaded,
             },
         };
-        let given = tokio::time::timeout(DEADLINE, fallback.fetch(chart))
-            .await
-            .unwrap_or_else(|_| Err(format!("no full answer within {} s", DEADLINE.as_secs())));
-        match (given, error) {
-            (Ok(bytes), _) => {
-                let came = Came {
-                    bytes,
-                    provenance: None,
-                    origin: Origin::Fallback,
-                };
-                self.keep(chart, &asked, came).await
-            }
+        let given = async {
+            let given = tokio::time::timeout(DEADLINE, fallback.fetch(chart))
+                .await
+                .unwrap_or_else(|_| Err(format!("no full answer within {} s", DEADLINE.as_secs())));
+            let bytes = given.map_err(|problem| ChartError::Hub {
+                chart: Arc::clone(chart),
+                problem,
+            })?;
+            let came = Came {
+                bytes,
+                provenance: None,
+                origin: Origin::Fallback,
+            };
+            self.keep(chart, &asked, came).await
+        };
+        match (self.counted("hub", given).await, error) {
             // A person is told of the repository: the other way is not theirs to mend.
-            (Err(problem), Some(error)) => {
+            (Err(ChartError::Hub { problem, .. }), Some(error)) => {
                 tracing::warn!(%chart, %problem, "the chart is not to be had from the hub either");
                 Err(error)
             }
-            (Err(problem), None) => Err(ChartError::Hub {
-                chart: Arc::clone(chart),
-                problem,
-            }),
+            (given, _) => given,
         }
+    }
+
+    /// Counts what comes of a fetch.
+    async fn counted(
+        &self,
+        from: &'static str,
+        fetch: impl Future<Output = Result<Fetched, ChartError>>,
+    ) -> Result<Fetched, ChartError> {
+        let since = Boot::now();
+        let fetched = fetch.await;
+        let took = Boot::now().since(since);
+        self.metrics.fetched(from, took, fetched.as_ref().err());
+        fetched
     }
 
     async fn load(&self, chart: &Arc<ChartRef>, asked: &Asked) -> Result<Fetched, ChartError> {
@@ -456,7 +486,7 @@ impl ChartCache {
             };
             self.keep(chart, asked, came).await
         };
-        in_time(chart, fetched).await
+        self.counted("repository", in_time(chart, fetched)).await
     }
 
     /// The entry of an HTTP repository's index.

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time
 use krypton_crds::tenant::Tenant;
 use kube::api::{Api, PostParams};
 use kube::{Client, Resource, ResourceExt};
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
 
 use crate::clock;
@@ -24,6 +25,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 pub struct Events {
     queue: mpsc::Sender<Event>,
     instance: String,
+    dropped: Counter,
 }
 
 impl Events {
@@ -44,7 +46,17 @@ impl Events {
                 }
             }
         });
-        Self { queue, instance }
+        Self {
+            queue,
+            instance,
+            dropped: Counter::default(),
+        }
+    }
+
+    /// Counts those that find no room in the queue by `dropped`.
+    #[must_use]
+    pub fn counting(self, dropped: Counter) -> Self {
+        Self { dropped, ..self }
     }
 
     /// Puts an event on the Tenant into the queue.
@@ -75,6 +87,7 @@ impl Events {
             ..Event::default()
         };
         if self.queue.try_send(event).is_err() {
+            self.dropped.inc();
             tracing::warn!(tenant = %tenant.name_any(), reason = told.reason, "event dropped: queue full");
         }
     }

@@ -12,7 +12,10 @@ use semver::Version;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::clock::Boot;
+use crate::index::{INSTALL_RUN, RUN_LABEL};
 use crate::precedence::Urgency;
+use crate::work_metrics::{HelmMetrics, WorkMetrics};
 
 mod command;
 mod complaint;
@@ -113,6 +116,18 @@ impl fmt::Debug for Upgrade {
             .field("namespace", &self.namespace)
             .field("chart", &self.chart)
             .finish_non_exhaustive()
+    }
+}
+
+impl Upgrade {
+    /// For metrics: helm itself does not tell a first installation from an upgrade.
+    fn verb(&self) -> &'static str {
+        let run = self.labels.get(RUN_LABEL);
+        match (self.again, run) {
+            (true, _) => "repeat",
+            (false, Some(run)) if run.starts_with(INSTALL_RUN) => "install",
+            (false, _) => "upgrade",
+        }
     }
 }
 
@@ -268,6 +283,25 @@ impl HelmError {
         }
     }
 
+    /// For metrics.
+    pub(crate) fn outcome(&self) -> &'static str {
+        match self {
+            Self::TimedOut { .. } => "timed_out",
+            Self::Stopped => "stopped",
+            Self::ReleaseNotFound { .. } => "not_found",
+            Self::Killed { .. } => "killed",
+            Self::Suspended { .. } => "suspended",
+            Self::Failed { .. } => "failed",
+            Self::Missing { .. }
+            | Self::Version { .. }
+            | Self::NoSupervisor
+            | Self::Scratch { .. }
+            | Self::Label { .. }
+            | Self::Spawn { .. }
+            | Self::Start { .. } => "not_started",
+        }
+    }
+
     /// Whether it is this machine's fault, and helm has not begun: nothing has changed on the cluster.
     pub fn is_local(&self) -> bool {
         matches!(
@@ -302,6 +336,7 @@ pub struct Helm {
     scratch: Scratch,
     slots: Slots,
     patience: Patience,
+    metrics: HelmMetrics,
     /// The executable whose version is known to fit.
     known: Mutex<Option<Stamp>>,
 }
@@ -330,6 +365,7 @@ impl Helm {
             scratch,
             slots,
             patience: Patience::default(),
+            metrics: HelmMetrics::default(),
             known: Mutex::new(None),
         };
         helm.check().await?;
@@ -393,10 +429,38 @@ impl Helm {
         self
     }
 
+    /// Counts with `metrics`. To be said before the first run.
+    #[must_use]
+    pub fn with_metrics(mut self, metrics: &WorkMetrics) -> Self {
+        self.metrics = metrics.helm.clone();
+        let limit = i64::try_from(self.config.max_concurrent).unwrap_or(i64::MAX);
+        self.metrics.limit.set(limit);
+        self.slots = self.slots.counted(self.metrics.in_flight.clone());
+        self
+    }
+
     /// Waits for the right to run helm for this member. A run's deadline starts after that, so one that
     /// hangs takes nothing from another's time.
     pub async fn slot(&self, member: &str, urgency: Urgency) -> Slot {
-        self.slots.take(member, urgency).await
+        let since = Boot::now();
+        let waits = self.metrics.waits(urgency);
+        let slot = self.slots.take(member, urgency).await;
+        drop(waits);
+        self.metrics.waited(urgency, Boot::now().since(since));
+        slot
+    }
+
+    /// Counts what comes of a run.
+    async fn counted<T>(
+        &self,
+        verb: &'static str,
+        run: impl Future<Output = Result<T, HelmError>>,
+    ) -> Result<T, HelmError> {
+        let since = Boot::now();
+        let result = run.await;
+        let took = Boot::now().since(since);
+        self.metrics.ran(verb, took, result.as_ref().err());
+        result
     }
 
     /// Installs or upgrades. `Ok` says that helm ended well; the release Secret is the truth.
@@ -404,6 +468,16 @@ impl Helm {
     /// # Errors
     /// See [`HelmError`]; [`HelmError::Stopped`] when `stop` ended it or did not let it start.
     pub async fn upgrade(
+        &self,
+        slot: Slot,
+        upgrade: &Upgrade,
+        stop: &StopSignal,
+    ) -> Result<(), HelmError> {
+        let run = self.run_upgrade(slot, upgrade, stop);
+        self.counted(upgrade.verb(), run).await
+    }
+
+    async fn run_upgrade(
         &self,
         slot: Slot,
         upgrade: &Upgrade,
@@ -444,6 +518,16 @@ impl Helm {
         uninstall: &Uninstall,
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
+        let run = self.run_uninstall(slot, uninstall, stop);
+        self.counted("uninstall", run).await
+    }
+
+    async fn run_uninstall(
+        &self,
+        slot: Slot,
+        uninstall: &Uninstall,
+        stop: &StopSignal,
+    ) -> Result<(), HelmError> {
         self.check().await?;
         let run = self.scratch.run(&uninstall.cache_key)?;
         let arguments = command::uninstall(uninstall);
@@ -478,6 +562,16 @@ impl Helm {
         rollback: &Rollback,
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
+        let run = self.run_rollback(slot, rollback, stop);
+        self.counted("rollback", run).await
+    }
+
+    async fn run_rollback(
+        &self,
+        slot: Slot,
+        rollback: &Rollback,
+        stop: &StopSignal,
+    ) -> Result<(), HelmError> {
         self.check().await?;
         let run = self.scratch.run(&rollback.cache_key)?;
         let arguments = command::rollback(rollback);
@@ -496,6 +590,16 @@ impl Helm {
     /// # Errors
     /// When it has not been able to look.
     pub async fn can_decode(
+        &self,
+        slot: Slot,
+        look: &Look,
+        stop: &StopSignal,
+    ) -> Result<bool, HelmError> {
+        let run = self.run_look(slot, look, stop);
+        self.counted("look", run).await
+    }
+
+    async fn run_look(
         &self,
         slot: Slot,
         look: &Look,

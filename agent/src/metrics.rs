@@ -4,61 +4,210 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use krypton_common::conditions::Phase;
+use krypton_common::desired::DesiredState;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::watch;
 
+use crate::clock;
 use crate::drift::DriftMetrics;
+use crate::process_metrics::ProcessMetrics;
 use crate::report::ReportBoard;
 use crate::session::Link;
+use crate::work_metrics::WorkMetrics;
 
-/// Read at the time of the scrape: nothing is kept twice.
+/// The prefix of all of them but those of the process.
+pub const PREFIX: &str = "krypton_agent";
+
+/// What is read at the time of the scrape: nothing is kept twice.
 #[derive(Debug)]
-struct State {
-    link: watch::Receiver<Link>,
-    expiry: watch::Receiver<Timestamp>,
-    board: Arc<ReportBoard>,
+pub struct State {
+    pub link: watch::Receiver<Link>,
+    /// When the client certificate ends; 1970 before enrolment.
+    pub expiry: watch::Receiver<Timestamp>,
+    /// The newest one that is known, from the hub or of the record.
+    pub desired: watch::Receiver<Option<Arc<DesiredState>>>,
+    pub board: Arc<ReportBoard>,
+}
+
+fn gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help): (&str, &str),
+    unit: Option<&Unit>,
+    value: i64,
+) -> fmt::Result {
+    let gauge = ConstGauge::new(value);
+    let metric = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
+    gauge.encode(metric)
+}
+
+fn number(count: impl TryInto<i64>) -> i64 {
+    count.try_into().unwrap_or(i64::MAX)
 }
 
 impl Collector for State {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let tenants = i64::try_from(self.board.tenants()).unwrap_or(i64::MAX);
-        for (name, help, value) in [
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let encoder = &mut encoder;
+        let expiry = *self.expiry.borrow();
+        let desired = self.desired.borrow().clone();
+        let skip = (desired.as_ref()).is_some_and(|desired| desired.handling.allow_chart_skip);
+        let phases = self.board.phases(skip);
+        let up = i64::from(self.link.borrow().is_up());
+        for (about, value) in [
             (
-                "session_connected",
-                "Whether there is a session with the hub",
-                i64::from(self.link.borrow().is_up()),
+                (
+                    "session_connected",
+                    "Whether there is a session with the hub.",
+                ),
+                up,
             ),
             (
-                "certificate_expiry_seconds",
-                "When the client certificate ends, in seconds since 1970; 0 before enrolment",
-                self.expiry.borrow().as_second(),
+                (
+                    "certificate_expiry_seconds",
+                    "Deprecated, use krypton_agent_certificate_expiry_timestamp_seconds; 0 before enrolment.",
+                ),
+                expiry.as_second(),
             ),
-            ("tenants", "Tenants of this cluster that are known", tenants),
+            (
+                ("tenants", "Tenants of this cluster that are known."),
+                number(self.board.tenants()),
+            ),
+            (
+                (
+                    "reports_unsent",
+                    "Tenants, deployments and placed Tenants of which the hub is yet to be told.",
+                ),
+                number(self.board.unsent()),
+            ),
         ] {
-            let gauge = ConstGauge::new(value);
-            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-            gauge.encode(metric)?;
+            gauge(encoder, about, None, value)?;
+        }
+        let about = (
+            "certificate_expiry_timestamp",
+            "When the client certificate expires, in seconds since 1970; absent before enrolment.",
+        );
+        if expiry != Timestamp::UNIX_EPOCH {
+            gauge(encoder, about, Some(&Unit::Seconds), expiry.as_second())?;
+        }
+        let kind = ConstGauge::new(0_i64).metric_type();
+        let (name, help) = (
+            "tenants_by_phase",
+            "Tenants of this cluster that are known, by how they stand on it.",
+        );
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        for (phase, count) in [Phase::Ready, Phase::Pending, Phase::Error]
+            .iter()
+            .zip(phases)
+        {
+            let labels = [("phase", phase_name(*phase))];
+            ConstGauge::new(number(count)).encode(family.encode_family(&labels)?)?;
+        }
+        let Some(desired) = desired else {
+            return Ok(());
+        };
+        let acted_on = self.board.applied();
+        let acted_on = acted_on.is_some_and(|(version, _)| version == desired.version);
+        for (about, value) in [
+            (
+                (
+                    "desired_state_epoch",
+                    "Epoch of the newest desired state that is known; absent while there is none.",
+                ),
+                number(desired.version.epoch),
+            ),
+            (
+                (
+                    "desired_state_generation",
+                    "Generation, within its epoch, of the newest desired state that is known; absent while there is none.",
+                ),
+                number(desired.version.generation),
+            ),
+            (
+                (
+                    "desired_state_acted_on",
+                    "Whether the newest desired state that is known is on record on this cluster and acted on.",
+                ),
+                i64::from(acted_on),
+            ),
+        ] {
+            gauge(encoder, about, None, value)?;
         }
         Ok(())
     }
 }
 
-/// All metrics, under the prefix `krypton_agent`.
-pub fn registry(
-    link: watch::Receiver<Link>,
-    expiry: watch::Receiver<Timestamp>,
-    board: Arc<ReportBoard>,
-    drift: &DriftMetrics,
-) -> Registry {
-    let mut registry = Registry::with_prefix("krypton_agent");
-    drift.register(&mut registry);
-    registry.register_collector(Box::new(State {
-        link,
-        expiry,
-        board,
-    }));
-    registry
+/// As the label `phase` says it.
+pub fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Ready => "ready",
+        Phase::Pending => "pending",
+        Phase::Error => "error",
+    }
+}
+
+/// All metrics, under [`PREFIX`], and those of a process that starts now.
+pub fn registry(state: State, drift: &DriftMetrics, work: &WorkMetrics) -> Registry {
+    let mut root = Registry::default();
+    root.register_collector(Box::new(ProcessMetrics::starting(clock::wall())));
+    let registry = root.sub_registry_with_prefix(PREFIX);
+    work.register(registry);
+    drift.register(registry);
+    registry.register_collector(Box::new(state));
+    root
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    fn wanted() -> DesiredState {
+        let wanted = serde_json::json!({
+            "version": {"epoch": 1, "generation": 3},
+            "chart": {"repo": "", "name": "small", "version": "1.0.0", "installCrds": false, "values": {}},
+            "paused": false,
+        });
+        serde_json::from_value(wanted).unwrap()
+    }
+
+    #[test]
+    fn before_enrolment_no_certificate_is_told_to_have_ended() {
+        let (expiry_tx, expiry) = watch::channel(Timestamp::UNIX_EPOCH);
+        let (desired_tx, desired) = watch::channel(None);
+        let state = State {
+            link: watch::channel(Link::default()).1,
+            expiry,
+            desired,
+            board: Arc::default(),
+        };
+        let registry = registry(state, &DriftMetrics::default(), &WorkMetrics::default());
+        let scrape = || {
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            text
+        };
+        let before = scrape();
+        assert!(
+            before.contains("\nkrypton_agent_session_connected 0\n"),
+            "{before}"
+        );
+        assert!(!before.contains("_expiry_timestamp_seconds"), "{before}");
+        assert!(!before.contains("krypton_agent_desired_state_"), "{before}");
+        expiry_tx.send_replace(Timestamp::from_second(7000).unwrap());
+        desired_tx.send_replace(Some(Arc::new(wanted())));
+        let after = scrape();
+        for line in [
+            "krypton_agent_certificate_expiry_timestamp_seconds 7000",
+            "krypton_agent_certificate_expiry_seconds 7000",
+            "krypton_agent_desired_state_generation 3",
+            "krypton_agent_desired_state_acted_on 0",
+            "krypton_agent_tenants_by_phase{phase=\"error\"} 0",
+        ] {
+            assert!(after.lines().any(|found| found == line), "{line}: {after}");
+        }
+    }
 }

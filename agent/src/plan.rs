@@ -272,6 +272,46 @@ pub enum Action {
 }
 
 impl Action {
+    /// All that [`Self::name`] may say.
+    pub(crate) const NAMES: [&'static str; 15] = [
+        "say",
+        "add_finalizer",
+        "create_workspace",
+        "read_release",
+        "unlock",
+        "install",
+        "upgrade",
+        "install_again",
+        "sweep",
+        "sweep_default",
+        "rollback",
+        "uninstall",
+        "annotate",
+        "delete_workspace",
+        "remove_finalizer",
+    ];
+
+    /// For metrics. Where nothing is to be done, there is something to be said.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Nothing => "say",
+            Self::AddFinalizer => "add_finalizer",
+            Self::CreateWorkspace => "create_workspace",
+            Self::ReadRelease(_) => "read_release",
+            Self::Unlock { .. } => "unlock",
+            Self::Helm(Run::Install) => "install",
+            Self::Helm(Run::Upgrade) => "upgrade",
+            Self::InstallAgain => "install_again",
+            Self::Sweep(_) => "sweep",
+            Self::SweepDefault(_) => "sweep_default",
+            Self::Rollback(_) => "rollback",
+            Self::Uninstall => "uninstall",
+            Self::Annotate => "annotate",
+            Self::DeleteWorkspace => "delete_workspace",
+            Self::RemoveFinalizer { .. } => "remove_finalizer",
+        }
+    }
+
     /// What has `failed` before goes behind what is tried for the first time.
     pub fn urgency(&self, failed: bool) -> Urgency {
         match self {

@@ -39,6 +39,7 @@ use crate::reconciler::{self, Member, StatusMode, Tools};
 use crate::report::ReportBoard;
 use crate::session::{self, Link, Session};
 use crate::watchdog::Watchdog;
+use crate::work_metrics::WorkMetrics;
 use crate::{metrics, scratch, signals};
 
 /// Our name at the apiserver.
@@ -63,6 +64,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         None => None,
     };
     let scratch = scratch::folder(&flags.cache_dir(), "agent", "--cache-dir")?;
+    let work = WorkMetrics::default();
     let helm = Helm::new(HelmConfig {
         binary: flags.helm.clone(),
         // Not the path: the program may be replaced on disk while it runs.
@@ -71,7 +73,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         max_concurrent: flags.max_concurrent_helm.into(),
         max_per_member: flags.max_concurrent_helm.into(),
     })
-    .await?;
+    .await?
+    .with_metrics(&work);
     let found = local(
         &flags.local(env),
         flags.context.as_deref(),
@@ -90,6 +93,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
 
     let (link_tx, link) = watch::channel(Link::default());
     let (expiry_tx, expiry) = watch::channel(Timestamp::UNIX_EPOCH);
+    let (desired_tx, desired) = watch::channel(None);
     let board = Arc::new(ReportBoard::default());
     let mut endpoints = JoinSet::new();
     if let Some(listener) = health_listener {
@@ -98,7 +102,13 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         endpoints.spawn(admin::logged("health", serving));
     }
     if let Some(listener) = metrics_listener {
-        let registry = metrics::registry(link.clone(), expiry, Arc::clone(&board), &drift);
+        let state = metrics::State {
+            link: link.clone(),
+            expiry,
+            desired: desired.clone(),
+            board: Arc::clone(&board),
+        };
+        let registry = metrics::registry(state, &drift, &work);
         let serving = admin::serve_metrics(listener, Arc::new(registry), stop.clone());
         endpoints.spawn(admin::logged("metrics", serving));
     }
@@ -136,7 +146,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let recorded = record
         .as_ref()
         .map(|record| (record.version, record.digest()));
-    let (desired_tx, desired) = watch::channel(record.map(Arc::new));
+    desired_tx.send_replace(record.map(Arc::new));
     let session_stop = CancellationToken::new();
     let talking = session::run(
         Session {
@@ -167,10 +177,12 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         renewal.await;
     };
     let mut renewal = tokio::spawn(watchdog.watch("the renewal of the certificate", renewal));
-    let charts = ChartCache::new(scratch.path().join("charts"))?.with_fallback(
-        Arc::new(HubChart::new(link, desired.clone())),
-        flags.chart_source,
-    );
+    let charts = ChartCache::new(scratch.path().join("charts"))?
+        .with_metrics(&work)
+        .with_fallback(
+            Arc::new(HubChart::new(link, desired.clone())),
+            flags.chart_source,
+        );
     let member = Member {
         name: enrolled.cluster.clone(),
         source_namespace: None,
@@ -199,6 +211,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         helm: Arc::new(helm),
         charts: Arc::new(charts),
         drift,
+        work,
     };
     drop(starting);
     tracing::info!(cluster = %enrolled.cluster, "joined; reconciling as soon as there is a desired state");

@@ -42,6 +42,7 @@ use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
 use crate::status::Told;
 use crate::subject::SubjectKey;
+use crate::work_metrics::{Depths, Part, WorkMetrics};
 use crate::workload;
 use drift::Rounds;
 use perform::{Done, Performer};
@@ -102,6 +103,7 @@ pub struct Tools {
     pub helm: Arc<Helm>,
     pub charts: Arc<ChartCache>,
     pub drift: DriftMetrics,
+    pub work: WorkMetrics,
 }
 
 /// How long running helms may go on when the process is asked to stop.
@@ -142,11 +144,14 @@ pub async fn run(
     let member = Arc::new(member);
     // As many again have their chart at hand when a run ends; more would only wait, and be stale by then.
     let runs = 2 * tools.helm.max_per_member();
+    let events = Events::start(member.client.clone(), member.instance.clone())
+        .counting(tools.work.events_dropped.clone());
+    let depths = tools.work.part();
     let performer = Arc::new(Performer {
         member: Arc::clone(&member),
         desired: desired.clone(),
         tools,
-        events: Events::start(member.client.clone(), member.instance.clone()),
+        events,
         board: Arc::clone(&board),
         hold: hold.clone(),
         stop: signal,
@@ -188,6 +193,7 @@ pub async fn run(
         permitted: false,
         problem: None,
         started: Boot::now(),
+        depths,
     };
     reconciler.follow(&stop).await;
     reconciler.drain(&handle).await;
@@ -316,6 +322,7 @@ struct Reconciler {
     permitted: bool,
     problem: Option<String>,
     started: Boot,
+    depths: Part,
 }
 
 impl Reconciler {
@@ -342,6 +349,10 @@ impl Reconciler {
             if self.index.crd() == Some(CrdState::Present) && tenants.is_none() {
                 tenants = Some(watches::tenants(&self.member.client));
             }
+            self.depths.tell(Depths {
+                waiting: self.waiting(),
+                writes: self.hold.borrow().may_start(now),
+            });
             let wake = self.next_wake(now);
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -464,6 +475,7 @@ impl Reconciler {
             }
             Seen::Failed { what, error } => {
                 self.problem = Some(format!("watching {what}: {}", chain(&error)));
+                self.performer.tools.work.watch_failed(what);
                 tracing::debug!(member = %self.member.name, what, error = %chain(&error), "watch failed; it is tried again");
                 return;
             }

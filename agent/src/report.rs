@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
 
-use krypton_common::conditions::ClusterState;
+use krypton_common::conditions::{self, ClusterState, Phase};
 use krypton_common::deployment::{
     Deed, DeploymentKey, DeploymentReport, DesiredDeployment, TOLD_AT_HOME,
 };
@@ -299,6 +299,27 @@ impl ReportBoard {
     /// How many Tenants have a report.
     pub fn tenants(&self) -> usize {
         self.lock().tenants.len()
+    }
+
+    /// Tenants that have a report by phase: ready, pending, error.
+    pub fn phases(&self, allow_chart_skip: bool) -> [usize; 3] {
+        let slots = self.lock();
+        let mut phases = [0; 3];
+        for report in slots.tenants.values() {
+            let one = [(String::new(), report.state.clone())].into();
+            let phase = match conditions::summarise(&one, allow_chart_skip).phase {
+                Phase::Ready => 0,
+                Phase::Pending => 1,
+                Phase::Error => 2,
+            };
+            phases[phase] += 1;
+        }
+        phases
+    }
+
+    /// How many slots have changed and were not taken.
+    pub fn unsent(&self) -> usize {
+        self.lock().changed.len()
     }
 
     /// What is acted on, as last reported.

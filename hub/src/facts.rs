@@ -177,17 +177,11 @@ impl FactsBoard {
         std::mem::take(&mut self.slots.lock().unwrap_or_else(PoisonError::into_inner).1)
     }
 
-    /// When the credentials of this kind end, by member.
-    pub fn ends(&self, of: Credential) -> Vec<(String, Timestamp)> {
+    /// What `look` sees of each member, by name.
+    pub fn each<T>(&self, look: impl Fn(&str, &Facts) -> T) -> Vec<T> {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let ends = slots.0.iter().filter_map(|(name, facts)| {
-            let validity = match of {
-                Credential::Agent => facts.certificate,
-                Credential::Access => facts.access,
-            };
-            Some((name.clone(), validity?.not_after))
-        });
-        ends.collect()
+        let facts = slots.0.iter();
+        facts.map(|(name, facts)| look(name, facts)).collect()
     }
 
     /// How many members are connected, and how many there are.

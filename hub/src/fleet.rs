@@ -41,6 +41,7 @@ use crate::found::Found as Clusters;
 use crate::identity::{self, Claim};
 use crate::lead::{Lead, Stand};
 use crate::members::{self, Admission, Dealer, Dealt, Member, Members};
+use crate::metrics::HomeWrites;
 use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
@@ -548,6 +549,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
             Some(written) = writes.join_next(), if !writes.is_empty() => {
                 if let Ok(written) = written {
+                    let of = HomeWrites::EDGE_CLUSTER;
+                    fleet.reports.writes.count(of, written.came);
                     let name = written.name.clone();
                     writing.remove(&name);
                     dirty.insert(name.clone());

@@ -15,6 +15,7 @@ use krypton_agent::patience::{Settling, patiently};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
 use krypton_agent::watchdog::Watchdog;
+use krypton_agent::work_metrics::WorkMetrics;
 use krypton_agent::{admin, scratch, signals};
 use krypton_common::desired::ChartState;
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -49,6 +50,7 @@ use crate::gateway::{self, Gateway};
 use crate::home::{self, Home, HomeError};
 use crate::lead::{self, Election};
 use crate::listener;
+use crate::member_metrics::{Acting, FleetView};
 use crate::members::Members;
 use crate::metrics::{self, SessionMetrics};
 use crate::notices::Notices;
@@ -112,6 +114,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         settings.kubeconfig_policy,
     )
     .context("making a folder for the credentials of ClusterProfiles failed; name another with --helm-cache-dir")?;
+    let work = WorkMetrics::default();
     let helm = Arc::new(
         Helm::new(HelmConfig {
             binary: settings.helm.program.clone(),
@@ -121,12 +124,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             max_concurrent: settings.helm.max_concurrent,
             max_per_member: settings.helm.max_per_member,
         })
-        .await?,
+        .await?
+        .with_metrics(&work),
     );
     let (credentials_tx, credentials) =
         watch::channel(chart_credentials::NOT_READ.map_err(Into::into));
-    let mut charts =
-        ChartCache::new(scratch.path().join("charts"))?.with_plain_http(settings.chart.plain_http);
+    let mut charts = ChartCache::new(scratch.path().join("charts"))?
+        .with_metrics(&work)
+        .with_plain_http(settings.chart.plain_http);
     if settings.chart.credentials_secret.is_some() {
         charts = charts.with_credentials(credentials.clone());
     }
@@ -145,6 +150,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let facts = Arc::new(FactsBoard::default());
     let session_metrics = Arc::new(SessionMetrics::default());
     let drift = DriftMetrics::default();
+    let reports = Arc::new(Reports::default());
+    let view = Arc::new(FleetView::new(Arc::clone(&facts), Arc::clone(&reports)));
     let mut tasks = tokio::task::JoinSet::new();
     if let Some(listener) = health_listener {
         tasks.spawn(admin::logged(
@@ -154,9 +161,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     }
     if let Some(listener) = metrics_listener {
         let registry = Arc::new(metrics::registry(
-            Arc::clone(&facts),
+            Arc::clone(&view),
             &session_metrics,
             &drift,
+            &work,
         ));
         tasks.spawn(admin::logged(
             "metrics",
@@ -271,7 +279,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         ));
     }
     let (ahead, ahead_rx) = watch::channel(0);
-    let reports = Arc::new(Reports::default());
     let members = Arc::new(Members::default());
     let voices = Arc::new(Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead));
     let holder = holder(settings.reporting_instance.as_deref());
@@ -333,7 +340,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         tools: Tools {
             helm,
             charts: Arc::clone(&charts),
-            drift: drift.clone(),
+            drift,
+            work,
         },
         voices: Arc::clone(&voices),
         facts,
@@ -366,6 +374,12 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         allow_chart_skip: settings.handling.allow_chart_skip,
         namespaces: settings.watch_namespaces.clone(),
     };
+    view.acts(Acting {
+        lead: lead.clone(),
+        given: given_rx.clone(),
+        members: Arc::clone(&members),
+        allow_chart_skip: settings.handling.allow_chart_skip,
+    });
     let home_stop = CancellationToken::new();
     // What is served ends after the lead: by then another hub serves.
     let serving = CancellationToken::new();
@@ -397,6 +411,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
                 discovery_namespace: settings.discovery.namespace_of_secrets(&settings.namespace),
                 open_namespaces: settings.discovery.open_namespaces(&settings.namespace),
                 check_interval: settings.check_interval,
+                writes: reports.writes.clone(),
             },
             lead.clone(),
             home_stop.clone(),

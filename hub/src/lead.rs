@@ -52,7 +52,11 @@ impl Lead {
     pub fn by_hand(stand: Stand) -> (watch::Sender<Stand>, Self) {
         let hold = Hold {
             renewed: Some(Boot::now()),
-            term: stand.tenure().map(|tenure| tenure.term.clone()),
+            term: Some(
+                stand
+                    .tenure()
+                    .map_or_else(Default::default, |tenure| tenure.term.clone()),
+            ),
             ..Hold::default()
         };
         let (stand, rx) = watch::channel(stand);

@@ -33,6 +33,7 @@ pub mod join_token;
 pub mod kubectl;
 pub mod lead;
 pub mod listener;
+pub mod member_metrics;
 pub mod members;
 pub mod metrics;
 pub mod notices;

@@ -343,6 +343,9 @@ enum Refused {
     Member { cluster: String, limit: usize },
 }
 
+/// All that [`Refused::why`] may say.
+pub(crate) const REFUSED_WHY: [&str; 5] = ["slow", "handshake", "strangers", "address", "member"];
+
 impl Refused {
     /// In few words, for the metric.
     fn why(&self) -> &'static str {

@@ -208,6 +208,17 @@ impl Members {
         }
     }
 
+    /// What each member is to do that is to do anything: which desired state, and since when.
+    pub fn wanted(&self) -> BTreeMap<String, (Version, Boot)> {
+        let registry = self.lock();
+        let wanted = registry.members.iter().filter_map(|(name, member)| {
+            let slot = member.slot.borrow();
+            let slot = slot.as_ref()?;
+            Some((name.clone(), (slot.desired.version, slot.since)))
+        });
+        wanted.collect()
+    }
+
     /// The member of this EdgeCluster. Another UID than before is another member: the sessions of the
     /// one before are cut.
     pub fn enter(&self, name: &str, uid: &str) -> Arc<Member> {

@@ -1,67 +1,25 @@
 //! The hub's Prometheus metrics.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use jiff::Timestamp;
+use krypton_agent::clock;
 use krypton_agent::drift::DriftMetrics;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use krypton_agent::process_metrics::ProcessMetrics;
+use krypton_agent::work_metrics::WorkMetrics;
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::expiry::Credential;
-use crate::facts::FactsBoard;
+use crate::listener;
+use crate::member_metrics::FleetView;
 
-/// Read at the time of the scrape: nothing is kept twice.
-#[derive(Debug)]
-struct Members(Arc<FactsBoard>);
-
-impl Collector for Members {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let (connected, all) = self.0.connected();
-        // A member that has left leaves none behind.
-        let runtime = tokio::runtime::Handle::try_current();
-        let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
-        for (name, help, value) in [
-            ("members", "Members of the fleet that are known", all),
-            (
-                "members_connected",
-                "Members whose apiserver has answered within 30 s",
-                connected,
-            ),
-            ("tasks", "Tasks of the hub that have not ended", tasks),
-        ] {
-            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-            gauge.encode(metric)?;
-        }
-        for (of, name, help) in [
-            (
-                Credential::Agent,
-                "agent_certificate_expiry_timestamp",
-                "When the certificate of the member's agent expires, in seconds since 1970",
-            ),
-            (
-                Credential::Access,
-                "access_expiry_timestamp",
-                "When the credential of the member's kubeconfig expires, in seconds since 1970",
-            ),
-        ] {
-            let kind = ConstGauge::new(0_i64).metric_type();
-            let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), kind)?;
-            for (member, end) in self.0.ends(of) {
-                let labels = [("member", member)];
-                ConstGauge::new(end.as_second()).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
-}
+/// The prefix of all of them but those of the process.
+pub const PREFIX: &str = "krypton_hub";
 
 /// A kind of message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -76,14 +34,78 @@ struct Why {
     why: &'static str,
 }
 
+/// What came of a write on home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    Ok,
+    /// Somebody was faster, or it is gone.
+    Conflict,
+    Failed,
+}
+
+impl Wrote {
+    const ALL: [Self; 3] = [Self::Ok, Self::Conflict, Self::Failed];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Conflict => "conflict",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// What the hub writes of objects on home, their status and all else. Clones count together.
+#[derive(Clone, Debug)]
+pub struct HomeWrites(Family<[(&'static str, &'static str); 2], Counter>);
+
+impl HomeWrites {
+    pub(crate) const EDGE_CLUSTER: &str = "edgecluster";
+    pub(crate) const TENANT: &str = "tenant";
+    pub(crate) const DEPLOYMENT: &str = "kryptondeployment";
+
+    /// A write of an object of this kind, one of those above, has ended.
+    pub(crate) fn count(&self, of: &'static str, wrote: Wrote) {
+        let labels = [("of", of), ("outcome", wrote.name())];
+        self.0.get_or_create(&labels).inc();
+    }
+}
+
+impl Default for HomeWrites {
+    fn default() -> Self {
+        let writes = Family::default();
+        for of in [Self::EDGE_CLUSTER, Self::TENANT, Self::DEPLOYMENT] {
+            for wrote in Wrote::ALL {
+                let labels = [("of", of), ("outcome", wrote.name())];
+                drop(writes.get_or_create(&labels));
+            }
+        }
+        Self(writes)
+    }
+}
+
 /// What the agents' port counts before anybody has a session.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct DoorMetrics {
     /// Handshakes that go on.
     pub handshakes: Gauge,
     /// The most of them at a time since the start.
     pub handshakes_most: Gauge,
     refused: Family<Why, Counter>,
+}
+
+impl Default for DoorMetrics {
+    fn default() -> Self {
+        let refused = Family::default();
+        for why in listener::REFUSED_WHY {
+            drop(refused.get_or_create(&Why { why }));
+        }
+        Self {
+            handshakes: Gauge::default(),
+            handshakes_most: Gauge::default(),
+            refused,
+        }
+    }
 }
 
 impl DoorMetrics {
@@ -145,6 +167,19 @@ pub enum Outcome {
     Slowed,
 }
 
+impl Outcome {
+    const ALL: [Self; 4] = [Self::Admitted, Self::Refused, Self::Failed, Self::Slowed];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Slowed => "slowed",
+        }
+    }
+}
+
 impl SessionMetrics {
     /// When one of the hub's own certificates ends: `hub` or `ca`.
     pub fn certificate(&self, which: &'static str, end: Timestamp) {
@@ -154,40 +189,71 @@ impl SessionMetrics {
     }
 
     pub fn enrolment(&self, outcome: Outcome) {
-        let outcome = match outcome {
-            Outcome::Admitted => "admitted",
-            Outcome::Refused => "refused",
-            Outcome::Failed => "failed",
-            Outcome::Slowed => "slowed",
-        };
-        self.enrolments.get_or_create(&[("outcome", outcome)]).inc();
+        self.enrolments
+            .get_or_create(&[("outcome", outcome.name())])
+            .inc();
     }
 }
 
+/// Messages by who says them.
+const MESSAGES: [(&str, &[&str]); 2] = [
+    (
+        "agent",
+        &[
+            "hello",
+            "report",
+            "heartbeat",
+            "applied",
+            "trusts",
+            "unknown",
+        ],
+    ),
+    ("hub", &["desired", "roots", "resync"]),
+];
+
 impl Default for SessionMetrics {
     fn default() -> Self {
+        let (messages, enrolments) = (Family::default(), Family::default());
+        for (of, kinds) in MESSAGES {
+            for kind in kinds {
+                drop(messages.get_or_create(&Message { of, kind }));
+            }
+        }
+        for outcome in Outcome::ALL {
+            drop(enrolments.get_or_create(&[("outcome", outcome.name())]));
+        }
         Self {
             door: DoorMetrics::default(),
             sessions: Gauge::default(),
             slowed: Counter::default(),
-            messages: Family::default(),
+            messages,
             reports: Counter::default(),
             propagation: Histogram::new(exponential_buckets(0.001, 1.5, 30)),
             certificates: Family::default(),
-            enrolments: Family::default(),
+            enrolments,
         }
     }
 }
 
-/// All metrics, under the prefix `krypton_hub`.
+/// All metrics, under [`PREFIX`], and those of a process that starts now.
 pub fn registry(
-    facts: Arc<FactsBoard>,
+    fleet: Arc<FleetView>,
     sessions: &SessionMetrics,
     drift: &DriftMetrics,
+    work: &WorkMetrics,
 ) -> Registry {
-    let mut registry = Registry::with_prefix("krypton_hub");
-    drift.register(&mut registry);
-    registry.register_collector(Box::new(Members(facts)));
+    let mut root = Registry::default();
+    root.register_collector(Box::new(ProcessMetrics::starting(clock::wall())));
+    let registry = root.sub_registry_with_prefix(PREFIX);
+    work.register(registry);
+    drift.register(registry);
+    registry.register(
+        "home_writes",
+        "Writes of EdgeClusters, Tenants and KryptonDeployments on home that have ended; a conflict is one that \
+         somebody else's write overtook",
+        fleet.reports.writes.0.clone(),
+    );
+    registry.register_collector(Box::new(fleet));
     registry.register(
         "sessions",
         "Live sessions of agents",
@@ -241,44 +307,5 @@ pub fn registry(
         Unit::Seconds,
         sessions.propagation.clone(),
     );
-    registry
-}
-
-#[cfg(test)]
-mod tests {
-    use prometheus_client::encoding::text::encode;
-
-    use super::*;
-    use crate::expiry::Validity;
-
-    #[test]
-    fn the_ends_of_all_certificates_are_told_by_member() {
-        let facts = Arc::new(FactsBoard::default());
-        let sessions = SessionMetrics::default();
-        let end = |second| Timestamp::from_second(second).unwrap();
-        facts.set("edge-1", |facts| {
-            facts.certificate = Some(Validity::until(end(1000)));
-        });
-        facts.set("edge-2", |facts| {
-            facts.access = Some(Validity::until(end(2000)));
-        });
-        sessions.certificate("hub", end(3000));
-        sessions.certificate("ca", end(4000));
-        sessions.enrolment(Outcome::Refused);
-        let mut text = String::new();
-        encode(
-            &mut text,
-            &registry(facts, &sessions, &DriftMetrics::default()),
-        )
-        .unwrap();
-        for line in [
-            "krypton_hub_agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"} 1000",
-            "krypton_hub_access_expiry_timestamp_seconds{member=\"edge-2\"} 2000",
-            "krypton_hub_certificate_expiry_timestamp_seconds{certificate=\"hub\"} 3000",
-            "krypton_hub_certificate_expiry_timestamp_seconds{certificate=\"ca\"} 4000",
-            "krypton_hub_enrolments_total{outcome=\"refused\"} 1",
-        ] {
-            assert!(text.lines().any(|found| found == line), "{line}: {text}");
-        }
-    }
+    root
 }

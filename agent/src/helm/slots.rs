@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::oneshot;
 
 use crate::clock::Boot;
@@ -22,6 +23,8 @@ pub(super) struct Slots(Arc<Shared>);
 struct Shared {
     limits: Limits,
     state: Mutex<State>,
+    /// How many are taken.
+    taken: Gauge,
 }
 
 #[derive(Debug, Default)]
@@ -54,6 +57,7 @@ impl Drop for Slot {
         {
             let mut state = self.of.lock();
             state.in_all -= 1;
+            self.of.0.taken.dec();
             if let Some(running) = state.running.get_mut(&self.member) {
                 *running -= 1;
                 if *running == 0 {
@@ -83,6 +87,16 @@ impl Slots {
         Self(Arc::new(Shared {
             limits,
             state: Mutex::default(),
+            taken: Gauge::default(),
+        }))
+    }
+
+    /// The same, none of which is taken yet, counted by `taken`.
+    pub(super) fn counted(&self, taken: Gauge) -> Self {
+        Self(Arc::new(Shared {
+            limits: self.0.limits,
+            state: Mutex::default(),
+            taken,
         }))
     }
 
@@ -143,6 +157,7 @@ impl Slots {
         } = state.waiting.remove(&number)?;
         state.last = Some(urgency);
         state.in_all += 1;
+        self.0.taken.inc();
         *state.running.entry(member.clone()).or_default() += 1;
         let of = self.clone();
         Some((give, Slot { of, member }))

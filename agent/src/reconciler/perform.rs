@@ -140,6 +140,17 @@ pub(super) enum Fault {
     Passing(String),
 }
 
+impl Fault {
+    /// For metrics.
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Shown { .. } => "failed",
+            Self::Stale => "stale",
+            Self::Passing(_) => "passing",
+        }
+    }
+}
+
 /// The hands of a reconciler.
 pub(super) struct Performer {
     pub member: Arc<Member>,
@@ -175,6 +186,7 @@ impl Performer {
             progressed: false,
             fault: None,
         });
+        let begun = Boot::now();
         let result = match &job.plan.action {
             Action::Nothing => self.say(&job, &mut done).await,
             Action::AddFinalizer => self.add_finalizer(&job, &mut done).await,
@@ -194,6 +206,10 @@ impl Performer {
             }
         };
         done.fault = result.err();
+        let outcome = done.fault.as_ref().map_or("ok", Fault::outcome);
+        let took = Boot::now().since(begun);
+        let work = &self.tools.work;
+        work.reconciled(&job.plan.action, took, outcome);
         done
     }
 

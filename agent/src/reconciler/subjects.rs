@@ -88,6 +88,13 @@ impl Reconciler {
         }
     }
 
+    /// Who is to be looked at and waits: for the lists to be complete, or for a turn.
+    pub(super) fn waiting(&self) -> [usize; 4] {
+        let turns = [&self.calls, &self.urgent, &self.runs].map(Turns::waiting);
+        let [calls, urgent, runs] = turns;
+        [self.dirty.len(), calls, urgent, runs]
+    }
+
     fn leave_turns(&mut self, key: &SubjectKey) -> [Option<Place>; 3] {
         [&mut self.calls, &mut self.urgent, &mut self.runs].map(|turns| turns.leave(key))
     }

@@ -55,6 +55,11 @@ impl Turns {
         turn
     }
 
+    /// How many wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Who is to be looked at now: somebody waits and a turn is free. It may need none by now, so this is
     /// asked again until it is nobody.
     pub(super) fn next(&self) -> Option<SubjectKey> {

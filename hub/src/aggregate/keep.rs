@@ -30,6 +30,7 @@ use super::placement::{self, Deletion, Step, Verdict};
 use super::placing::{CrdSeen, Doubted, Placing};
 use super::reports::{Heard, Reports, START_GRACE, Targets};
 use crate::lead::Lead;
+use crate::metrics::{HomeWrites, Wrote};
 use crate::placements::Placements;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -108,6 +109,7 @@ struct Written {
     recording: bool,
     /// It was let go, and this stays.
     orphaned: Option<String>,
+    came: Wrote,
 }
 
 /// Keeps the status of home's Tenants until `stop`, while `lead` says that this hub is the one; with
@@ -196,6 +198,7 @@ pub async fn run(
             }
             Some(written) = writes.join_next(), if !writes.is_empty() => match written {
                 Ok(written) => {
+                    reports.writes.count(HomeWrites::TENANT, written.came);
                     // Told once it is so: a write that was refused is made again.
                     if let (Some(tenant), Some(message)) = (&written.object, &written.orphaned) {
                         told.tell(tenant, orphaned(message));
@@ -512,19 +515,21 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
             }
         }
     };
-    let object = match tokio::time::timeout(DEADLINE, call).await {
+    let (object, came) = match tokio::time::timeout(DEADLINE, call).await {
         Ok(Ok(mut tenant)) => {
             tenant.metadata.managed_fields = None;
-            Some(tenant)
+            (Some(tenant), Wrote::Ok)
         }
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
+            (None, Wrote::Conflict)
+        }
         Ok(Err(error)) => {
             tracing::warn!(tenant = %key, error = %chain(&error), "writing home's Tenant failed; it is tried again");
-            None
+            (None, Wrote::Failed)
         }
         Err(_) => {
             tracing::warn!(tenant = %key, "writing home's Tenant: no answer in time; it is tried again");
-            None
+            (None, Wrote::Failed)
         }
     };
     let orphaned = match change {
@@ -537,6 +542,7 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
         object,
         recording,
         orphaned,
+        came,
     }
 }
 

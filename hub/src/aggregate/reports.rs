@@ -14,6 +14,7 @@ use krypton_crds::edge_cluster::SummarisedTenants;
 use tokio::sync::Notify;
 
 use super::listing;
+use crate::metrics::HomeWrites;
 
 /// A member that has not been heard for this long after its beginning is unheard.
 pub(super) const START_GRACE: Duration = Duration::from_secs(45);
@@ -100,6 +101,8 @@ impl Changed {
 pub struct Reports {
     state: Mutex<Board>,
     pub(super) changed: Notify,
+    /// What is made of them on home, counted.
+    pub writes: HomeWrites,
 }
 
 impl Reports {

@@ -33,6 +33,7 @@ use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
 use crate::found::Found as Clusters;
 use crate::lead::Lead;
+use crate::metrics::HomeWrites;
 use crate::notices::Notices;
 
 /// Two writes of one object are at least so far apart.
@@ -68,6 +69,7 @@ pub struct Keep {
     pub open_namespaces: BTreeSet<String>,
     /// Between two looks at what was deployed.
     pub check_interval: Duration,
+    pub writes: HomeWrites,
 }
 
 impl std::fmt::Debug for Keep {
@@ -191,7 +193,12 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
             Some(event) = members.next() => news = desk.see_member(event),
             Some(written) = writes.join_next(), if !writes.is_empty() => {
                 match written {
-                    Ok(written) => desk.take_written(written, &keep.notices),
+                    Ok(written) => {
+                        if let Some(came) = written.came {
+                            keep.writes.count(HomeWrites::DEPLOYMENT, came);
+                        }
+                        desk.take_written(written, &keep.notices);
+                    }
                     Err(error) => {
                         tracing::error!(%error, "a write of a KryptonDeployment ended badly");
                         desk.none_busy();

@@ -15,6 +15,7 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
 use super::decision::{Deletion, News};
+use crate::metrics::Wrote;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -36,6 +37,8 @@ pub(super) struct Written {
     pub(super) forgets: bool,
     /// To be told now.
     pub(super) news: Vec<News>,
+    /// `None` when nothing was to be written after all.
+    pub(super) came: Option<Wrote>,
 }
 
 /// What came of a write.
@@ -55,10 +58,17 @@ pub(super) async fn write(
 ) -> Written {
     let before = object.metadata.resource_version.clone();
     let call = write_now(&client, &key, &object, &write);
+    let mut came = Some(Wrote::Failed);
     let outcome = match tokio::time::timeout(DEADLINE, call).await {
-        Ok(Ok(outcome)) => Some(outcome),
+        Ok(Ok(outcome)) => {
+            came = matches!(outcome, Outcome::Written(_)).then_some(Wrote::Ok);
+            Some(outcome)
+        }
         // Somebody was faster, or it is gone: the watch tells.
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
+            came = Some(Wrote::Conflict);
+            None
+        }
         Ok(Err(error)) => {
             tracing::warn!(deployment = %key, error = %chain(&error), "writing a KryptonDeployment failed; it is tried again");
             None
@@ -86,6 +96,7 @@ pub(super) async fn write(
         object,
         forgets,
         news,
+        came,
     }
 }
 

@@ -13,6 +13,8 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
 
+use crate::metrics::Wrote;
+
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The EdgeClusters by name, each with its source.
@@ -138,6 +140,7 @@ pub(super) struct Written {
     pub(super) name: String,
     /// The object as it is now, and the version that it had before; `None` when nothing was written.
     object: Option<(EdgeCluster, Option<String>)>,
+    pub(super) came: Wrote,
 }
 
 impl EdgeClusters {
@@ -250,18 +253,24 @@ fn outcome(
     let problem = match result {
         Ok(Ok(object)) => {
             let object = Some((object, before));
-            return Written { name, object };
+            let came = Wrote::Ok;
+            return Written { name, object, came };
         }
         // Somebody was faster; the watch brings what they wrote.
         Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => None,
         Ok(Err(error)) => Some(chain(&error)),
         Err(_) => Some("no answer in time".to_owned()),
     };
+    let came = if problem.is_some() {
+        Wrote::Failed
+    } else {
+        Wrote::Conflict
+    };
     if let Some(problem) = problem {
         tracing::warn!(member = name, %problem, "{what} the EdgeCluster failed; it is tried again");
     }
     let object = None;
-    Written { name, object }
+    Written { name, object, came }
 }
 
 #[cfg(test)]
@@ -282,6 +291,7 @@ mod tests {
         let answer = || Written {
             name: "a".to_owned(),
             object: Some((object("2"), Some("1".to_owned()))),
+            came: Wrote::Ok,
         };
         // A person has banned it meanwhile.
         let mut banned = object("3");

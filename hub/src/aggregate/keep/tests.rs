@@ -69,6 +69,7 @@ fn written(before: &str, object: Option<Tenant>) -> Written {
         object,
         recording: false,
         orphaned: None,
+        came: Wrote::Ok,
     }
 }
 

@@ -25,6 +25,7 @@ fn world() -> World {
         discovery_namespace: "fleet".to_owned(),
         open_namespaces: ["fleet".to_owned()].into(),
         check_interval: Duration::from_secs(60),
+        writes: HomeWrites::default(),
     };
     World {
         keep,

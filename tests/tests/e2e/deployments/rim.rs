@@ -23,6 +23,7 @@ use krypton_agent::{
     reconciler::{self, Member, StatusMode, Tools},
     report::ReportBoard,
     session::{self, Link, Session},
+    work_metrics::WorkMetrics,
 };
 use krypton_common::{
     allowed::Allowed,
@@ -321,6 +322,7 @@ impl Rim {
             helm: Arc::new(helm.await?),
             charts: Arc::new(ChartCache::new(folder.join("charts"))?),
             drift: DriftMetrics::default(),
+            work: WorkMetrics::default(),
         })
     }
 
