@@ -1,6 +1,12 @@
 //! How a cluster becomes a member, from one call for each mode, and who acts there then.
 
-use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
+use std::{
+    fs,
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use krypton_crds::edge_cluster;
@@ -12,6 +18,7 @@ use crate::{
     daemon::{Daemon, Program},
     fleet::{Desk, HUB_NAMESPACE, PATIENCE},
     hub::Hub,
+    process::Ran,
     wait::eventually,
 };
 
@@ -201,6 +208,24 @@ pub async fn kubectl_krypton(home: &Cluster, words: &[&str]) -> Result<String> {
     let program = KUBECTL_KRYPTON.find()?;
     let run = home.aim(&program).args(words.iter().copied());
     run.output(JOIN_DEADLINE).await
+}
+
+/// The same, however it ends.
+///
+/// # Errors
+/// When it cannot be started, or takes too long.
+pub async fn krypton_ends(home: &Cluster, words: &[&str]) -> Result<Ran> {
+    let program = krypton_program()?;
+    let run = home.aim(&program).args(words.iter().copied());
+    run.run(JOIN_DEADLINE).await
+}
+
+/// The plug-in itself.
+///
+/// # Errors
+/// When it was not built.
+pub fn krypton_program() -> Result<PathBuf> {
+    KUBECTL_KRYPTON.find()
 }
 
 /// For its owner alone: there is a token in it.

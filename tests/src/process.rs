@@ -34,6 +34,14 @@ pub struct Invocation {
     env: BTreeMap<OsString, OsString>,
 }
 
+/// How a program has ended, and what it has said.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
 impl Invocation {
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
@@ -81,6 +89,18 @@ impl Invocation {
     /// When it cannot be started, fails (with its stderr), or takes longer than `deadline`, in
     /// which case it is killed.
     pub async fn output(&self, deadline: Duration) -> Result<String> {
+        let ran = self.run(deadline).await?;
+        if !ran.status.success() {
+            bail!("{}: {}: {}", self.shown(), ran.status, ran.stderr.trim());
+        }
+        Ok(ran.stdout)
+    }
+
+    /// Runs to the end, whatever that is.
+    ///
+    /// # Errors
+    /// When it cannot be started, or takes longer than `deadline`, in which case it is killed.
+    pub async fn run(&self, deadline: Duration) -> Result<Ran> {
         let shown = || self.shown();
         let mut command = tokio::process::Command::from(self.command());
         command
@@ -97,11 +117,14 @@ impl Invocation {
         let output = output
             .map_err(|_| anyhow!("{}: killed after {deadline:?}", shown()))?
             .with_context(|| format!("running {}", shown()))?;
-        if !output.status.success() {
-            let stderr = String::from_utf8_lossy(&output.stderr);
-            bail!("{}: {}: {}", shown(), output.status, stderr.trim());
-        }
-        String::from_utf8(output.stdout).with_context(|| format!("reading what {} wrote", shown()))
+        let text = |bytes, of| {
+            String::from_utf8(bytes).with_context(|| format!("reading the {of} of {}", shown()))
+        };
+        Ok(Ran {
+            status: output.status,
+            stdout: text(output.stdout, "stdout")?,
+            stderr: text(output.stderr, "stderr")?,
+        })
     }
 
     fn shown(&self) -> String {

@@ -1,0 +1,225 @@
+//! `kubectl krypton` as people use it: what it changes, what it shows as it changes, and what it ends with.
+
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_hub::kubectl::ExitCode;
+use krypton_tests::{
+    Cluster, Mode, Pair, Parts, eventually,
+    fleet::{PATIENCE, condition},
+    in_both_modes, kubectl_krypton,
+    membership::{krypton_ends, krypton_program},
+    process::{Invocation, Process},
+};
+use kube::Api;
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const DEADLINE: Duration = Duration::from_secs(30);
+
+in_both_modes!(what_a_person_pauses_stands_still_and_what_leaves_is_uninstalled,);
+
+async fn what_a_person_pauses_stands_still_and_what_leaves_is_uninstalled(mode: Mode) {
+    let (mut pair, _repository, values) = Pair::with_small_chart("verbs", mode).await.unwrap();
+    let desk = pair.desk();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let release = pair.release("acme");
+    let one = desk.revisions("acme", &release).await.unwrap();
+    assert_eq!(one.len(), 1, "{one:?}");
+
+    // The Tenant was made on the member: a person goes there.
+    let tenant = ["tenant", "acme", "-n", "default"];
+    let at_member = async |verb: &str| {
+        let words: Vec<&str> = [verb].into_iter().chain(tenant).collect();
+        kubectl_krypton(pair.cluster(), &words).await.unwrap()
+    };
+    assert_eq!(
+        at_member("pause").await,
+        "tenant.mesh.openkcm.io/acme paused\n"
+    );
+    assert_eq!(
+        at_member("pause").await,
+        "tenant.mesh.openkcm.io/acme is paused already\n"
+    );
+    values.write("replicaCount: 0\npaused: once").unwrap();
+    let progress = pair.condition("ClusterProgress");
+    let paused = (progress.as_str(), "False", "Paused");
+    desk.shows("default", "acme", &[paused]).await.unwrap();
+    assert_eq!(desk.revisions("acme", &release).await.unwrap(), one);
+    let asked = at_member("resync").await;
+    assert!(asked.contains("is reconciled anew"), "{asked}");
+    assert_eq!(desk.revisions("acme", &release).await.unwrap(), one);
+    at_member("resume").await;
+    desk.newest_is("acme", &release, 2, "deployed")
+        .await
+        .unwrap();
+
+    let member = pair.name();
+    let home = async |words: &[&str]| kubectl_krypton(pair.home(), words).await.unwrap();
+    home(&["pause", "cluster", member]).await;
+    values.write("replicaCount: 0\npaused: twice").unwrap();
+    desk.shows("default", "acme", &[paused]).await.unwrap();
+    let resumed = home(&["resume", "cluster", member]).await;
+    assert!(resumed.ends_with("edge-1 resumed\n"), "{resumed}");
+    desk.newest_is("acme", &release, 3, "deployed")
+        .await
+        .unwrap();
+
+    let is = async |banned: bool| {
+        let members: Api<EdgeCluster> = Api::all(pair.home().client());
+        eventually("the ban to be told of", PATIENCE, async || {
+            let found = members.get(member).await?.status.unwrap_or_default();
+            let healthy = condition(&found.conditions, "Healthy");
+            let told = healthy.is_some_and(|told| told.reason == "Banned");
+            match told == banned {
+                true => Ok(Some(())),
+                false => bail!("{healthy:?}"),
+            }
+        })
+        .await
+        .unwrap();
+    };
+    home(&["ban", member]).await;
+    is(true).await;
+    home(&["unban", member]).await;
+    is(false).await;
+
+    let left = home(&["leave", member, "--uninstall", "--wait"]).await;
+    assert!(left.ends_with("is gone\n"), "{left}");
+    assert!(desk.releases().await.unwrap().is_empty());
+    pair.stop().await.unwrap();
+}
+
+/// What is there by then.
+async fn reads(log: &Process, text: &str) -> Result<()> {
+    eventually(text, PATIENCE, async || {
+        let log = std::fs::read_to_string(log.log())?;
+        match log.contains(text) {
+            true => Ok(Some(())),
+            false => bail!("{log}"),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn each_change_is_shown_words_are_completed_and_scripts_learn_what_happened() {
+    let home = Cluster::start("plug-in", Parts::ControlPlane)
+        .await
+        .unwrap();
+    let code = async |words: &[&str]| {
+        let ran = krypton_ends(&home, words).await.unwrap();
+        let code = ran.status.code().unwrap();
+        (code, format!("{}{}", ran.stdout, ran.stderr))
+    };
+    let ends = async |words: &[&str], expected: ExitCode, said: &str| {
+        let (code, text) = code(words).await;
+        assert_eq!(code, expected as i32, "{words:?}: {text}");
+        assert!(text.contains(said), "{words:?}: {text}");
+    };
+    // No CRD yet.
+    ends(
+        &["get", "clusters"],
+        ExitCode::NotFound,
+        "has no edgeclusters",
+    )
+    .await;
+    home.apply(include_str!("../../../crds/crds/edgeclusters.mesh.openkcm.io.yaml"))
+        .await
+        .unwrap();
+    home.kubectl([
+        "wait",
+        "--for=condition=Established",
+        "crd/edgeclusters.mesh.openkcm.io",
+    ])
+    .await
+    .unwrap();
+    let member = |name: &str| {
+        format!(
+            "apiVersion: mesh.openkcm.io/v1alpha1\nkind: EdgeCluster\nmetadata: {{name: {name}}}\n"
+        )
+    };
+    home.apply(&member("edge-1")).await.unwrap();
+    ends(&["get", "clusters"], ExitCode::Done, "edge-1").await;
+    ends(&["get", "cluster", "edge-9"], ExitCode::NotFound, "edge-9").await;
+    ends(
+        &["pause", "cluster", "edge-9"],
+        ExitCode::NotFound,
+        "edge-9",
+    )
+    .await;
+    let in_part = ["ban", "edge-1", "edge-9"];
+    ends(&in_part, ExitCode::Failed, "edge-1 banned").await;
+    ends(&["pause", "planet", "x"], ExitCode::Usage, "planet").await;
+    ends(&["leave", "edge-1"], ExitCode::Usage, "--orphan").await;
+    let itself = ["leave", "self-cluster", "--orphan"];
+    ends(&itself, ExitCode::Refused, "--self-cluster=false").await;
+    ends(&["join", "edge-1"], ExitCode::NotFound, "krypton-hub-join").await;
+    // Without a hub nobody would uninstall anything: it is not deleted.
+    ends(
+        &["leave", "edge-1", "--orphan"],
+        ExitCode::Done,
+        "is to leave",
+    )
+    .await;
+    ends(&["get", "cluster", "edge-1"], ExitCode::NotFound, "edge-1").await;
+
+    home.apply(&member("edge-2")).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("watched");
+    let watch = home
+        .aim(&krypton_program().unwrap())
+        .args(["get", "clusters", "--watch"]);
+    let mut watching = Process::spawn("watching", &watch, &log).unwrap();
+    reads(&watching, "edge-2").await.unwrap();
+    kubectl_krypton(&home, &["pause", "cluster", "edge-2"])
+        .await
+        .unwrap();
+    reads(&watching, "-,paused").await.unwrap();
+    home.apply(&member("edge-3")).await.unwrap();
+    reads(&watching, "edge-3").await.unwrap();
+    watching.kill();
+    let shown = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(shown.matches("NAME").count(), 1, "{shown}");
+    assert_eq!(shown.matches("edge-2").count(), 2, "{shown}");
+
+    // As kubectl itself asks for it.
+    for name in ["kubectl-krypton", "kubectl_complete-krypton"] {
+        symlink(krypton_program().unwrap(), folder.path().join(name)).unwrap();
+    }
+    let completed = async |words: &[&str]| {
+        let kubectl = home.command("kubectl").args(["__complete", "krypton"]);
+        let kubectl = with_path(kubectl, folder.path());
+        kubectl
+            .args(words.iter().copied())
+            .output(DEADLINE)
+            .await
+            .unwrap()
+    };
+    let kinds = completed(&["get", "cl"]).await;
+    assert!(kinds.starts_with("clusters"), "{kinds}");
+    let names = completed(&["pause", "cluster", ""]).await;
+    assert_eq!(
+        names.lines().take(2).collect::<Vec<_>>(),
+        ["edge-2", "edge-3"],
+        "{names}"
+    );
+
+    home.stop_apiserver().await.unwrap();
+    ends(
+        &["get", "clusters"],
+        ExitCode::NoAnswer,
+        "cannot be reached",
+    )
+    .await;
+}
+
+/// The folder before all others in which programs are looked for.
+fn with_path(invocation: Invocation, folder: &std::path::Path) -> Invocation {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::iter::once(folder.to_owned()).chain(std::env::split_paths(&path));
+    invocation.env("PATH", std::env::join_paths(folders).unwrap())
+}
