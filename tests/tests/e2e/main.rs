@@ -33,6 +33,7 @@ mod input;
 mod install;
 mod joining;
 mod krypton_deployment;
+mod lead;
 mod leaks;
 mod leaving;
 mod leftovers;
