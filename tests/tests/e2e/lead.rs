@@ -12,9 +12,10 @@ use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::{desired::EPOCH_NAME, join_info, lead::HUB_LEASE};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Parts,
+    eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
-    in_both_modes,
+    gate, in_both_modes,
     port::Port,
 };
 use kube::{
@@ -32,6 +33,7 @@ in_both_modes!(
     killed_the_lead_is_followed_and_agents_and_status_are_back,
     a_lead_that_wakes_up_writes_nothing,
     a_home_that_is_away_for_a_while_changes_no_lead,
+    a_lead_that_stops_hands_over_while_helm_is_waited_for,
 );
 
 /// Hubs of one home, under the names that they have as pods, and the addresses of all for their agents.
@@ -42,18 +44,27 @@ struct Stage {
     edge: Cluster,
     desk: Desk,
     repository: ChartRepository,
+    chart: &'static str,
     values: ValuesFile,
 }
 
 impl Stage {
     async fn set(name: &str, hubs: &[&str]) -> Self {
-        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
-            .await
-            .unwrap();
+        let chart = ChartSource::small("1.0.0");
+        Self::with_chart(name, hubs, ("small", chart), Parts::WithControllers).await
+    }
+
+    async fn with_chart(
+        name: &str,
+        hubs: &[&str],
+        (chart, source): (&'static str, ChartSource),
+        parts: Parts,
+    ) -> Self {
+        let repository = ChartRepository::start(&[source]).await.unwrap();
         let names = ["home", "edge"].map(|side| format!("{name}-{side}"));
         let (home, edge) = tokio::try_join!(
             Cluster::start_audited(&names[0], Parts::ControlPlane),
-            Cluster::start(&names[1], Parts::WithControllers),
+            Cluster::start(&names[1], parts),
         )
         .unwrap();
         let port = |name: &&str| ((*name).to_owned(), Arc::new(Port::reserve().unwrap()));
@@ -64,6 +75,7 @@ impl Stage {
             home,
             edge,
             repository,
+            chart,
             values: ValuesFile::new("replicaCount: 0").unwrap(),
         };
         for name in hubs {
@@ -78,7 +90,7 @@ impl Stage {
             .map(|port| port.address().to_string())
             .collect();
         let options = HubOptions::new(self.home.kubeconfig())
-            .args(chart_flags(&self.repository, "small", "1.0.0"))
+            .args(chart_flags(&self.repository, self.chart, "1.0.0"))
             .args([values_flag(&self.values)])
             .args(["--self-cluster=false".to_owned()])
             .args([format!("--advertise={}", addresses.join(","))])
@@ -120,6 +132,20 @@ impl Stage {
         let maps: Api<ConfigMap> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
         let data = maps.get(EPOCH_NAME).await.unwrap().data.unwrap_or_default();
         data.get("epoch").unwrap().parse().unwrap()
+    }
+
+    /// Waits until the agent, if there is one, has a session with this hub.
+    async fn session(&self, mode: Mode, hub: &str) {
+        if mode != Mode::Agent {
+            return;
+        }
+        let what = format!("the agent's session with {hub}");
+        eventually(&what, PATIENCE, async || {
+            let log = self.hubs[hub].log()?;
+            Ok(log.contains("session begins").then_some(()))
+        })
+        .await
+        .unwrap();
     }
 
     /// A Tenant on the edge, from its making until home shows the member with it.
@@ -252,18 +278,7 @@ async fn killed_the_lead_is_followed_and_agents_and_status_are_back(mode: Mode) 
     .unwrap();
     let led = killed.elapsed();
     assert_eq!(stage.epoch().await, epoch + 1);
-    if mode == Mode::Agent {
-        eventually(
-            "the agent's session with the next lead",
-            PATIENCE,
-            async || {
-                let log = stage.hubs[&next].log()?;
-                Ok(log.contains("session begins").then_some(()))
-            },
-        )
-        .await
-        .unwrap();
-    }
+    stage.session(mode, &next).await;
     let back = killed.elapsed();
     stage.tenant("second").await;
     let served = killed.elapsed();
@@ -282,7 +297,9 @@ async fn killed_the_lead_is_followed_and_agents_and_status_are_back(mode: Mode) 
     assert_eq!(now, releases, "nothing was installed anew");
     for name in ["first", "second"] {
         let told = Desk::at(&stage.edge).events("default", name).await.unwrap();
-        assert!(told.values().all(|count| *count == 1), "{name}: {told:?}");
+        for done in ["WorkspaceCreated", "HelmInstallStart", "HelmInstalled"] {
+            assert_eq!(told.get(done), Some(&1), "{name}: {told:?}");
+        }
     }
     // One that is started in its place is a standby.
     stage.start(&leader).await;
@@ -353,4 +370,41 @@ async fn a_home_that_is_away_for_a_while_changes_no_lead(mode: Mode) {
     assert_eq!(stage.leader_but("").await.unwrap(), leader);
     assert_eq!(stage.epoch().await, epoch);
     assert_eq!(sessions(&stage), before, "no session was dropped");
+}
+
+async fn a_lead_that_stops_hands_over_while_helm_is_waited_for(mode: Mode) {
+    let gate = Gate::new().unwrap();
+    let chart = ("gate", gate.chart());
+    let mut stage = Stage::with_chart("handed", &["a", "b"], chart, Parts::ControlPlane).await;
+    let _member = stage.join(mode).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    let edge = Desk::at(&stage.edge);
+    edge.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&edge, "acme", None).await.unwrap();
+    let epoch = stage.epoch().await;
+    let leader = stage.leader_but("").await.unwrap();
+    let mut former = stage.hubs.remove(&leader).unwrap();
+    let stopped = Instant::now();
+    let handing = async {
+        let next = stage.leader_but(&leader).await.unwrap();
+        let led = stopped.elapsed();
+        stage.session(mode, &next).await;
+        let back = stopped.elapsed();
+        gate::open(&edge, "acme", &hook).await.unwrap();
+        println!(
+            "{mode:?}: after SIGTERM the Lease is held by the next after {:.1} s, the session back after {:.1} s",
+            led.as_secs_f64(),
+            back.as_secs_f64(),
+        );
+    };
+    let (ended, ()) = tokio::join!(former.stop(), handing);
+    assert!(ended.unwrap().success());
+    edge.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let release = format!("tenant-acme-{EDGE}");
+    let revisions = edge.revisions("acme", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    stage.counted("acme").await;
+    assert_eq!(stage.epoch().await, epoch + 1);
+    let log = former.log().unwrap();
+    assert!(!log.contains("panicked"), "{log}");
 }
