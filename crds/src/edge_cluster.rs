@@ -237,6 +237,9 @@ pub struct EdgeClusterStatus {
     /// When the member was last heard of; written at most once a minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<Time>,
+    /// The epoch of the hub that has written this last, as far as it has changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hub_epoch: Option<u64>,
 }
 
 /// Who reconciles a member.

@@ -139,6 +139,9 @@ pub struct KryptonDeploymentStatus {
     /// anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub places: Option<Vec<Place>>,
+    /// The epoch of the hub that has written this last, as far as it has changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hub_epoch: Option<u64>,
 }
 
 /// A cluster that the release is ordered of.

@@ -128,6 +128,9 @@ pub struct TenantStatus {
     /// Where home has placed it. Kept by the hub: put there before anything is ordered, and not changed after.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<TenantPlace>,
+    /// The epoch of the hub that has written this last on home, as far as it has changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hub_epoch: Option<u64>,
 }
 
 /// The cluster that a Tenant of home is placed on.

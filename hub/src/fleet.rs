@@ -177,6 +177,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         if look && known.synced && now >= look_next && !ends {
             look = false;
             look_next = Boot(now.0 + LOOK_EVERY);
+            let marks = known.objects.values().filter_map(mark);
+            fleet.lead.sees(marks);
             let bound = known.bound();
             book.follow(&bound);
             let membership = members_now(&fleet, &bound, &book, now.since(begun) < PATIENCE);
@@ -344,7 +346,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let due = next_write.get(name).is_none_or(|at| *at <= now)
                     && !writing.contains(name)
                     && writes.len() < WRITERS;
-                if let Some(finalizers) = step.finalizers(object).filter(|_| leading) {
+                let may_write = leading && fleet.lead.mark(mark(object)).is_some();
+                if let Some(finalizers) = step.finalizers(object).filter(|_| may_write) {
                     look |= !due;
                     if due {
                         writing.insert(name.clone());
@@ -461,7 +464,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let counts = fleet.reports.counts(&name, skip);
             let summarised = fleet.reports.listing(&name, skip);
             let generation = object.metadata.generation.unwrap_or_default();
-            let status = facts::status(
+            let Some(epoch) = fleet.lead.mark(mark(object)) else {
+                // It is of a later lead: looked at again under a later epoch.
+                dirty.insert(name.clone());
+                next_write.insert(name, Boot(now.0 + AFTER_FAILURE));
+                look = true;
+                continue;
+            };
+            let mut status = facts::status(
                 &name,
                 object.status.as_ref(),
                 &facts,
@@ -482,6 +492,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             if object.status.as_ref() == Some(&status) {
                 continue;
             }
+            status.hub_epoch = Some(epoch);
             next_write.insert(name.clone(), Boot(now.0 + PACE));
             writing.insert(name.clone());
             let version = object.metadata.resource_version.clone();
@@ -734,6 +745,11 @@ fn standing(
             }
         }),
     }
+}
+
+/// The epoch of the hub that has written it last.
+fn mark(object: &EdgeCluster) -> Option<u64> {
+    object.status.as_ref()?.hub_epoch
 }
 
 fn conditions(object: &EdgeCluster) -> &[Condition] {

@@ -278,9 +278,13 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             values_tx.clone(),
         ));
     }
-    let (ahead, ahead_rx) = watch::channel(0);
+    let ahead = watch::Sender::new(0);
     let members = Arc::new(Members::default());
-    let voices = Arc::new(Voices::new(Arc::clone(&reports), Arc::clone(&facts), ahead));
+    let voices = Arc::new(Voices::new(
+        Arc::clone(&reports),
+        Arc::clone(&facts),
+        ahead.clone(),
+    ));
     let holder = holder(settings.reporting_instance.as_deref());
     // Several hubs may run; one of them writes on home and serves agents.
     let election = Election {
@@ -288,7 +292,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         namespace: settings.namespace.clone(),
         holder: holder.clone(),
         times: Times::of_lead(lead::DURATION),
-        ahead: ahead_rx,
+        ahead,
         readiness: readiness.clone(),
     };
     let (standing, leading) = election.stand({

@@ -4,6 +4,7 @@
 //! Nothing is written unless [`Lead::writes`] says so at that very moment, by the clock that runs on while a
 //! process is frozen: one that wakes up after another has taken over has nothing to write by.
 
+mod fencing;
 mod office;
 
 use std::pin::Pin;
@@ -21,6 +22,7 @@ use tokio_util::task::task_tracker::TrackedFuture;
 use tonic::Status;
 
 use crate::desired;
+use fencing::{Verdict, verdict};
 use office::{Office, Sight};
 pub use office::{Stand, Tenure};
 
@@ -45,6 +47,7 @@ pub struct Lead {
     hold: watch::Receiver<Hold>,
     times: Times,
     in_flight: TaskTracker,
+    ahead: watch::Sender<u64>,
 }
 
 impl Lead {
@@ -69,6 +72,7 @@ impl Lead {
             hold: watch::channel(hold).1,
             times,
             in_flight: TaskTracker::new(),
+            ahead: watch::Sender::new(0),
         };
         (stand, lead)
     }
@@ -142,6 +146,38 @@ impl Lead {
         self.stand.borrow().tenure().cloned()
     }
 
+    /// The mark of whoever writes an object of home whose mark is `recorded` now: our epoch. `None` where it may
+    /// not be written by us: we do not lead, or a later lead has been there, above which an epoch is taken then.
+    pub fn mark(&self, recorded: Option<u64>) -> Option<u64> {
+        let ours = self.stand.borrow().tenure()?.epoch;
+        match verdict(ours, recorded) {
+            Verdict::Write => Some(ours),
+            Verdict::Overtaken(epoch) => {
+                self.is_ahead(epoch);
+                None
+            }
+        }
+    }
+
+    /// These are the marks of objects of home. A hub that comes to lead takes an epoch above them, whatever
+    /// else is on record.
+    pub fn sees(&self, recorded: impl Iterator<Item = u64>) {
+        let ours = self.stand.borrow().tenure().map_or(0, |it| it.epoch);
+        let greatest =
+            recorded.filter(|it| matches!(verdict(ours, Some(*it)), Verdict::Overtaken(_)));
+        if let Some(epoch) = greatest.max() {
+            self.is_ahead(epoch);
+        }
+    }
+
+    fn is_ahead(&self, epoch: u64) {
+        self.ahead.send_if_modified(|known| {
+            let later = epoch > *known;
+            *known = (*known).max(epoch);
+            later
+        });
+    }
+
     /// A write on home: the Lease is given up after it has ended.
     pub fn tracked<F: Future>(&self, write: F) -> TrackedFuture<F> {
         self.in_flight.track_future(write)
@@ -158,7 +194,7 @@ pub struct Election {
     pub holder: String,
     pub times: Times,
     /// The greatest epoch that a member or an object of home has from elsewhere.
-    pub ahead: watch::Receiver<u64>,
+    pub ahead: watch::Sender<u64>,
     pub readiness: Readiness,
 }
 
@@ -195,6 +231,7 @@ impl Election {
             hold: hold.clone(),
             times: self.times,
             in_flight: TaskTracker::new(),
+            ahead: self.ahead.clone(),
         };
         let name = LeaseName {
             namespace: self.namespace.clone(),
@@ -222,12 +259,13 @@ impl Election {
     }
 
     async fn run(
-        mut self,
+        self,
         stand: watch::Sender<Stand>,
         mut holds: watch::Receiver<Hold>,
         won: impl Fn(&Tenure, bool),
         leaving: CancellationToken,
     ) {
+        let mut ahead = self.ahead.subscribe();
         let mut office = Office::new(self.times);
         let mut taking: Option<Taking> = None;
         let mut taken = None;
@@ -238,7 +276,7 @@ impl Election {
             let before = office.stand.clone();
             let next = office.next(&Sight {
                 hold: &hold,
-                ahead: *self.ahead.borrow_and_update(),
+                ahead: *ahead.borrow_and_update(),
                 taken: taken.take(),
                 leaving: leaving.is_cancelled(),
                 now,
@@ -246,7 +284,7 @@ impl Election {
             });
             if next.take_epoch {
                 let (client, namespace) = (self.client.clone(), self.namespace.clone());
-                let at_least = *self.ahead.borrow();
+                let at_least = *ahead.borrow();
                 taking = Some(Box::pin(async move {
                     desired::next_epoch(&client, &namespace, at_least).await
                 }));
@@ -271,7 +309,7 @@ impl Election {
             tokio::select! {
                 () = leaving.cancelled() => {}
                 changed = holds.changed() => if changed.is_err() { return },
-                Ok(()) = self.ahead.changed() => {}
+                Ok(()) = ahead.changed() => {}
                 epoch = ended(&mut taking) => {
                     if let Err(error) = &epoch {
                         tracing::warn!(error = %chain(error), "taking a new epoch failed; it is tried again");

@@ -3,7 +3,7 @@
 //!
 //! Modules depend one way: `hub` → `fleet`, `gateway`, `aggregate` → `proxy`, `fleet_service` → `session`
 //! → `members`, `voices` → `identity`, `facts` → `discovery`, `home`, `settings`; `gateway` → `listener`,
-//! `enrolment`, `rotation` → `authority`, `join_token`; `listener`, `members` → `bucket`; `facts` → `expiry` →
+//! `enrolment`, `rotation` → `authority`, `join_token`; `listener`, `members` → `bucket`; all that write on home or serve agents → `lead`; `facts` → `expiry` →
 //! `authority`.
 
 pub mod aggregate;

@@ -269,7 +269,7 @@ impl Collector for FleetView {
             ),
             (
                 "epoch",
-                "Epoch in which this hub gives desired states; 0 until home has answered.",
+                "Epoch in which this hub has last given desired states; 0 before it has led.",
                 i64::try_from(epoch).unwrap_or(i64::MAX),
             ),
             (

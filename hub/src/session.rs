@@ -309,7 +309,9 @@ impl Live<'_> {
         let resume = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(resume);
         loop {
-            desired_due &= slot.borrow().is_some();
+            // What a standby holds ready is of no epoch, and for nobody.
+            let given = |slot: &Slot| slot.desired.version.epoch > 0;
+            desired_due &= slot.borrow().as_ref().is_some_and(given);
             tokio::select! {
                 biased;
                 () = self.cut.cancelled() => {

@@ -9,6 +9,8 @@
 
 #[path = "wire/golden.rs"]
 mod golden;
+#[path = "wire/lead.rs"]
+mod lead;
 #[path = "wire/rotation.rs"]
 mod rotation;
 

@@ -176,7 +176,7 @@ pub async fn run(
                 patient: patient_until.is_some(),
             };
             while writes.len() < WRITERS
-                && let Some((key, tenant, change)) = desk.next(&reports, &rules, now)
+                && let Some((key, tenant, change)) = desk.next(&reports, &rules, &lead, now)
             {
                 writes.spawn(lead.tracked(write(client.clone(), key, tenant, change)));
             }
@@ -257,6 +257,7 @@ impl Desk {
         &mut self,
         reports: &Reports,
         rules: &Rules,
+        lead: &Lead,
         now: Now,
     ) -> Option<(TenantKey, Arc<Tenant>, Change)> {
         while self.later.first().is_some_and(|(at, _)| *at <= now.boot) {
@@ -273,6 +274,11 @@ impl Desk {
             }
             let tenant = Arc::clone(&slot.tenant);
             let recorded = tenant.status.as_ref();
+            let Some(epoch) = lead.mark(recorded.and_then(|status| status.hub_epoch)) else {
+                // It is of a later lead: looked at again under a later epoch.
+                self.later.insert((Boot(now.boot.0 + PACE), key));
+                continue;
+            };
             let conditions = recorded.map(|status| status.conditions.as_slice());
             let recorded_with =
                 krypton_common::conditions::clusters(conditions.unwrap_or_default());
@@ -297,7 +303,10 @@ impl Desk {
                     slot.next = Boot(now.boot.0 + LOOK_EVERY);
                     continue;
                 }
-                Step::Nothing => Change::Status(Box::new(decision.status)),
+                Step::Nothing => {
+                    decision.status.hub_epoch = Some(epoch);
+                    Change::Status(Box::new(decision.status))
+                }
             };
             slot.next = Boot(now.boot.0 + PACE);
             slot.writing = true;

@@ -632,6 +632,7 @@ impl View<'_> {
             observed_generation: Some(generation),
             conditions,
             places: None,
+            hub_epoch: before.and_then(|status| status.hub_epoch),
         };
         (status, told)
     }

@@ -157,9 +157,17 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
                 else {
                     continue;
                 };
-                let Some(step) = Step::of(decision, &slot.object) else {
+                let Some(mut step) = Step::of(decision, &slot.object) else {
                     continue;
                 };
+                let status = slot.object.status.as_ref();
+                let Some(epoch) = lead.mark(status.and_then(|status| status.hub_epoch)) else {
+                    // It is of a later lead: looked at again under a later epoch, which is told of.
+                    continue;
+                };
+                if let Step::Write(Write::Status(status), _) = &mut step {
+                    status.hub_epoch = Some(epoch);
+                }
                 if slot.next > now || !free {
                     let due = if free { slot.next } else { look_next };
                     wake = Some(wake.map_or(due, |wake: Boot| wake.min(due)));

@@ -212,7 +212,7 @@ pub struct Flags {
     /// Format of the log: text or json.
     #[arg(long, value_name = "FORMAT", help_heading = "Process")]
     pub log_format: Option<String>,
-    /// No effect: the hub runs as one replica. Accepted because the original's manifest passes it.
+    /// No effect: of several hubs one leads in any case. Accepted because the original's manifest passes it.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Process")]
     pub leader_elect: Option<String>,
     /// No effect: members are watched, or listed anew every 8 s at most. Accepted as the Knative operator's.

@@ -34,6 +34,7 @@ mod install;
 mod joining;
 mod krypton_deployment;
 mod kubectl;
+mod lead;
 mod leaks;
 mod leaving;
 mod leftovers;

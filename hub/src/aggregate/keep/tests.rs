@@ -56,7 +56,7 @@ fn says(reports: &Reports, why: &str) {
 /// What is told to the desk as the loop does it.
 fn next(desk: &mut Desk, reports: &Reports, millis: u64) -> Option<TenantStatus> {
     desk.touch(reports.take_dirty().keys);
-    match desk.next(reports, &rules(), at(millis))? {
+    match desk.next(reports, &rules(), &Lead::alone(), at(millis))? {
         (_, _, Change::Status(status)) => Some(*status),
         other => panic!("{other:?}"),
     }
@@ -152,7 +152,9 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
             ..Desk::default()
         };
         desk.put(key(), named("1", None), &reports);
-        let Some((_, _, Change::Status(mut status))) = desk.next(&reports, &rules(), at(0)) else {
+        let Some((_, _, Change::Status(mut status))) =
+            desk.next(&reports, &rules(), &Lead::alone(), at(0))
+        else {
             panic!("it is not put on record");
         };
         assert_eq!(status.place.as_ref().unwrap().cluster_uid, "cluster-1");
@@ -166,8 +168,13 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
         desk.take_written(answer, &reports);
         assert_eq!(desk.no_records.is_some(), !keeps);
         let due = if keeps { 1 } else { 1000 };
-        assert!(keeps || desk.next(&reports, &rules(), at(1)).is_none());
-        let change = desk.next(&reports, &rules(), at(due));
+        assert!(
+            keeps
+                || desk
+                    .next(&reports, &rules(), &Lead::alone(), at(1))
+                    .is_none()
+        );
+        let change = desk.next(&reports, &rules(), &Lead::alone(), at(due));
         assert!(
             matches!(&change, Some((_, _, Change::Begin(on))) if on == MEMBER),
             "{change:?}"

@@ -1,0 +1,102 @@
+//! A port whose hub does not lead, or leads no more.
+
+use krypton_agent::fence::Term;
+use krypton_hub::lead::{Lead, Stand, Tenure};
+
+use super::*;
+
+fn tenure(epoch: u64) -> Tenure {
+    Tenure {
+        epoch,
+        term: Term::default(),
+        since: Boot::now(),
+        won: clock::wall(),
+        former: None,
+    }
+}
+
+fn standby() -> Stand {
+    Stand::Standby {
+        leader: Some("hub/b/1".to_owned()),
+    }
+}
+
+fn home_of(stand: Stand) -> (watch::Sender<Stand>, Home) {
+    let (stand, lead) = Lead::by_hand(stand);
+    let home = Home {
+        lead,
+        ..Home::new()
+    };
+    (stand, home.with_members(&names(1)))
+}
+
+/// What it is told, and in how long it is to come back.
+async fn drained(stream: &mut Stream) -> (String, u32) {
+    loop {
+        if let Say::Drain(drain) = stream.hear().await.unwrap() {
+            return (drain.reason, drain.reconnect_after_millis);
+        }
+    }
+}
+
+fn first() -> Said {
+    Said::Hello(hello(1, env!("CARGO_PKG_VERSION")))
+}
+
+#[tokio::test]
+async fn a_standby_refuses_all_that_agents_ask_and_says_who_leads() {
+    let (stand, home) = home_of(standby());
+    let port = home.listen(None).await;
+    let dialer = home.dialer(port.address, "edge-0");
+    let refused = |status: Status| {
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert!(status.message().contains("hub/b/1 leads"), "{status}");
+    };
+    refused(Stream::open(&dialer, first()).await.err().unwrap());
+    let connection = dialer.connect().await.unwrap();
+    let renewal = connection.fleet().renew(RenewRequest::default()).await;
+    refused(renewal.err().unwrap());
+    let chart = connection
+        .fleet()
+        .fetch_chart(FetchChartRequest::default())
+        .await;
+    refused(chart.err().unwrap());
+
+    stand.send_replace(Stand::Leads(tenure(2)));
+    let mut stream = Stream::open(&dialer, first()).await.unwrap();
+    assert!(matches!(stream.hear().await.unwrap(), Say::Welcome(_)));
+}
+
+#[tokio::test]
+async fn a_session_ends_when_the_lead_is_lost_and_not_while_it_is_in_doubt() {
+    let (stand, home) = home_of(Stand::Leads(tenure(1)));
+    let port = home.listen(None).await;
+    let dialer = home.dialer(port.address, "edge-0");
+    let mut stream = Stream::open(&dialer, first()).await.unwrap();
+    stand.send_replace(Stand::Doubt(tenure(1)));
+    // One that begins now is served as well, and so is what is said in the one that is there.
+    let mut other = Hello {
+        replica: "other".to_owned(),
+        ..hello(1, env!("CARGO_PKG_VERSION"))
+    };
+    other.cluster_uid = "cluster".to_owned();
+    let mut second = Stream::open(&dialer, Said::Hello(other)).await.unwrap();
+    assert!(matches!(second.hear().await.unwrap(), Say::Welcome(_)));
+    stand.send_replace(Stand::Leads(tenure(1)));
+
+    stand.send_replace(standby());
+    for stream in [&mut stream, &mut second] {
+        let expected = ("this hub does not lead any more".to_owned(), 1_000);
+        assert_eq!(drained(stream).await, expected);
+    }
+    stand.send_replace(Stand::Leads(tenure(3)));
+    let mut again = Stream::open(&dialer, first()).await.unwrap();
+    assert!(matches!(again.hear().await.unwrap(), Say::Welcome(_)));
+    // A stop is told by whoever stops, once another can lead.
+    stand.send_replace(Stand::Leaving);
+    let late = Stream::open(&dialer, first()).await.err().unwrap();
+    assert_eq!(late.code(), Code::Unavailable);
+    drop(port.stop);
+    let expected = ("the hub stops".to_owned(), 2_000);
+    assert_eq!(drained(&mut again).await, expected);
+}

@@ -1,0 +1,410 @@
+//! Several hubs: one leads, the others are ready to, and nothing is written twice.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use anyhow::{Result, bail};
+use futures::StreamExt;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_hub::{desired::EPOCH_NAME, join_info, lead::HUB_LEASE};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Parts,
+    eventually,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+    gate, in_both_modes,
+    port::Port,
+};
+use kube::{
+    Api, ResourceExt,
+    runtime::{WatchStreamExt, watcher},
+};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+const EDGE: &str = "edge-1";
+
+in_both_modes!(
+    killed_the_lead_is_followed_and_agents_and_status_are_back,
+    a_lead_that_wakes_up_writes_nothing,
+    a_home_that_is_away_for_a_while_changes_no_lead,
+    a_lead_that_stops_hands_over_while_helm_is_waited_for,
+);
+
+/// Hubs of one home, under the names that they have as pods, and the addresses of all for their agents.
+struct Stage {
+    hubs: BTreeMap<String, Hub>,
+    ports: BTreeMap<String, Arc<Port>>,
+    home: Cluster,
+    edge: Cluster,
+    desk: Desk,
+    repository: ChartRepository,
+    chart: &'static str,
+    values: ValuesFile,
+}
+
+impl Stage {
+    async fn set(name: &str, hubs: &[&str]) -> Self {
+        let chart = ChartSource::small("1.0.0");
+        Self::with_chart(name, hubs, ("small", chart), Parts::WithControllers).await
+    }
+
+    async fn with_chart(
+        name: &str,
+        hubs: &[&str],
+        (chart, source): (&'static str, ChartSource),
+        parts: Parts,
+    ) -> Self {
+        let repository = ChartRepository::start(&[source]).await.unwrap();
+        let names = ["home", "edge"].map(|side| format!("{name}-{side}"));
+        let (home, edge) = tokio::try_join!(
+            Cluster::start_audited(&names[0], Parts::ControlPlane),
+            Cluster::start(&names[1], parts),
+        )
+        .unwrap();
+        let port = |name: &&str| ((*name).to_owned(), Arc::new(Port::reserve().unwrap()));
+        let mut stage = Self {
+            hubs: BTreeMap::new(),
+            ports: hubs.iter().map(port).collect(),
+            desk: Desk::at(&home),
+            home,
+            edge,
+            repository,
+            chart,
+            values: ValuesFile::new("replicaCount: 0").unwrap(),
+        };
+        for name in hubs {
+            stage.start(name).await;
+        }
+        stage
+    }
+
+    /// Starts one, or another in its place. Agents are told of all.
+    async fn start(&mut self, name: &str) {
+        let addresses: Vec<String> = (self.ports.values())
+            .map(|port| port.address().to_string())
+            .collect();
+        let options = HubOptions::new(self.home.kubeconfig())
+            .args(chart_flags(&self.repository, self.chart, "1.0.0"))
+            .args([values_flag(&self.values)])
+            .args(["--self-cluster=false".to_owned()])
+            .args([format!("--advertise={}", addresses.join(","))])
+            .env("POD_NAME", name)
+            .at(&self.ports[name]);
+        let mut hub = Hub::start(&options).unwrap();
+        hub.ready(PATIENCE).await.unwrap();
+        self.hubs.insert(name.to_owned(), hub);
+    }
+
+    fn hub(&mut self, name: &str) -> &mut Hub {
+        self.hubs.get_mut(name).unwrap()
+    }
+
+    async fn join(&mut self, mode: Mode) -> Membership {
+        let leader = self.leader_but("").await.unwrap();
+        let Self {
+            hubs, home, edge, ..
+        } = self;
+        let hub = hubs.get_mut(&leader).unwrap();
+        Membership::join(mode, hub, home, edge, EDGE).await.unwrap()
+    }
+
+    /// Waits until a hub leads that is not this one, and returns its name.
+    async fn leader_but(&self, former: &str) -> Result<String> {
+        let leases: Api<Lease> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
+        eventually("another hub to lead", PATIENCE, async || {
+            let spec = leases.get(HUB_LEASE).await?.spec.unwrap_or_default();
+            let holder = spec.holder_identity.unwrap_or_default();
+            match holder.split('/').nth(1) {
+                Some(name) if name != former => Ok(Some(name.to_owned())),
+                _ => bail!("it is {holder:?}"),
+            }
+        })
+        .await
+    }
+
+    async fn epoch(&self) -> u64 {
+        let maps: Api<ConfigMap> = Api::namespaced(self.desk.client.clone(), HUB_NAMESPACE);
+        let data = maps.get(EPOCH_NAME).await.unwrap().data.unwrap_or_default();
+        data.get("epoch").unwrap().parse().unwrap()
+    }
+
+    /// Waits until the agent, if there is one, has a session with this hub.
+    async fn session(&self, mode: Mode, hub: &str) {
+        if mode != Mode::Agent {
+            return;
+        }
+        let what = format!("the agent's session with {hub}");
+        eventually(&what, PATIENCE, async || {
+            let log = self.hubs[hub].log()?;
+            Ok(log.contains("session begins").then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// A Tenant on the edge, from its making until home shows the member with it.
+    async fn tenant(&self, name: &str) {
+        let edge = Desk::at(&self.edge);
+        edge.create("default", name, json!({})).await.unwrap();
+        edge.shows("default", name, &[ALL_READY]).await.unwrap();
+        self.counted(name).await;
+    }
+
+    /// Waits until home's EdgeCluster counts as many Tenants as the edge has.
+    async fn counted(&self, what: &str) {
+        let there = Desk::at(&self.edge).tenants("default");
+        let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
+        eventually(
+            &format!("home to count the Tenants, after {what}"),
+            PATIENCE,
+            async || {
+                let there = there.list(&Default::default()).await?.items.len();
+                let status = members.get(EDGE).await?.status.unwrap_or_default();
+                let ready = status.tenants.map(|tenants| tenants.ready);
+                match ready {
+                    Some(ready) if usize::try_from(ready)? == there => Ok(Some(())),
+                    ready => bail!("{ready:?} of {there}"),
+                }
+            },
+        )
+        .await
+        .unwrap();
+    }
+}
+
+/// What the member's EdgeCluster has said of its connection, all the time.
+struct Watched {
+    said: Arc<Mutex<Vec<(String, Instant)>>>,
+    _watching: JoinHandle<()>,
+}
+
+impl Watched {
+    fn begin(desk: &Desk) -> Self {
+        let members: Api<EdgeCluster> = Api::all(desk.client.clone());
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&said);
+        let watching = tokio::spawn(async move {
+            let events = watcher(members, watcher::Config::default())
+                .default_backoff()
+                .applied_objects();
+            let mut events = std::pin::pin!(events);
+            while let Some(event) = events.next().await {
+                let Ok(member) = event else { continue };
+                let conditions = member.status.unwrap_or_default().conditions;
+                let connected = condition(&conditions, "Connected");
+                let reason = connected.map(|it| it.reason.clone()).unwrap_or_default();
+                told.lock().unwrap().push((reason, Instant::now()));
+            }
+        });
+        Self {
+            said,
+            _watching: watching,
+        }
+    }
+
+    fn said(&self) -> Vec<String> {
+        let said = self.said.lock().unwrap();
+        said.iter().map(|(reason, _)| reason.clone()).collect()
+    }
+}
+
+#[tokio::test]
+async fn of_three_hubs_one_leads_and_all_are_ready() {
+    let stage = Stage::set("three", &["a", "b", "c"]).await;
+    let leader = stage.leader_but("").await.unwrap();
+    assert_eq!(leader, "a");
+    let agent = format!("krypton-hub/{}", env!("CARGO_PKG_VERSION"));
+    stage
+        .desk
+        .add_member(EDGE, &stage.edge.kubeconfig_with_token())
+        .await
+        .unwrap();
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    stage.tenant("acme").await;
+    assert_eq!(stage.epoch().await, 1, "an epoch is the lead's alone");
+    for name in ["b", "c"] {
+        let said = stage.hubs[name].log().unwrap();
+        assert!(said.contains("this hub is a standby"), "{said}");
+        assert!(!said.contains("running helm"), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+    // What was written was written once: by one hub, in one version after the other.
+    let requests = stage.home.audited().await.unwrap();
+    let made = requests.iter().filter(|request| {
+        request.user_agent.starts_with(&agent)
+            && request.verb == "create"
+            && request.answer.code < 300
+            && request.object.resource == "configmaps"
+    });
+    let mut made: Vec<&str> = made.map(|request| request.object.name.as_str()).collect();
+    made.sort_unstable();
+    made.dedup();
+    assert!(made.contains(&join_info::NAME), "{made:?}");
+    let refused: Vec<String> = requests
+        .iter()
+        .filter(|request| request.user_agent.starts_with(&agent) && request.answer.code == 409)
+        .filter(|request| request.object.resource != "customresourcedefinitions")
+        .map(ToString::to_string)
+        .collect();
+    let lease = |line: &&String| line.contains("/leases");
+    let others: Vec<&String> = refused.iter().filter(|line| !lease(line)).collect();
+    assert!(others.is_empty(), "two wrote the same: {others:?}");
+}
+
+async fn killed_the_lead_is_followed_and_agents_and_status_are_back(mode: Mode) {
+    let mut stage = Stage::set("followed", &["a", "b"]).await;
+    let _member = stage.join(mode).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    stage.tenant("first").await;
+    let releases = Desk::at(&stage.edge).releases().await.unwrap();
+    let epoch = stage.epoch().await;
+    let watched = Watched::begin(&stage.desk);
+
+    let leader = stage.leader_but("").await.unwrap();
+    stage.hub(&leader).kill9().await.unwrap();
+    let killed = Instant::now();
+    let next = stage.leader_but(&leader).await.unwrap();
+    let held = killed.elapsed();
+    eventually("a new epoch", PATIENCE, async || {
+        Ok((stage.epoch().await > epoch).then_some(()))
+    })
+    .await
+    .unwrap();
+    let led = killed.elapsed();
+    assert_eq!(stage.epoch().await, epoch + 1);
+    stage.session(mode, &next).await;
+    let back = killed.elapsed();
+    stage.tenant("second").await;
+    let served = killed.elapsed();
+    println!(
+        "{mode:?}: after kill -9 the Lease is held by the next after {:.1} s, its epoch taken after {:.1} s, the session back after {:.1} s, a Tenant made then counted after {:.1} s",
+        held.as_secs_f64(),
+        led.as_secs_f64(),
+        back.as_secs_f64(),
+        served.as_secs_f64(),
+    );
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    let said = watched.said();
+    assert!(said.iter().all(|reason| reason == "Connected"), "{said:?}");
+    let mut now = Desk::at(&stage.edge).releases().await.unwrap();
+    now.retain(|name, _| !name.contains("second"));
+    assert_eq!(now, releases, "nothing was installed anew");
+    for name in ["first", "second"] {
+        let told = Desk::at(&stage.edge).events("default", name).await.unwrap();
+        for done in ["WorkspaceCreated", "HelmInstallStart", "HelmInstalled"] {
+            assert_eq!(told.get(done), Some(&1), "{name}: {told:?}");
+        }
+    }
+    // One that is started in its place is a standby.
+    stage.start(&leader).await;
+    assert_eq!(stage.leader_but(&leader).await.unwrap(), next);
+    assert_eq!(stage.epoch().await, epoch + 1);
+}
+
+async fn a_lead_that_wakes_up_writes_nothing(mode: Mode) {
+    let mut stage = Stage::set("woken", &["a", "b"]).await;
+    let _member = stage.join(mode).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    stage.tenant("first").await;
+    let epoch = stage.epoch().await;
+    let leader = stage.leader_but("").await.unwrap();
+    stage.hub(&leader).freeze().unwrap();
+    let next = stage.leader_but(&leader).await.unwrap();
+    // By the next lead, over all that it does.
+    stage.tenant("second").await;
+    assert_eq!(stage.epoch().await, epoch + 1);
+
+    stage.hub(&leader).thaw().unwrap();
+    eventually(
+        "the former lead to see that it is none",
+        PATIENCE,
+        async || {
+            let log = stage.hubs[&leader].log()?;
+            let after = log.rsplit("this hub leads").next().unwrap_or_default();
+            Ok(after.contains("this hub is a standby").then_some(()))
+        },
+    )
+    .await
+    .unwrap();
+    stage.tenant("third").await;
+    assert_eq!(stage.leader_but(&leader).await.unwrap(), next);
+    assert_eq!(stage.epoch().await, epoch + 1);
+    // Every object of home is of the next lead's writing by now, and none was written over.
+    let members: Api<EdgeCluster> = Api::all(stage.desk.client.clone());
+    let member = members.get(EDGE).await.unwrap();
+    let status = member.status.clone().unwrap();
+    assert_eq!(status.hub_epoch, Some(epoch + 1), "{}", member.name_any());
+    let log = stage.hubs[&leader].log().unwrap();
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+async fn a_home_that_is_away_for_a_while_changes_no_lead(mode: Mode) {
+    let mut stage = Stage::set("away", &["a", "b"]).await;
+    let _member = stage.join(mode).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    stage.tenant("first").await;
+    let leader = stage.leader_but("").await.unwrap();
+    let epoch = stage.epoch().await;
+    let sessions = |stage: &Stage| {
+        let log = stage.hubs[&leader].log().unwrap();
+        log.matches("session begins").count()
+    };
+    let before = sessions(&stage);
+    stage.home.stop_apiserver().await.unwrap();
+    eventually("the lead to be in doubt", PATIENCE, async || {
+        let log = stage.hubs[&leader].log()?;
+        Ok(log
+            .contains("the Lease was not renewed in time")
+            .then_some(()))
+    })
+    .await
+    .unwrap();
+    stage.home.start_apiserver().await.unwrap();
+    stage.tenant("second").await;
+    assert_eq!(stage.leader_but("").await.unwrap(), leader);
+    assert_eq!(stage.epoch().await, epoch);
+    assert_eq!(sessions(&stage), before, "no session was dropped");
+}
+
+async fn a_lead_that_stops_hands_over_while_helm_is_waited_for(mode: Mode) {
+    let gate = Gate::new().unwrap();
+    let chart = ("gate", gate.chart());
+    let mut stage = Stage::with_chart("handed", &["a", "b"], chart, Parts::ControlPlane).await;
+    let _member = stage.join(mode).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    let edge = Desk::at(&stage.edge);
+    edge.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&edge, "acme", None).await.unwrap();
+    let epoch = stage.epoch().await;
+    let leader = stage.leader_but("").await.unwrap();
+    let mut former = stage.hubs.remove(&leader).unwrap();
+    let stopped = Instant::now();
+    let handing = async {
+        let next = stage.leader_but(&leader).await.unwrap();
+        let led = stopped.elapsed();
+        stage.session(mode, &next).await;
+        let back = stopped.elapsed();
+        gate::open(&edge, "acme", &hook).await.unwrap();
+        println!(
+            "{mode:?}: after SIGTERM the Lease is held by the next after {:.1} s, the session back after {:.1} s",
+            led.as_secs_f64(),
+            back.as_secs_f64(),
+        );
+    };
+    let (ended, ()) = tokio::join!(former.stop(), handing);
+    assert!(ended.unwrap().success());
+    edge.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let release = format!("tenant-acme-{EDGE}");
+    let revisions = edge.revisions("acme", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    stage.counted("acme").await;
+    assert_eq!(stage.epoch().await, epoch + 1);
+    let log = former.log().unwrap();
+    assert!(!log.contains("panicked"), "{log}");
+}
