@@ -168,7 +168,7 @@ mod tests {
     fn wanted() -> DesiredState {
         let wanted = serde_json::json!({
             "version": {"epoch": 1, "generation": 3},
-            "chart": {"repo": "", "name": "small", "version": "1.0.0", "installCrds": false, "values": {}},
+            "chart": {"repo": "", "name": "small", "version": "1.0.0", "install_crds": false, "values": {}},
             "paused": false,
         });
         serde_json::from_value(wanted).unwrap()
@@ -195,8 +195,14 @@ mod tests {
             before.contains("\nkrypton_agent_session_connected 0\n"),
             "{before}"
         );
-        assert!(!before.contains("_expiry_timestamp_seconds"), "{before}");
-        assert!(!before.contains("krypton_agent_desired_state_"), "{before}");
+        assert!(
+            !before.contains("\nkrypton_agent_certificate_expiry_timestamp"),
+            "{before}"
+        );
+        assert!(
+            !before.contains("\nkrypton_agent_desired_state_"),
+            "{before}"
+        );
         expiry_tx.send_replace(Timestamp::from_second(7000).unwrap());
         desired_tx.send_replace(Some(Arc::new(wanted())));
         let after = scrape();

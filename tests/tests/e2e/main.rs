@@ -40,6 +40,7 @@ mod leaving;
 mod leftovers;
 mod member_sources;
 mod members;
+mod metrics;
 mod moving_over;
 mod one_writer;
 mod packaging;

@@ -190,6 +190,44 @@ async fn access_providers_without_their_programs_are_refused_by_name() {
     assert!(rendered.contains("clusterprofiles") && !rendered.contains("config.json"));
 }
 
+#[tokio::test]
+async fn an_alert_that_is_disabled_is_left_out_and_one_that_is_not_there_is_refused() {
+    let helm = Helm::new();
+    for chart in OwnChart::ALL {
+        let rendered = async |disabled: &str| {
+            let disabled = format!("--set=prometheusRule.disabled={{{disabled}}}");
+            let args = ["--set=prometheusRule.enabled=true", &disabled];
+            helm.template(chart, &args).await
+        };
+        let alerts = |yaml: &str| {
+            let rules = documents(yaml)
+                .into_iter()
+                .find(|object| text(object, "/kind") == "PrometheusRule")
+                .unwrap();
+            let rules = rules.pointer("/spec/groups/0/rules").unwrap().clone();
+            rules.as_array().unwrap().clone()
+        };
+        let all = alerts(&rendered("").await.unwrap());
+        let file = fs::read_to_string(chart.folder().join("files/alerts.yaml")).unwrap();
+        let file: Value = serde_saphyr::from_str(&file).unwrap();
+        assert_eq!(all.len(), file["rules"].as_array().unwrap().len());
+        for (rule, written) in all.iter().zip(file["rules"].as_array().unwrap()) {
+            let name = text(rule, "/alert");
+            let anchor = format!("docs/runbook.md#{}", name.to_lowercase());
+            assert_eq!(text(rule, "/annotations/runbook_url"), anchor);
+            // What Prometheus fills in is not helm's.
+            for of in ["/expr", "/annotations/description", "/labels/severity"] {
+                assert_eq!(text(rule, of), text(written, of), "{name}");
+            }
+            let left = alerts(&rendered(name).await.unwrap());
+            assert!(left.len() < all.len(), "{name}");
+            assert!(left.iter().all(|rule| text(rule, "/alert") != name));
+        }
+        let refused = rendered("KryptonHubUp").await.unwrap_err();
+        assert!(format!("{refused:#}").contains("KryptonHubUp"));
+    }
+}
+
 #[test]
 fn the_charts_carry_the_crds_as_they_are_and_the_same_shared_templates() {
     let read = |path: PathBuf| {
@@ -223,18 +261,21 @@ async fn strict_cluster(objects: &[Value]) -> Cluster {
     let cluster = Cluster::start("packaging", Parts::ControlPlane)
         .await
         .unwrap();
-    let monitors = json!({
+    let of_prometheus = |kind: &str| {
+        let singular = kind.to_lowercase();
+        let plural = format!("{singular}s");
+        json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+        "metadata": {"name": format!("{plural}.monitoring.coreos.com")},
         "spec": {
             "group": "monitoring.coreos.com",
             "scope": "Namespaced",
             "names": {
-                "kind": "ServiceMonitor",
-                "listKind": "ServiceMonitorList",
-                "plural": "servicemonitors",
-                "singular": "servicemonitor",
+                "kind": kind,
+                "listKind": format!("{kind}List"),
+                "plural": plural,
+                "singular": singular,
             },
             "versions": [{
                 "name": "v1",
@@ -246,8 +287,14 @@ async fn strict_cluster(objects: &[Value]) -> Cluster {
                 }},
             }],
         },
-    });
-    cluster.apply(&monitors.to_string()).await.unwrap();
+        })
+    };
+    for kind in ["ServiceMonitor", "PrometheusRule"] {
+        cluster
+            .apply(&of_prometheus(kind).to_string())
+            .await
+            .unwrap();
+    }
     let established = ["wait", "--for=condition=Established", "crd", "--all"];
     cluster.kubectl(established).await.unwrap();
     let mut namespaces: BTreeSet<&str> = objects

@@ -1,0 +1,554 @@
+//! The metrics: their names are what alerts, dashboard and documentation say they are, and they move with what happens.
+
+mod exposition;
+mod expression;
+mod stage;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, bail};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
+};
+use serde_json::{Value, json};
+
+use exposition::{Exposition, Kind};
+use expression::{Expression, FUNCTIONS};
+
+/// What Prometheus puts on every series that it reads.
+const TARGET_LABELS: [&str; 3] = ["job", "instance", "pod"];
+/// Others are few values each, and none is a Tenant.
+const LABELS: [&str; 19] = [
+    "action",
+    "certificate",
+    "credential",
+    "for",
+    "from",
+    "kind",
+    "le",
+    "member",
+    "mode",
+    "of",
+    "outcome",
+    "phase",
+    "urgency",
+    "verb",
+    "version",
+    "what",
+    "why",
+    "instance",
+    "job",
+];
+const CHARTS: [&str; 2] = ["krypton-hub", "krypton-agent"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All there is, in a state in which no series is missing.
+fn both() -> Exposition {
+    Exposition::of(&[stage::hub(), stage::agent()])
+}
+
+struct Alert {
+    chart: &'static str,
+    name: String,
+    rule: Value,
+}
+
+impl Alert {
+    fn expression(&self) -> Expression {
+        let text = self.rule["expr"].as_str().unwrap();
+        Expression::parse(text).unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+}
+
+fn alerts() -> Vec<Alert> {
+    let mut alerts = Vec::new();
+    for chart in CHARTS {
+        let file: Value =
+            serde_saphyr::from_str(&read(&format!("charts/{chart}/files/alerts.yaml"))).unwrap();
+        for rule in file["rules"].as_array().unwrap() {
+            alerts.push(Alert {
+                chart,
+                name: rule["alert"].as_str().unwrap().to_owned(),
+                rule: rule.clone(),
+            });
+        }
+    }
+    alerts
+}
+
+/// All expressions of the dashboard, wherever they are.
+fn dashboard() -> Vec<String> {
+    fn walk(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match value.as_str() {
+                        Some(text) if name == "expr" => found.push(text.to_owned()),
+                        _ => walk(value, found),
+                    }
+                }
+            }
+            Value::Array(values) => values.iter().for_each(|value| walk(value, found)),
+            _ => {}
+        }
+    }
+    let file: Value =
+        serde_json::from_str(&read("charts/krypton-hub/files/dashboard.json")).unwrap();
+    let mut found = Vec::new();
+    walk(&file, &mut found);
+    found
+}
+
+/// What is wrong with an expression, given what there is.
+fn complaints(expression: &Expression, there: &Exposition) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut labels: BTreeSet<&str> = TARGET_LABELS.into();
+    labels.insert("le");
+    for selector in &expression.selectors {
+        let Some(family) = there.family_of(&selector.metric) else {
+            wrong.push(format!("there is no {}", selector.metric));
+            continue;
+        };
+        labels.extend(family.labels.keys().map(String::as_str));
+        for matcher in &selector.matchers {
+            if TARGET_LABELS.contains(&matcher.label.as_str()) {
+                continue;
+            }
+            let Some(values) = family.labels.get(&matcher.label) else {
+                wrong.push(format!(
+                    "{} has no label {}",
+                    selector.metric, matcher.label
+                ));
+                continue;
+            };
+            let unknown = matcher.literals().find(|value| !values.contains(*value));
+            wrong.extend(unknown.map(|value| {
+                format!(
+                    "{} is never {value:?} of {}",
+                    matcher.label, selector.metric
+                )
+            }));
+        }
+        if !there.samples.iter().any(|sample| selector.selects(sample)) {
+            wrong.push(format!("{selector} selects nothing"));
+        }
+    }
+    for label in &expression.grouping {
+        if !labels.contains(label.as_str()) {
+            wrong.push(format!("nothing has the label {label}"));
+        }
+    }
+    for function in &expression.functions {
+        if !FUNCTIONS.contains(&function.as_str()) {
+            wrong.push(format!("{function} is no function"));
+        }
+    }
+    wrong
+}
+
+#[test]
+fn each_name_label_and_value_in_alerts_and_dashboard_is_there() {
+    let there = both();
+    let (alerts, dashboard) = (alerts(), dashboard());
+    assert!(alerts.len() > 25 && dashboard.len() > 30);
+    let of_alerts = alerts
+        .iter()
+        .map(|alert| (alert.name.clone(), alert.expression()));
+    let of_dashboard = dashboard.iter().map(|text| {
+        let expression = Expression::parse(text);
+        let expression = expression.unwrap_or_else(|error| panic!("{text}: {error}"));
+        (text.clone(), expression)
+    });
+    let wrong: Vec<(String, Vec<String>)> = of_alerts
+        .chain(of_dashboard)
+        .map(|(name, expression)| (name, complaints(&expression, &there)))
+        .filter(|(_, wrong)| !wrong.is_empty())
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_name_a_label_or_a_value_that_is_not_there_is_noticed() {
+    let there = both();
+    for (text, word) in [
+        ("krypton_hub_leaders == 0", "there is no"),
+        ("krypton_hub_helm_runs == 0", "there is no"),
+        ("krypton_hub_leader{member=\"a\"} == 0", "has no label"),
+        (
+            "krypton_hub_helm_runs_total{outcome=\"okay\"} > 0",
+            "is never",
+        ),
+        ("sum by (tenant) (krypton_hub_leader) > 0", "has the label"),
+        ("summ(krypton_hub_leader) > 0", "is no function"),
+    ] {
+        let expression = Expression::parse(text).unwrap();
+        let wrong = complaints(&expression, &there).join("; ");
+        assert!(wrong.contains(word), "{text}: {wrong}");
+    }
+    for text in ["sum(krypton_hub_leader", "krypton_hub_leader{of=\"a}"] {
+        assert!(Expression::parse(text).is_err(), "{text}");
+    }
+}
+
+/// Words in a text that begin like the name of a metric.
+fn names_in(text: &str) -> BTreeSet<&str> {
+    let in_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    text.split(|c| !in_name(c))
+        .filter(|word| {
+            let rest = ["krypton_hub_", "krypton_agent_"]
+                .iter()
+                .find_map(|prefix| word.strip_prefix(prefix));
+            rest.is_some_and(|rest| !rest.is_empty())
+        })
+        .collect()
+}
+
+#[test]
+fn each_metric_that_documentation_and_benchmarks_name_is_there() {
+    let there = both();
+    let mut texts = vec![("README.md".to_owned(), read("README.md"))];
+    for folder in ["docs", "tests/src/bench"] {
+        for file in fs::read_dir(root().join(folder)).unwrap() {
+            let path = file.unwrap().path();
+            if path.is_file() {
+                texts.push((
+                    path.display().to_string(),
+                    fs::read_to_string(&path).unwrap(),
+                ));
+            }
+        }
+    }
+    let mut seen = 0;
+    for (file, text) in &texts {
+        for name in names_in(text) {
+            // One that ends in the middle stands for all that begin so.
+            let begins = |family: &str| name.ends_with('_') && family.starts_with(name);
+            let known = there.family_of(name).is_some()
+                || there
+                    .families
+                    .keys()
+                    .any(|family| family == name || begins(family));
+            assert!(known, "{file} names {name}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 40, "{seen}");
+}
+
+#[test]
+fn metrics_have_help_and_units_and_few_labels() {
+    for (name, family) in &both().families {
+        assert!(family.help.len() > 10, "{name}: {:?}", family.help);
+        assert!(
+            family.help.ends_with('.') && !family.help.ends_with(".."),
+            "{name}"
+        );
+        let unit = ["seconds", "bytes"]
+            .into_iter()
+            .find(|unit| name.ends_with(unit));
+        // It is deprecated for having none.
+        if name != "krypton_agent_certificate_expiry_seconds" {
+            assert_eq!(family.unit.as_deref(), unit, "{name}");
+        }
+        if name.contains("timestamp") {
+            assert!(name.ends_with("_timestamp_seconds"), "{name}");
+        }
+        if family.kind == Kind::Histogram {
+            assert!(unit.is_some(), "{name}");
+        }
+        for label in family.labels.keys() {
+            assert!(LABELS.contains(&label.as_str()), "{name} has {label}");
+        }
+    }
+}
+
+const PREFACE: &str = "\
+# Metrics
+
+<!-- Rendered from what hub and agent register. Write it anew with:
+     WRITE_DOCS=1 cargo test -p krypton-tests --features failpoints --test e2e docs_metrics -->
+
+Hub and agent serve them in the OpenMetrics format on `--metrics-bind-address` (`:8080`), path `/metrics`. The charts
+bring a Service, and for the Prometheus operator a ServiceMonitor (`serviceMonitor.enabled`) and alerts
+(`prometheusRule.enabled`): what each alert means and what to do is in [runbook.md](runbook.md). The hub's chart has a
+Grafana dashboard (`dashboard.enabled`, or import
+[dashboard.json](../charts/krypton-hub/files/dashboard.json)).
+
+Series are there at zero from the start, but for those of members. No label names a Tenant. The label `member` is on
+the hub's metrics alone, and those are told by the hub that leads, so sums are right however many hubs run: some 9
+series a member, 9,000 for a fleet of 1,000. Whoever does not want them drops `krypton_hub_member_.*` with
+`serviceMonitor.metricRelabelings`.
+
+The hub counts what it does itself for members without an agent, and what agents do is in their own metrics, on their
+own clusters. Runs of helm are processes of their own and not in `process_…`.
+
+Of `krypton_hub_helm_…` and `krypton_agent_helm_…`: verb `install` is a first installation, `repeat` repeats one that has
+left its traces, `look` asks helm whether it can decode a release; outcome `not_started` is this machine's fault (no
+helm, no room on the disk), `suspended` says that the cluster takes no writes for now as its owner wishes, `stopped`
+that Krypton itself ended it. Urgency `high` is of first installations and removals.
+
+Of `…_subjects_waiting`: for `lists` of the cluster to be complete, `calls` to its apiserver, `urgent` and other `runs` of
+helm.
+
+";
+
+fn page() -> String {
+    let mut page = PREFACE.to_owned();
+    let titles = [
+        ("krypton_hub_", "The hub"),
+        ("krypton_agent_", "The agent"),
+        ("process_", "Of either process"),
+    ];
+    let there = both();
+    for (prefix, title) in titles {
+        page += &format!("## {title}\n\n| metric | type | labels | |\n| --- | --- | --- | --- |\n");
+        for (name, family) in there
+            .families
+            .iter()
+            .filter(|(name, _)| name.starts_with(prefix))
+        {
+            let labels = family.labels.iter().filter(|(label, _)| *label != "le");
+            let labels: Vec<String> = labels
+                .map(|(label, values)| match label.as_str() {
+                    "member" | "version" => format!("`{label}`"),
+                    _ => {
+                        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+                        format!("`{label}`: {}", values.join(", "))
+                    }
+                })
+                .collect();
+            let name = format!("{name}{}", family.kind.suffix());
+            let (kind, labels) = (family.kind.name(), labels.join("; "));
+            page += &format!("| `{name}` | {kind} | {labels} | {} |\n", family.help);
+        }
+        page += "\n";
+    }
+    page.truncate(page.trim_end().len());
+    page + "\n"
+}
+
+#[test]
+fn docs_metrics_page_is_current() {
+    let path = root().join("docs/metrics.md");
+    let expected = page();
+    if std::env::var_os("WRITE_DOCS").is_some() {
+        fs::write(&path, &expected).unwrap();
+    }
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == expected,
+        "docs/metrics.md is stale; write it with: WRITE_DOCS=1 cargo test -p krypton-tests --features failpoints \
+         --test e2e docs_metrics"
+    );
+}
+
+#[test]
+fn each_alert_has_a_section_of_the_runbook_that_says_what_to_do_and_each_section_an_alert() {
+    let page = read("docs/runbook.md");
+    let sections = page.split("\n## ").skip(1);
+    let sections: BTreeMap<&str, &str> = sections
+        .filter_map(|section| section.split_once('\n'))
+        .map(|(title, text)| (title.trim(), text))
+        .collect();
+    let alerts = alerts();
+    let names: BTreeSet<&str> = alerts.iter().map(|alert| alert.name.as_str()).collect();
+    let titles: BTreeSet<&str> = sections.keys().copied().collect();
+    assert_eq!(names, titles);
+    for (title, text) in sections {
+        let mut rest = text;
+        for part in [
+            "**What it means.**",
+            "**Look.**",
+            "**Do.**",
+            "**When it does not help.**",
+        ] {
+            let found = rest.split_once(part);
+            let (_, after) = found.unwrap_or_else(|| panic!("{title} has no {part} in its place"));
+            assert!(after.trim_start().len() > 20, "{title}: {part}");
+            rest = after;
+        }
+    }
+    for Alert { name, rule, chart } in &alerts {
+        let severity = rule["labels"]["severity"].as_str().unwrap_or_default();
+        assert!(
+            ["critical", "warning", "info"].contains(&severity),
+            "{name} of {chart}"
+        );
+        for annotation in ["summary", "description"] {
+            let text = rule["annotations"][annotation].as_str().unwrap_or_default();
+            assert!(text.len() > 10, "{name} of {chart}: {annotation}");
+        }
+        let for_ = rule["for"].as_str();
+        let timely = for_.is_some() || severity == "info" || name.ends_with("Restarts");
+        assert!(timely, "{name} of {chart} is told of at the first glimpse");
+    }
+}
+
+/// What is there when the alert is due, of what it looks at.
+#[test]
+fn each_alert_on_a_state_finds_it_in_what_is_served() {
+    let hub = Exposition::of(&[stage::ailing_hub()]);
+    let agent = Exposition::of(&[stage::ailing_agent()]);
+    let standby = Exposition::of(&[stage::hub_that_follows()]);
+    let after = |there: &Exposition, name: &str, labels: &[(&str, &str)]| {
+        let found = there.value(name, labels);
+        found.unwrap_or_else(|| panic!("no {name} {labels:?}"))
+    };
+    let edge = ("member", "edge-1");
+    let now = jiff::Timestamp::now().as_second() as f64;
+    let state = |there: &Exposition, name: &str, labels: &[(&str, &str)]| {
+        after(there, &format!("krypton_hub_{name}"), labels)
+    };
+    // KryptonHubNoLeader: the series is there, and 0.
+    assert_eq!(state(&standby, "leader", &[]), 0.0);
+    assert_eq!(state(&hub, "leader", &[]), 1.0);
+    // KryptonFleetDisconnected: of the hub that leads, and with the same labels, so that they can be compared.
+    let (all, there) = (
+        state(&hub, "members", &[]),
+        state(&hub, "members_connected", &[]),
+    );
+    assert!(there < 0.8 * all && all - there > 2.0, "{there} of {all}");
+    // KryptonMemberDisconnected.
+    assert_eq!(
+        state(&hub, "member_connected", &[("member", "lost-1")]),
+        0.0
+    );
+    let asleep = hub.value("krypton_hub_member_connected", &[("member", "asleep")]);
+    assert_eq!(asleep, None, "nobody is told of what is as it should be");
+    // KryptonMemberBehind.
+    assert!(state(&hub, "member_behind_seconds", &[edge]) > 900.0);
+    assert_eq!(state(&hub, "member_connected", &[edge]), 1.0);
+    // KryptonTenantsFailing, KryptonTenantsPending.
+    for phase in ["error", "pending"] {
+        assert_eq!(
+            state(&hub, "member_tenants", &[edge, ("phase", phase)]),
+            1.0
+        );
+    }
+    // KryptonCertificateExpires, both of them; KryptonAccessExpires.
+    for credential in ["agent", "access"] {
+        let labels = [edge, ("credential", credential)];
+        assert_eq!(state(&hub, "member_credential_due", &labels), 1.0);
+    }
+    let end = state(&hub, "agent_certificate_expiry_timestamp_seconds", &[edge]);
+    assert!(end - now < 86_400.0, "{end}");
+    assert_eq!(state(&hub, "member_mode", &[edge, ("mode", "agent")]), 1.0);
+    // KryptonHubCertificateExpires.
+    for (which, days) in [("ca", 90.0), ("hub", 14.0)] {
+        let labels = [("certificate", which)];
+        let end = state(&hub, "certificate_expiry_timestamp_seconds", &labels);
+        assert!(end - now < days * 86_400.0, "{which}: {end}");
+    }
+    // KryptonAgentNoHub, KryptonAgentNoLease, KryptonAgentCertificateExpires.
+    let state = |name: &str| after(&agent, &format!("krypton_agent_{name}"), &[]);
+    assert_eq!(state("session_connected"), 0.0);
+    assert_eq!(state("leases_held"), 0.0);
+    assert!(state("certificate_expiry_timestamp_seconds") - now < 5.0 * 86_400.0);
+}
+
+in_both_modes!(runs_of_helm_a_lost_member_and_one_that_is_behind_show_in_the_metrics);
+
+/// Waits until the series is as `fits` wants it.
+async fn shows(
+    scrape: impl AsyncFn() -> Result<String>,
+    name: &str,
+    labels: &[(&str, &str)],
+    fits: impl Fn(f64) -> bool,
+) {
+    eventually(&format!("{name} {labels:?}"), PATIENCE, async || {
+        let there = Exposition::of(&[scrape().await?]);
+        match there.value(name, labels) {
+            Some(value) if fits(value) => Ok(Some(())),
+            value => bail!("it is {value:?}"),
+        }
+    })
+    .await
+    .unwrap();
+}
+
+async fn runs_of_helm_a_lost_member_and_one_that_is_behind_show_in_the_metrics(mode: Mode) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("metrics-home", Parts::ControlPlane),
+        Cluster::start("metrics-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let at_edge = Desk::at(&edge);
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)])
+        .args(["--self-cluster=false", "--proxy-grace=5s"]);
+    let mut hub = Hub::start(&options).unwrap();
+    let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1")
+        .await
+        .unwrap();
+    let ready = ("Ready", "True", "AllClustersReady");
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    at_edge.shows("default", "acme", &[ready]).await.unwrap();
+    let edge_1 = ("member", "edge-1");
+    let at_hub = async || hub.metrics().await;
+    shows(at_hub, "krypton_hub_leader", &[], |value| value == 1.0).await;
+    let connected = "krypton_hub_member_connected";
+    shows(at_hub, connected, &[edge_1], |value| value == 1.0).await;
+    let behind = "krypton_hub_member_behind_seconds";
+    shows(at_hub, behind, &[edge_1], |value| value == 0.0).await;
+    let tenants = "krypton_hub_member_tenants";
+    let phase = |phase| [edge_1, ("phase", phase)];
+    shows(at_hub, tenants, &phase("ready"), |value| value == 1.0).await;
+
+    values.write("{replicaCount: 0, broken: true}").unwrap();
+    let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
+    at_edge.shows("default", "acme", &[failed]).await.unwrap();
+    shows(at_hub, tenants, &phase("error"), |value| value == 1.0).await;
+    let (prefix, text) = match member.agent() {
+        Some(agent) => ("krypton_agent", agent.metrics().await.unwrap()),
+        None => ("krypton_hub", hub.metrics().await.unwrap()),
+    };
+    let there = Exposition::of(&[text]);
+    let value = |name: &str, labels: &[(&str, &str)]| {
+        let name = format!("{prefix}_{name}");
+        let found = there.value(&name, labels);
+        found.unwrap_or_else(|| panic!("no {name} {labels:?}"))
+    };
+    let runs = |verb, outcome| value("helm_runs_total", &[("verb", verb), ("outcome", outcome)]);
+    assert_eq!(runs("install", "ok"), 1.0);
+    assert!(runs("upgrade", "failed") >= 1.0);
+    let installs = [("verb", "install")];
+    assert_eq!(value("helm_run_duration_seconds_count", &installs), 1.0);
+    assert_eq!(value("leases_held", &[]), 1.0);
+    assert_eq!(value("chart_cache_charts", &[]), 1.0);
+    let fetched = [("from", "repository"), ("outcome", "ok")];
+    assert_eq!(value("chart_fetches_total", &fetched), 1.0);
+    let actions = [("action", "install"), ("outcome", "ok")];
+    assert_eq!(value("reconciles_total", &actions), 1.0);
+    let named = there
+        .families
+        .keys()
+        .filter(|name| name.starts_with("process_"));
+    assert_eq!(named.count(), 5);
+
+    match member.agent() {
+        Some(agent) => agent.kill9().await.unwrap(),
+        None => edge.stop_apiserver().await.unwrap(),
+    }
+    shows(at_hub, connected, &[edge_1], |value| value == 0.0).await;
+    values.write("{replicaCount: 0, message: later}").unwrap();
+    shows(at_hub, behind, &[edge_1], |value| value > 0.0).await;
+}

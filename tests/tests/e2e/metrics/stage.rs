@@ -1,0 +1,171 @@
+//! Hubs and agents as far as their metrics go, in states that are told of.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use krypton_agent::{
+    clock::Boot,
+    drift::DriftMetrics,
+    fence::Hold,
+    metrics::{self, State as AgentState},
+    session::Link,
+    work_metrics::WorkMetrics,
+};
+use krypton_common::{
+    conditions::{ClusterState, State, Truth},
+    desired::{DesiredState, Version},
+    tenant::{TenantKey, TenantReport},
+};
+use krypton_crds::edge_cluster::Mode;
+use krypton_hub::{
+    aggregate::Changed,
+    expiry::Validity,
+    facts::reason,
+    fleet::Given,
+    member_metrics::{Acting, FleetView},
+    members::{Members, Slot},
+    metrics::{SessionMetrics, registry},
+};
+use prometheus_client::{encoding::text::encode, registry::Registry};
+use serde_json::json;
+use tokio::sync::watch;
+
+fn rendered(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).unwrap();
+    text
+}
+
+fn desired() -> DesiredState {
+    let desired = json!({
+        "version": {"epoch": 3, "generation": 2},
+        "chart": {"repo": "", "name": "small", "version": "1.0.0", "install_crds": false, "values": {}},
+        "paused": false,
+    });
+    serde_json::from_value(desired).unwrap()
+}
+
+fn days_from_now(days: i64) -> Timestamp {
+    Timestamp::now() + SignedDuration::from_hours(24 * days)
+}
+
+fn report(ready: Truth, error: Option<Truth>) -> TenantReport {
+    let state = |truth| State::new(truth, "Because", "");
+    TenantReport {
+        observed_generation: 1,
+        applied_chart: String::new(),
+        state: ClusterState {
+            ready: state(ready),
+            progress: None,
+            error: error.map(state),
+        },
+    }
+}
+
+/// One that leads or follows; of its members, edge-1 has this version.
+fn hub_of(leads: bool, applied: Version, left: i64) -> String {
+    let view = Arc::new(FleetView::default());
+    let members = Arc::new(Members::default());
+    let since = Boot(Boot::now().0.saturating_sub(Duration::from_secs(1000)));
+    let slot = Slot {
+        desired: Arc::new(desired()),
+        message: Arc::default(),
+        since,
+    };
+    let member = members.enter("edge-1", "uid");
+    member.slot.send_replace(Some(slot));
+    view.facts.set("edge-1", |facts| {
+        facts.mode = Mode::Agent;
+        facts.connected = State::new(Truth::True, reason::CONNECTED, "");
+        facts.applied = Some((applied, String::new()));
+        facts.certificate = Some(Validity::until(days_from_now(left)));
+        facts.access = Some(Validity {
+            not_before: days_from_now(-100),
+            not_after: days_from_now(left),
+        });
+    });
+    for (name, mode) in [
+        ("lost-1", Mode::None),
+        ("lost-2", Mode::Proxy),
+        ("lost-3", Mode::Agent),
+    ] {
+        view.facts.set(name, |facts| {
+            facts.mode = mode;
+            facts.connected = State::new(Truth::False, reason::UNREACHABLE, "");
+        });
+    }
+    view.facts.set("asleep", |facts| {
+        facts.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
+    });
+    let key = |name: &str| TenantKey {
+        namespace: "default".to_owned(),
+        name: name.to_owned(),
+    };
+    let reports = [
+        (
+            key("failing"),
+            Some(report(Truth::False, Some(Truth::True))),
+        ),
+        (key("pending"), Some(report(Truth::False, None))),
+    ];
+    view.reports.report("edge-1", Changed::new(reports.into()));
+    let hold = Hold {
+        renewed: leads.then(Boot::now),
+        ..Hold::default()
+    };
+    let given = Given {
+        epoch: 3,
+        chart: None,
+        problem: None,
+    };
+    view.acts(Acting {
+        lead: watch::channel(hold).1,
+        given: watch::channel(given).1,
+        members,
+        allow_chart_skip: false,
+    });
+    let sessions = SessionMetrics::default();
+    sessions.certificate("hub", days_from_now(left));
+    sessions.certificate("ca", days_from_now(left));
+    let (drift, work) = (DriftMetrics::default(), WorkMetrics::default());
+    rendered(&registry(view, &sessions, &drift, &work))
+}
+
+/// A hub of which no series is missing.
+pub(super) fn hub() -> String {
+    hub_of(true, desired().version, 0)
+}
+
+/// A hub that leads a fleet with whatever can be wrong.
+pub(super) fn ailing_hub() -> String {
+    let before = Version {
+        epoch: 3,
+        generation: 1,
+    };
+    hub_of(true, before, 0)
+}
+
+pub(super) fn hub_that_follows() -> String {
+    hub_of(false, desired().version, 0)
+}
+
+fn agent_of(left: i64) -> String {
+    let state = AgentState {
+        link: watch::channel(Link::default()).1,
+        expiry: watch::channel(days_from_now(left)).1,
+        desired: watch::channel(Some(Arc::new(desired()))).1,
+        board: Arc::default(),
+    };
+    let (drift, work) = (DriftMetrics::default(), WorkMetrics::default());
+    rendered(&metrics::registry(state, &drift, &work))
+}
+
+/// An agent of which no series is missing.
+pub(super) fn agent() -> String {
+    agent_of(30)
+}
+
+/// An agent that nobody hears, and whose certificate is about to end.
+pub(super) fn ailing_agent() -> String {
+    agent_of(1)
+}
