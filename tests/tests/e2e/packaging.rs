@@ -195,7 +195,7 @@ async fn an_alert_that_is_disabled_is_left_out_and_one_that_is_not_there_is_refu
     let helm = Helm::new();
     for chart in OwnChart::ALL {
         let rendered = async |disabled: &str| {
-            let disabled = format!("--set=prometheusRule.disabled={{{disabled}}}");
+            let disabled = format!("--set-json=prometheusRule.disabled=[{disabled}]");
             let args = ["--set=prometheusRule.enabled=true", &disabled];
             helm.template(chart, &args).await
         };
@@ -219,11 +219,11 @@ async fn an_alert_that_is_disabled_is_left_out_and_one_that_is_not_there_is_refu
             for of in ["/expr", "/annotations/description", "/labels/severity"] {
                 assert_eq!(text(rule, of), text(written, of), "{name}");
             }
-            let left = alerts(&rendered(name).await.unwrap());
+            let left = alerts(&rendered(&format!("{name:?}")).await.unwrap());
             assert!(left.len() < all.len(), "{name}");
             assert!(left.iter().all(|rule| text(rule, "/alert") != name));
         }
-        let refused = rendered("KryptonHubUp").await.unwrap_err();
+        let refused = rendered("\"KryptonHubUp\"").await.unwrap_err();
         assert!(format!("{refused:#}").contains("KryptonHubUp"));
     }
 }

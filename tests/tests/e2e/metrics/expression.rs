@@ -133,7 +133,7 @@ impl Expression {
                     '0'..='9' | '.' | '+' | '-' | '*' | '/' | '<' | '>' | '=' | '!' | ',' => 0,
                     other => return Err(format!("{other} is not understood")),
                 };
-                reader.0 = &reader.0[1..];
+                reader.0 = reader.0.strip_prefix(first).unwrap_or_default();
             }
             if open < 0 {
                 return Err("a bracket too many".to_owned());
