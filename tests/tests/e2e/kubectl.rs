@@ -127,9 +127,11 @@ async fn each_change_is_shown_words_are_completed_and_scripts_learn_what_happene
         "has no edgeclusters",
     )
     .await;
-    home.apply(include_str!("../../../crds/crds/edgeclusters.mesh.openkcm.io.yaml"))
-        .await
-        .unwrap();
+    home.apply(include_str!(
+        "../../../crds/crds/edgeclusters.mesh.openkcm.io.yaml"
+    ))
+    .await
+    .unwrap();
     home.kubectl([
         "wait",
         "--for=condition=Established",
