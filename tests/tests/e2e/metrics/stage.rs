@@ -6,7 +6,6 @@ use jiff::{SignedDuration, Timestamp};
 use krypton_agent::{
     clock::Boot,
     drift::DriftMetrics,
-    fence::Hold,
     metrics::{self, State as AgentState},
     session::Link,
     work_metrics::WorkMetrics,
@@ -22,6 +21,7 @@ use krypton_hub::{
     expiry::Validity,
     facts::reason,
     fleet::Given,
+    lead::{Lead, Stand},
     member_metrics::{Acting, FleetView},
     members::{Members, Slot},
     metrics::{SessionMetrics, registry},
@@ -109,9 +109,10 @@ fn hub_of(leads: bool, applied: Version, left: i64) -> String {
         (key("pending"), Some(report(Truth::False, None))),
     ];
     view.reports.report("edge-1", Changed::new(reports.into()));
-    let hold = Hold {
-        renewed: leads.then(Boot::now),
-        ..Hold::default()
+    let lead = if leads {
+        Lead::alone()
+    } else {
+        Lead::by_hand(Stand::Standby { leader: None }).1
     };
     let given = Given {
         epoch: 3,
@@ -119,7 +120,7 @@ fn hub_of(leads: bool, applied: Version, left: i64) -> String {
         problem: None,
     };
     view.acts(Acting {
-        lead: watch::channel(hold).1,
+        lead,
         given: watch::channel(given).1,
         members,
         allow_chart_skip: false,
