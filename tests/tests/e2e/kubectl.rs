@@ -1,14 +1,19 @@
 //! `kubectl krypton` as people use it: what it changes, what it shows as it changes, and what it ends with.
 
+use std::ffi::OsString;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use krypton_agent::clock;
 use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_hub::authority::Authority;
+use krypton_hub::join_info::{self, JoinInfo};
 use krypton_hub::kubectl::ExitCode;
 use krypton_tests::{
-    Cluster, Mode, Pair, Parts, eventually,
-    fleet::{PATIENCE, condition},
+    Cluster, Mode, OwnChart, Pair, Parts, ServiceAccountAccess, eventually,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
     in_both_modes, kubectl_krypton,
     membership::{krypton_ends, krypton_program},
     process::{Invocation, Process},
@@ -220,8 +225,125 @@ async fn each_change_is_shown_words_are_completed_and_scripts_learn_what_happene
 }
 
 /// The folder before all others in which programs are looked for.
-fn with_path(invocation: Invocation, folder: &std::path::Path) -> Invocation {
+fn with_path(invocation: Invocation, folder: &Path) -> Invocation {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::iter::once(folder.to_owned()).chain(std::env::split_paths(&path));
     invocation.env("PATH", std::env::join_paths(folders).unwrap())
+}
+
+#[tokio::test]
+async fn each_role_may_do_what_it_is_for_and_no_more() {
+    let home = Cluster::start("roles", Parts::ControlPlane).await.unwrap();
+    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/crds");
+    let crds = [OsString::from("apply"), "-f".into(), crds.into()];
+    home.kubectl(crds).await.unwrap();
+    home.kubectl(["wait", "--for=condition=Established", "crd", "--all"])
+        .await
+        .unwrap();
+    for namespace in [HUB_NAMESPACE, "people"] {
+        let created = home.kubectl(["create", "namespace", namespace]).await;
+        created.unwrap();
+    }
+    let chart = OwnChart::Hub.folder();
+    let chart = [
+        "template",
+        "hub",
+        chart.to_str().unwrap(),
+        "-n",
+        HUB_NAMESPACE,
+    ];
+    let values =
+        ["--set=chart.name=small,chart.repo=https://charts.example.org,chart.version=1.0.0"];
+    let only = ["--show-only=templates/people.yaml"];
+    let roles = home.helm(chart.into_iter().chain(values).chain(only));
+    home.apply(&roles.await.unwrap()).await.unwrap();
+    for name in ["edge-1", "edge-2"] {
+        let edge = format!(
+            "apiVersion: mesh.openkcm.io/v1alpha1\nkind: EdgeCluster\nmetadata: {{name: {name}}}\n"
+        );
+        home.apply(&edge).await.unwrap();
+    }
+    let desk = Desk::at(&home);
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let authority = Authority::generate("home.krypton", clock::wall()).unwrap();
+    let info = JoinInfo {
+        ca_pem: authority.ca_pem(),
+        addresses: vec!["hub.example.org:7443".to_owned()],
+    };
+    let published = join_info::publish(home.client(), HUB_NAMESPACE, &info).await;
+    published.unwrap();
+
+    let mut people = Vec::new();
+    for role in ["krypton-viewer", "krypton-operator", "krypton-ca-operator"] {
+        let account = format!("people:{role}");
+        home.kubectl(["create", "serviceaccount", role, "-n", "people"])
+            .await
+            .unwrap();
+        let near = [
+            "create",
+            "rolebinding",
+            role,
+            "-n",
+            HUB_NAMESPACE,
+            "--role",
+            role,
+        ];
+        home.kubectl(near.into_iter().chain(["--serviceaccount", &account]))
+            .await
+            .unwrap();
+        if role != "krypton-ca-operator" {
+            let wide = ["create", "clusterrolebinding", role, "--clusterrole", role];
+            home.kubectl(wide.into_iter().chain(["--serviceaccount", &account]))
+                .await
+                .unwrap();
+        }
+        let access = ServiceAccountAccess::new(&home, "people", role).await;
+        people.push(access.unwrap());
+    }
+    use ExitCode::{Done, NotFound, NotPermitted as No, Refused};
+    let rows: [(&[&str], [ExitCode; 3]); 15] = [
+        (&["get", "clusters"], [Done, Done, No]),
+        (&["get", "tenants", "-A"], [Done, Done, No]),
+        (&["get", "deployments", "-A"], [Done, Done, No]),
+        (&["pause", "cluster", "edge-1"], [No, Done, No]),
+        (&["resume", "cluster", "edge-1"], [No, Done, No]),
+        (
+            &["pause", "tenant", "acme", "-n", "default"],
+            [No, Done, No],
+        ),
+        (
+            &["resync", "tenant", "acme", "-n", "default"],
+            [No, Done, No],
+        ),
+        (
+            &["resume", "tenant", "acme", "-n", "default"],
+            [No, Done, No],
+        ),
+        (&["ban", "edge-1"], [No, Done, No]),
+        (&["unban", "edge-1"], [No, Done, No]),
+        (&["leave", "edge-2", "--orphan"], [No, Done, No]),
+        (&["join", "edge-3", "-n", HUB_NAMESPACE], [No, Done, No]),
+        (&["migrate", "--dry-run"], [No, NotFound, No]),
+        // There is no CA; who may look is told.
+        (
+            &["rotate-ca", "--status", "-n", HUB_NAMESPACE],
+            [No, No, NotFound],
+        ),
+        (
+            &["leave", "self-cluster", "--orphan"],
+            [Refused, Refused, Refused],
+        ),
+    ];
+    for (words, expected) in rows {
+        // The one who may do least comes first.
+        for (person, expected) in people.iter().zip(expected) {
+            let kubeconfig = person.kubeconfig();
+            let who = ["--kubeconfig", kubeconfig.to_str().unwrap()];
+            let words: Vec<&str> = words.iter().copied().chain(who).collect();
+            let ran = krypton_ends(&home, &words).await.unwrap();
+            let code = ran.status.code();
+            let told = format!("{words:?}: {}{}", ran.stdout, ran.stderr);
+            assert_eq!(code, Some(expected as i32), "{told}");
+        }
+    }
 }
