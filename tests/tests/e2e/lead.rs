@@ -51,20 +51,19 @@ struct Stage {
 impl Stage {
     async fn set(name: &str, hubs: &[&str]) -> Self {
         let chart = ChartSource::small("1.0.0");
-        Self::with_chart(name, hubs, ("small", chart), Parts::WithControllers).await
+        Self::with_chart(name, hubs, ("small", chart)).await
     }
 
     async fn with_chart(
         name: &str,
         hubs: &[&str],
         (chart, source): (&'static str, ChartSource),
-        parts: Parts,
     ) -> Self {
         let repository = ChartRepository::start(&[source]).await.unwrap();
         let names = ["home", "edge"].map(|side| format!("{name}-{side}"));
         let (home, edge) = tokio::try_join!(
             Cluster::start_audited(&names[0], Parts::ControlPlane),
-            Cluster::start(&names[1], parts),
+            Cluster::start(&names[1], Parts::WithControllers),
         )
         .unwrap();
         let port = |name: &&str| ((*name).to_owned(), Arc::new(Port::reserve().unwrap()));
@@ -375,7 +374,7 @@ async fn a_home_that_is_away_for_a_while_changes_no_lead(mode: Mode) {
 async fn a_lead_that_stops_hands_over_while_helm_is_waited_for(mode: Mode) {
     let gate = Gate::new().unwrap();
     let chart = ("gate", gate.chart());
-    let mut stage = Stage::with_chart("handed", &["a", "b"], chart, Parts::ControlPlane).await;
+    let mut stage = Stage::with_chart("handed", &["a", "b"], chart).await;
     let _member = stage.join(mode).await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
     let edge = Desk::at(&stage.edge);
