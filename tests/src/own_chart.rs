@@ -34,6 +34,7 @@ const ONLY_IN_A_POD: [&str; 6] = [
     "--chart-values-file",
 ];
 const POD: &str = "a-pod";
+const POD_UID: &str = "0b4d9a52-93a5-4f8a-b1c7-6f1f4cd0e7a1";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnChart {
@@ -150,6 +151,7 @@ impl Pod {
             let value = match field.map(|field| field.field_path).as_deref() {
                 None => variable.value.unwrap_or_default(),
                 Some("metadata.name") => POD.to_owned(),
+                Some("metadata.uid") => POD_UID.to_owned(),
                 Some("metadata.namespace") => self.namespace.to_owned(),
                 Some(other) => bail!("{} is of field {other}", variable.name),
             };
