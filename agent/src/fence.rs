@@ -1,6 +1,7 @@
 //! Leases: whoever holds a member's `krypton-agent` is the one writer there (design §3, rules 4, 5).
 
 mod actor;
+mod holder;
 #[cfg(test)]
 mod lead_model;
 #[cfg(test)]
@@ -23,6 +24,8 @@ use crate::effect;
 use crate::helm::StopHandle;
 use actor::{Actor, Answer, Call};
 
+use holder::is_former_life;
+pub use holder::{OwnPod, agent_holder};
 pub use role::{Presence, Role, SILENCE, role};
 pub use times::Times;
 

@@ -26,11 +26,11 @@ use crate::cluster::{self, Cluster, ClusterError};
 use crate::dial::Dialer;
 use crate::drift::DriftMetrics;
 use crate::enrolment::{self, EnrolError};
-use crate::fence::LeaseWish;
+use crate::fence::{LeaseWish, OwnPod, agent_holder};
 use crate::flags::Flags;
 use crate::helm::{Helm, HelmConfig};
 use crate::hub_chart::HubChart;
-use crate::identity::{Enrolled, Identity, IdentityError, Kept, Store};
+use crate::identity::{self, Enrolled, Identity, IdentityError, Kept, Store};
 use crate::join::{self, JoinError, Start};
 use crate::ledger::{self, LedgerError};
 use crate::patience::{Settling, patiently};
@@ -44,6 +44,9 @@ use crate::{metrics, scratch, signals};
 
 /// Our name at the apiserver.
 const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
+
+/// The UID of the pod whose only agent this is. Of its containers, no other may be told.
+const POD_UID: &str = "POD_UID";
 
 /// Runs the agent until it is told to stop.
 pub async fn run(flags: Flags) -> anyhow::Result<()> {
@@ -183,14 +186,14 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
             Arc::new(HubChart::new(link, desired.clone())),
             flags.chart_source,
         );
+    let pod = OwnPod::of(env(POD_UID), std::process::id());
     let member = Member {
         name: enrolled.cluster.clone(),
         source_namespace: None,
         helm_client: helm_client.unwrap_or_else(|| client.clone()),
         client,
         kubeconfig: kubeconfig.to_path_buf(),
-        // One process, one name: a restarted agent must not take itself for the one before.
-        holder: format!("agent/{replica}/{:08x}", rand::random::<u32>()),
+        holder: agent_holder(&replica, pod.as_ref(), rand::random()),
         lease: watch::channel(LeaseWish::Hold).1,
         instance: replica,
         status: StatusMode::Write,
@@ -274,7 +277,19 @@ async fn reconcile(
     following.abort();
 }
 
-/// The identity with a certificate, got with the join bundle where there is none yet.
+/// How often an identity is read again that others write at the same time.
+const JOIN_TRIES: usize = 5;
+
+/// What one attempt to join led to.
+enum Joined {
+    As(Box<(Kept, Enrolled)>),
+    /// Another replica has written the identity meanwhile: what it has got is to be read.
+    Overtaken,
+    Stopped,
+}
+
+/// The identity with a certificate, got with the join bundle where there is none yet. Replicas that join
+/// together with one bundle share the key that the fastest of them has kept, and so its certificate.
 async fn joined(
     flags: &Flags,
     namespace: &str,
@@ -283,11 +298,39 @@ async fn joined(
     cluster: &Cluster,
     stop: &CancellationToken,
 ) -> anyhow::Result<Option<(Kept, Enrolled)>> {
-    let read = patiently("the identity", stop, IdentityError::may_pass, async || {
-        store.read().await
-    });
-    let Some(kept) = read.await? else {
-        return Ok(None);
+    for _ in 0..JOIN_TRIES {
+        match join_once(flags, namespace, client, store, cluster, stop).await? {
+            Joined::As(joined) => return Ok(Some(*joined)),
+            Joined::Stopped => return Ok(None),
+            Joined::Overtaken => {
+                tracing::info!(
+                    "another replica has written the identity meanwhile; it is read again"
+                );
+            }
+        }
+    }
+    bail!(
+        "the identity in Secret {namespace}/{} changes each time that it is read; does something else write it?",
+        identity::SECRET
+    )
+}
+
+async fn join_once(
+    flags: &Flags,
+    namespace: &str,
+    client: &Client,
+    store: &Store,
+    cluster: &Cluster,
+    stop: &CancellationToken,
+) -> anyhow::Result<Joined> {
+    let read = async || {
+        patiently("the identity", stop, IdentityError::may_pass, async || {
+            store.read().await
+        })
+        .await
+    };
+    let Some(kept) = read().await? else {
+        return Ok(Joined::Stopped);
     };
     let places = flags.join_places(namespace);
     let before = kept
@@ -302,7 +345,7 @@ async fn joined(
         });
         match found.await {
             Ok(Some(bundle)) => Ok(bundle),
-            Ok(None) => return Ok(None),
+            Ok(None) => return Ok(Joined::Stopped),
             Err(error) => Err(error),
         }
     };
@@ -318,7 +361,12 @@ async fn joined(
     let start = join::decide(before.as_ref(), bundle.as_ref(), namespace)?;
     let bundle = match (start, bundle) {
         (Start::Enrol, Some(bundle)) => bundle,
-        _ => return Ok(kept.zip(before)),
+        _ => {
+            return Ok(match kept.zip(before) {
+                Some(joined) => Joined::As(Box::new(joined)),
+                None => Joined::Overtaken,
+            });
+        }
     };
     // A key is made only for a bundle that can be used, and kept before anybody hears of it.
     let kept = match kept {
@@ -327,22 +375,30 @@ async fn joined(
             let made = patiently("the identity", stop, IdentityError::may_pass, async || {
                 store.load().await
             });
-            let Some(kept) = made.await? else {
-                return Ok(None);
-            };
-            kept
+            match made.await? {
+                Some(kept) if kept.identity.enrolled.is_some() => return Ok(Joined::Overtaken),
+                Some(kept) => kept,
+                None => return Ok(Joined::Stopped),
+            }
         }
     };
     let asked = ask(flags, &bundle, &kept.identity, cluster, stop).await;
     let enrolled = match (asked, before) {
         (Ok(Some(enrolled)), _) => enrolled,
-        (Ok(None), _) => return Ok(None),
+        (Ok(None), _) => return Ok(Joined::Stopped),
         (Err(error), Some(before)) => {
             tracing::error!(error = %chain(&error),
                 "joining anew failed; the agent goes on as it had joined before");
-            return Ok(Some((kept, before)));
+            return Ok(Joined::As(Box::new((kept, before))));
         }
-        (Err(error), None) => return Err(error.into()),
+        // The token may have been used by a key that is kept by now in the place of ours.
+        (Err(error), None) => {
+            return match read().await? {
+                Some(Some(now)) if now.identity.enrolled.is_some() => Ok(Joined::Overtaken),
+                Some(_) => Err(error.into()),
+                None => Ok(Joined::Stopped),
+            };
+        }
     };
     tracing::info!(cluster = %enrolled.cluster, not_after = %enrolled.not_after, "enrolled");
     let identity = Identity {
@@ -352,13 +408,13 @@ async fn joined(
     let writing = patiently("the identity", stop, IdentityError::may_pass, async || {
         store.keep(kept.clone(), identity.clone()).await
     });
-    let Some(kept) = writing.await? else {
-        return Ok(None);
-    };
-    match kept.identity.enrolled.clone() {
-        Some(enrolled) => Ok(Some((kept, enrolled))),
-        None => bail!("another replica has begun to join at the same time; start this one again"),
-    }
+    Ok(match writing.await? {
+        None => Joined::Stopped,
+        Some(kept) => match kept.identity.enrolled.clone() {
+            Some(enrolled) => Joined::As(Box::new((kept, enrolled))),
+            None => Joined::Overtaken,
+        },
+    })
 }
 
 /// Who has joined before is not kept from working by a hub that is away: it asks once.

@@ -1,7 +1,7 @@
 //! The hub's part of what a test can fail: see [`krypton_agent::failpoint`].
 
 /// The effects of the hub beside those of the reconciler, which it runs, each at one place in this crate.
-pub const EFFECTS: [&str; 26] = [
+pub const EFFECTS: [&str; 27] = [
     "authority.create",
     "authority.step",
     "chart-pin.create",
@@ -21,6 +21,7 @@ pub const EFFECTS: [&str; 26] = [
     "join-info.replace",
     "join-token.redeem",
     "join-token.sweep",
+    "lead.label",
     "notice.write",
     "placement.begin",
     "placement.end",

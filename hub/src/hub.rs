@@ -48,6 +48,7 @@ use crate::fleet::{self, Fleet, Given, Overlaying};
 use crate::found::Found;
 use crate::gateway::{self, Gateway};
 use crate::home::{self, Home, HomeError};
+use crate::lead::label::Label;
 use crate::lead::{self, Election};
 use crate::listener;
 use crate::member_metrics::{Acting, FleetView};
@@ -67,6 +68,7 @@ use krypton_common::error_chain::chain;
 const CONNECTING: usize = 256;
 
 const LEAD: &str = "the lead";
+const LABEL: &str = "the leader's label";
 const AGENTS: &str = "serving agents";
 const FLEET: &str = "the fleet";
 
@@ -172,6 +174,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         ));
     }
 
+    let clearing = tokio::spawn(Label::cleared(
+        settings.pod.clone(),
+        settings.home.local.clone(),
+        readiness.clone(),
+    ));
     let apiserver = Settling::new();
     let may_pass = |error: &HomeError| error.may_pass(&apiserver);
     let choosing = patiently("home", &stop, may_pass, async || {
@@ -308,6 +315,20 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let mut lasting = Tasks::new(watchdog.clone());
     lasting.spawn(LEAD, leading);
     let mut lead = standing.lead.clone();
+    lasting.spawn(LABEL, {
+        let lead = lead.clone();
+        async move {
+            let cleared = tokio::select! {
+                cleared = clearing => cleared,
+                () = lead.left() => return,
+            };
+            match cleared {
+                Ok(Some(label)) => label.keep(lead).await,
+                Ok(None) => lead.left().await,
+                Err(error) => tracing::error!(%error, "taking the label off ended badly"),
+            }
+        }
+    });
     if let Some(pinned) = pinned {
         tasks.spawn(pinned.keep(lead.clone(), stop.clone()));
     }

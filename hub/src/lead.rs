@@ -5,6 +5,7 @@
 //! process is frozen: one that wakes up after another has taken over has nothing to write by.
 
 mod fencing;
+pub mod label;
 mod office;
 
 use std::pin::Pin;
@@ -139,6 +140,14 @@ impl Lead {
         if stand.wait_for(lost).await.is_err() {
             std::future::pending().await
         }
+    }
+
+    /// Waits until this hub stops.
+    pub async fn left(&self) {
+        let mut stand = self.stand.clone();
+        let left = stand.wait_for(|stand| *stand == Stand::Leaving).await;
+        // Nobody decides on it any more.
+        drop(left);
     }
 
     /// The tenure that holds now, in doubt too.

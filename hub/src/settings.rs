@@ -26,6 +26,14 @@ pub use krypton_agent::access::{LocalSource, ServiceAccount, service_account_nam
 pub use krypton_agent::admin::{BindAddress, NotABindAddress};
 pub use krypton_agent::go_values::{parse_bool, parse_duration};
 
+/// The pod that the hub runs in, on its own cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnPod {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
 /// Everything that a hub is told at its start.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -72,6 +80,8 @@ pub struct Settings {
     pub log_level: Option<tracing::Level>,
     /// Name of this process in events; `None` when neither `POD_NAME` nor `HOSTNAME` is set.
     pub reporting_instance: Option<String>,
+    /// Where it runs, if it has been told all of it.
+    pub pod: Option<OwnPod>,
     /// What a person should know at start: overridden and ignored settings. To be logged.
     pub notes: Vec<String>,
 }

@@ -33,6 +33,7 @@ pub struct AgentOptions<'a> {
     /// All of its environment but PATH and TMPDIR. What a pod is told by `POD_NAME` and
     /// `POD_NAMESPACE` the harness leaves out of its flags.
     pub env: BTreeMap<String, String>,
+    contained: bool,
 }
 
 impl<'a> AgentOptions<'a> {
@@ -42,7 +43,18 @@ impl<'a> AgentOptions<'a> {
             join_file: None,
             args: Vec::new(),
             env: BTreeMap::new(),
+            contained: false,
         }
+    }
+
+    /// As the one container of the pod with this UID: the first process of a PID namespace, whose other
+    /// processes die with it. To be killed, not stopped: a signal to end is for the process outside of it.
+    /// The kernel must allow user namespaces.
+    #[must_use]
+    pub fn in_pod(mut self, uid: &str) -> Self {
+        self.env.insert("POD_UID".to_owned(), uid.to_owned());
+        self.contained = true;
+        self
     }
 
     #[must_use]
@@ -108,6 +120,7 @@ impl Agent {
                 .map(|(name, value)| (name.clone(), value.into()))
                 .collect(),
             disk: None,
+            contained: options.contained,
         })?;
         Ok(Self(daemon))
     }

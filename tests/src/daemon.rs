@@ -80,6 +80,8 @@ pub(crate) struct Start<'a> {
     pub(crate) env: BTreeMap<String, OsString>,
     /// Bytes of a disk that is its own, for its caches and scratch files.
     pub(crate) disk: Option<u64>,
+    /// As the first process of a container.
+    pub(crate) contained: bool,
 }
 
 /// In namespaces of its own, where whoever runs the tests may mount.
@@ -91,6 +93,17 @@ const ON_A_DISK: [&str; 7] = [
     "sh",
     "-ec",
     "mount -t tmpfs -o size=\"$1\" none \"$TMPDIR\"; shift; exec \"$@\"",
+];
+
+/// As the first process of a PID namespace, with which all others in it die, as in a container.
+const IN_A_CONTAINER: [&str; 7] = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child=KILL",
 ];
 
 /// A running hub or agent; dropping it kills it. Its log is kept, with its path printed, when the
@@ -125,6 +138,10 @@ impl Daemon {
             ("--helm", tools.binary("helm").into_os_string()),
         ];
         let mut invocation = match start.disk {
+            None if start.contained => {
+                let [unshare, more @ ..] = IN_A_CONTAINER;
+                Invocation::new(unshare).args(more).args([binary])
+            }
             None => Invocation::new(binary),
             Some(bytes) => {
                 let [unshare, more @ ..] = ON_A_DISK;

@@ -115,6 +115,7 @@ impl Hub {
             args: &options.args,
             env,
             disk: options.disk,
+            contained: false,
         })?;
         Ok(Self { daemon, listen })
     }

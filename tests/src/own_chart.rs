@@ -33,7 +33,23 @@ const ONLY_IN_A_POD: [&str; 6] = [
     "--helm",
     "--chart-values-file",
 ];
-const POD: &str = "a-pod";
+
+/// What a pod knows of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodName {
+    pub name: String,
+    pub uid: String,
+}
+
+impl Default for PodName {
+    /// Of one that no apiserver knows.
+    fn default() -> Self {
+        Self {
+            name: "a-pod".to_owned(),
+            uid: "0b4d9a52-93a5-4f8a-b1c7-6f1f4cd0e7a1".to_owned(),
+        }
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnChart {
@@ -143,13 +159,14 @@ impl Pod {
             .collect()
     }
 
-    fn env(&self) -> Result<BTreeMap<String, String>> {
+    fn env(&self, own: &PodName) -> Result<BTreeMap<String, String>> {
         let variables = self.container.env.clone().unwrap_or_default();
         let of = |variable: k8s_openapi::api::core::v1::EnvVar| {
             let field = variable.value_from.and_then(|from| from.field_ref);
             let value = match field.map(|field| field.field_path).as_deref() {
                 None => variable.value.unwrap_or_default(),
-                Some("metadata.name") => POD.to_owned(),
+                Some("metadata.name") => own.name.clone(),
+                Some("metadata.uid") => own.uid.clone(),
                 Some("metadata.namespace") => self.namespace.to_owned(),
                 Some(other) => bail!("{} is of field {other}", variable.name),
             };
@@ -179,12 +196,27 @@ impl HubPod {
     /// # Errors
     /// When the chart is not installed, or the hub cannot be started.
     pub async fn start(cluster: &Cluster, before: Option<&Self>) -> Result<Self> {
+        Self::start_as(cluster, &PodName::default(), before, &[]).await
+    }
+
+    /// As this pod of the Deployment, with more flags.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub async fn start_as(
+        cluster: &Cluster,
+        own: &PodName,
+        before: Option<&Self>,
+        flags: &[String],
+    ) -> Result<Self> {
         let pod = Pod::of(OwnChart::Hub, cluster).await?;
         let access = pod.access(cluster).await?;
         let values = ValuesFile::new(&values(cluster, pod.namespace).await?)?;
         let kubeconfig = access.kubeconfig();
-        let mut options = HubOptions::new(&kubeconfig).args(pod.args());
-        options.env = pod.env()?;
+        let mut options = HubOptions::new(&kubeconfig)
+            .args(pod.args())
+            .args(flags.iter().map(String::as_str));
+        options.env = pod.env(own)?;
         let args = pod.container.args.as_deref().unwrap_or_default();
         if args
             .iter()
@@ -227,7 +259,7 @@ impl AgentPod {
         let kubeconfig = access.kubeconfig();
         let options = AgentOptions::new(&kubeconfig)
             .args(pod.args())
-            .env(pod.env()?);
+            .env(pod.env(&PodName::default())?);
         Ok(Self {
             agent: Agent::start(&options)?,
             access,

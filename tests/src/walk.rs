@@ -300,6 +300,10 @@ fn hub_options<'a>(
         .args(flags.iter().map(String::as_str))
         .env(PLAN, plan)
         .env(STRUCK, &struck.display().to_string())
+        // A pod that is not there: it is asked to be labelled all the same.
+        .env("POD_NAME", "krypton-hub-0")
+        .env("POD_UID", "0b4d9a52-93a5-4f8a-b1c7-6f1f4cd0e7a1")
+        .env("KRYPTON_POD_NAMESPACE", HUB_NAMESPACE)
 }
 
 /// A helm of the dead dies with it; before that nobody is told that the Lease is free.

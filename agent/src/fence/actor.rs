@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-use super::{Hold, LeaseWish, Term, Times};
+use super::{Hold, LeaseWish, Term, Times, is_former_life};
 use crate::clock::Boot;
 
 /// A record may ask for a longer life than our own times do, up to this.
@@ -105,10 +105,12 @@ impl Sighting {
 
 /// `ours` says that we hold it and know so. One that we have lost is anybody's: else writes that are never
 /// answered in time would keep it from all others, and nobody would act.
-fn step(seen: Option<&Sighting>, ours: bool, now: Boot, times: &Times) -> Step {
+fn step(seen: Option<&Sighting>, me: &str, ours: bool, now: Boot, times: &Times) -> Step {
     match seen {
         None => Step::Write,
         Some(seen) if ours || seen.holder.is_empty() => Step::Write,
+        // Nobody is left who could act under it.
+        Some(seen) if is_former_life(&seen.holder, me) => Step::Write,
         Some(seen) if now.since(seen.since) >= dead_after(seen, times) => Step::Write,
         Some(_) => Step::Wait,
     }
@@ -207,7 +209,7 @@ impl Actor {
                     .is_some_and(|seen| seen.holder == self.me);
                 let known = |renewed| now.since(renewed) < self.times.keep;
                 let ours = ours && self.hold.renewed.is_some_and(known);
-                let step = step(self.seen.as_ref(), ours, now, &self.times);
+                let step = step(self.seen.as_ref(), &self.me, ours, now, &self.times);
                 if wish == LeaseWish::Observe || step == Step::Wait {
                     self.lost();
                     return None;
@@ -443,6 +445,37 @@ mod tests {
         let mut actor = holding(1);
         let next = actor.begin(HOLD, at(0), wall(0));
         assert!(matches!(next, Call::Replace(_)), "{next:?}");
+    }
+
+    #[test]
+    fn what_a_former_life_in_the_same_pod_has_left_is_taken_at_once_and_what_others_have_is_not() {
+        let pod = |name: &str| Actor::new(name.to_owned(), Times::MEMBER);
+        let (me, former, other) = ("agent/a/2@uid-1", "agent/a/1@uid-1", "agent/a/1@uid-2");
+        let mut actor = pod(me);
+        let next = round(&mut actor, found(former, 5), 1);
+        assert!(matches!(next, Some(Call::Replace(_))), "{next:?}");
+        // Also when somebody has deleted it meanwhile.
+        let mut actor = pod(me);
+        let look = |actor: &mut Actor, says| {
+            actor.begin(LeaseWish::Observe, at(0), wall(0));
+            actor.answered(LeaseWish::Observe, says, (at(1), at(1)), wall(0))
+        };
+        assert_eq!(look(&mut actor, found(former, 5)), None);
+        let next = round(&mut actor, Answer::Found(None), 2);
+        assert!(matches!(next, Some(Call::Create(_))), "{next:?}");
+        // A life that has lost the Lease knows no better about itself than about others.
+        for (me, holder) in [
+            (me, other),
+            (me, me),
+            (me, "agent/a/1"),
+            ("agent/a/2", former),
+        ] {
+            assert_eq!(
+                round(&mut pod(me), found(holder, 5), 1),
+                None,
+                "{me} {holder}"
+            );
+        }
     }
 
     #[test]

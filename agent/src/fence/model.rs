@@ -124,6 +124,8 @@ struct Life {
 
 struct Process {
     name: String,
+    /// Whether it is the one container of its pod, with which its helm dies.
+    in_pod: bool,
     clock: Clock,
     way: Way,
     session: bool,
@@ -171,7 +173,7 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, agent_known: bool) -> Self {
+    fn new(seed: u64, agent_known: bool, in_pods: bool) -> Self {
         let mut world = Self {
             now: 0,
             random: seed | 1,
@@ -199,6 +201,7 @@ impl World {
                 agent => format!("agent/{agent}"),
             };
             world.processes.push(Process {
+                in_pod: in_pods && index != PROXY,
                 name,
                 clock,
                 way: HEALTHY,
@@ -267,7 +270,7 @@ impl World {
                 // What kills a process that is stopped kills it all the same.
                 process.stopped = false;
                 let helm = process.life.take().and_then(|life| life.helm);
-                process.orphans.extend(helm);
+                process.orphans.extend(helm.filter(|_| !process.in_pod));
             }
             Fault::Terminate(index) => {
                 let process = &mut self.processes[index];
@@ -667,7 +670,11 @@ impl World {
 
 impl Process {
     fn holder(&self) -> String {
-        format!("{}/{}", self.name, self.incarnation)
+        let life = format!("{}/{}", self.name, self.incarnation);
+        match self.in_pod {
+            true => format!("{life}@{}", self.name.replace('/', "-")),
+            false => life,
+        }
     }
 
     /// One that does something: a suspended one does nothing, and is dead when it wakes.
@@ -772,9 +779,34 @@ proptest! {
 
     #[test]
     fn whatever_happens_one_writes_and_soon_somebody_does(
-        seed in any::<u64>(), known in any::<bool>(), story in any_story()
+        seed in any::<u64>(), known in any::<bool>(), in_pods in any::<bool>(), story in any_story()
     ) {
-        play(World::new(seed, known), &story)?;
+        play(World::new(seed, known, in_pods), &story)?;
+    }
+}
+
+/// The other agent and the hub would wait for a minute.
+#[test]
+fn an_agent_that_is_started_again_in_its_pod_acts_again_within_seconds() {
+    for seed in 0..20 {
+        let mut world = World::new(seed, true, true);
+        let steps = |world: &mut World, millis: Time| {
+            let end = world.now + millis;
+            while world.now < end {
+                if let Err(error) = world.step() {
+                    panic!("seed {seed}: {error}\n{}", world.log.join("\n"));
+                }
+            }
+        };
+        steps(&mut world, 200_000);
+        let Some(acting) = (0..AGENTS).find(|index| world.acts(*index)) else {
+            panic!("seed {seed}: nobody acts");
+        };
+        world.fault(Fault::Kill(acting));
+        steps(&mut world, 1_000);
+        world.fault(Fault::Start(acting));
+        steps(&mut world, 12_000);
+        assert!(world.acts(acting), "seed {seed}\n{}", world.log.join("\n"));
     }
 }
 
@@ -786,7 +818,7 @@ fn writes_that_take_too_long_keep_the_lease_from_nobody() {
         (600_000, Fault::Annotate),
     ];
     for seed in 0..20 {
-        if let Err(error) = play(World::new(seed, true), &story) {
+        if let Err(error) = play(World::new(seed, true, false), &story) {
             panic!("seed {seed}: {error}");
         }
     }

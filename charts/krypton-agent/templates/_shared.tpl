@@ -314,9 +314,18 @@ affinity:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.topologySpreadConstraints }}
+{{- if .Values.topologySpreadConstraints }}
 topologySpreadConstraints:
-  {{- toYaml . | nindent 2 }}
+  {{- toYaml .Values.topologySpreadConstraints | nindent 2 }}
+{{- else if gt (int .Values.replicaCount) 1 }}
+topologySpreadConstraints:
+  # On different nodes, where there are.
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "krypton.selectorLabels" . | nindent 8 }}
 {{- end }}
 {{- with .Values.extraInitContainers }}
 initContainers:

@@ -17,6 +17,16 @@ is installed too, with installMode.crdsRbacOnly.
 {{- end }}
 
 {{/*
+Whether the hub that leads labels its own pod, and the Service of agents chooses by that. "true", or nothing.
+Without a port there is nobody to be led to it.
+*/}}
+{{- define "krypton-hub.labelsLeader" -}}
+{{- if and .Values.leaderElection.label (ne (include "krypton-hub.port" .) "0") (not .Values.installMode.crdsRbacOnly) -}}
+true
+{{- end }}
+{{- end }}
+
+{{/*
 The rights that looking for members takes in one namespace, or in all ("*"); nothing where it takes none.
 Labelled Secrets in the hub's namespace are read by its own Role.
 */}}

@@ -17,8 +17,8 @@ use crate::chart_values::{NotASource, Source};
 
 use super::{
     BindAddress, ChartSettings, Discovery, Flags, HelmSettings, HomeChoice, HomeSource,
-    LocalSource, NotABindAddress, Origin, ProviderKind, ServiceAccount, Settings, SettingsError,
-    parse_bool, parse_duration, table,
+    LocalSource, NotABindAddress, Origin, OwnPod, ProviderKind, ServiceAccount, Settings,
+    SettingsError, parse_bool, parse_duration, table,
 };
 
 const CHECK_INTERVAL_DEFAULT: Duration = Duration::from_secs(60);
@@ -78,6 +78,7 @@ pub(super) fn resolve(
         reporting_instance: inputs
             .variable("POD_NAME")
             .or_else(|| inputs.variable("HOSTNAME")),
+        pod: inputs.pod(),
         notes: inputs.notes,
     })
 }
@@ -177,6 +178,14 @@ struct Inputs<'a> {
 impl Inputs<'_> {
     fn variable(&self, name: &str) -> Option<String> {
         non_empty((self.env)(name))
+    }
+
+    fn pod(&self) -> Option<OwnPod> {
+        Some(OwnPod {
+            namespace: self.variable("KRYPTON_POD_NAMESPACE")?,
+            name: self.variable("POD_NAME")?,
+            uid: self.variable("POD_UID")?,
+        })
     }
 
     /// Variable, flag, default; a flag given as empty text is given.

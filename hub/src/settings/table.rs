@@ -391,6 +391,12 @@ pub const ROWS: &[Row] = &[
         "G1/G2, there `host-<cluster>` when both are unset",
     ),
     variable(
+        &["KRYPTON_POD_NAMESPACE", "POD_UID"],
+        "",
+        "With `POD_NAME`, the pod that this hub runs in: while it leads, that pod has the label `mesh.openkcm.io/leader`, by which the Service of agents chooses.",
+        NEW,
+    ),
+    variable(
         &["RUST_LOG"],
         "info",
         "Log filter, as `info,kube=debug`.",

@@ -553,6 +553,30 @@ fn the_process_is_named_after_its_pod_or_its_host() {
 }
 
 #[test]
+fn the_hubs_own_pod_is_known_by_all_that_names_it_or_not_at_all() {
+    let all = [
+        ("POD_NAME", "hub-0"),
+        ("KRYPTON_POD_NAMESPACE", "krypton"),
+        ("POD_UID", "u"),
+    ];
+    let pod = resolve(&[], &all).unwrap().pod;
+    let expected = OwnPod {
+        namespace: "krypton".to_owned(),
+        name: "hub-0".to_owned(),
+        uid: "u".to_owned(),
+    };
+    assert_eq!(pod, Some(expected));
+    for missing in 0..all.len() {
+        let mut less = all.to_vec();
+        less.remove(missing);
+        assert_eq!(resolve(&[], &less).unwrap().pod, None, "{less:?}");
+    }
+    // Where the hub's objects are is said by other variables.
+    let namespace = resolve(&["--namespace=fleet"], &all).unwrap().namespace;
+    assert_eq!(namespace, "fleet");
+}
+
+#[test]
 fn flags_without_effect_are_noted() {
     let settings = resolve(
         &[

@@ -35,6 +35,7 @@ mod joining;
 mod krypton_deployment;
 mod kubectl;
 mod lead;
+mod leader_label;
 mod leaks;
 mod leaving;
 mod leftovers;

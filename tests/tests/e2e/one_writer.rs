@@ -183,6 +183,129 @@ async fn an_agent_that_is_stopped_in_an_install_has_no_helm_when_another_takes_o
     assert_eq!(watch.runs().unwrap(), ["one", "two", "two"]);
 }
 
+#[tokio::test]
+async fn two_replicas_join_at_once_with_one_bundle_and_one_that_stops_drains_its_helm_before_the_other_acts()
+ {
+    let (home, edge) = tokio::join!(
+        Home::start("replicas-home"),
+        Cluster::start("replicas-edge", Parts::WithControllers)
+    );
+    let edge = edge.unwrap();
+    let (at_home, at_edge) = (Desk::at(&home.cluster), Desk::at(&edge));
+    let folder = TempDir::with_prefix("krypton-join-").unwrap();
+    let file = folder.path().join("bundle.yaml");
+    write_secret(&file, &bundle(&home.cluster, "edge-1").await.unwrap()).unwrap();
+    let start = |replica: &str| {
+        let flags = [
+            format!("--replica={replica}"),
+            home.watch.flag(replica).unwrap(),
+        ];
+        let options = AgentOptions::new(edge.kubeconfig())
+            .join_file(&file)
+            .args(flags);
+        Agent::start(&options).unwrap()
+    };
+    let (mut one, mut two) = (start("one"), start("two"));
+    let ready = tokio::join!(one.ready(PATIENCE), two.ready(PATIENCE));
+    ready.0.unwrap();
+    ready.1.unwrap();
+    at_home.member_is("edge-1", Mode::Agent).await.unwrap();
+
+    let holder = at_edge.held_by_another("").await.unwrap();
+    let ones = holder.starts_with("agent/one/");
+    let (mut writes, waits, next) = match ones {
+        true => (one, two, "two"),
+        false => (two, one, "one"),
+    };
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
+    assert!(helm_processes(waits.folder().unwrap()).is_empty());
+    let folder = writes.folder().unwrap().to_owned();
+    let taken = eventually("the other to take it", PATIENCE, async || {
+        // In this order: who is seen afterwards was alive when the Lease had been given up.
+        let now = at_edge.holder().await?;
+        let alive = helm_processes(&folder);
+        assert!(
+            now == holder || alive.is_empty(),
+            "{now:?} has it; {alive:?}"
+        );
+        Ok(now.starts_with(&format!("agent/{next}/")).then_some(()))
+    });
+    let (stopped, taken) = tokio::join!(writes.stop(), taken);
+    assert!(stopped.unwrap().success());
+    taken.unwrap();
+    // What it could not end is taken up by the other.
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
+    gate::open(&at_edge, "acme", &hook).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
+}
+
+#[tokio::test]
+async fn a_restart_in_the_same_pod_takes_its_lease_at_once_and_another_pod_does_not() {
+    let (home, edge) = tokio::join!(
+        Home::start("same-pod-home"),
+        Cluster::start("same-pod-edge", Parts::WithControllers)
+    );
+    let edge = edge.unwrap();
+    let at_edge = Desk::at(&edge);
+    let helm = home.watch.flag("one").unwrap();
+    let folder = TempDir::with_prefix("krypton-join-").unwrap();
+    let file = folder.path().join("bundle.yaml");
+    write_secret(&file, &bundle(&home.cluster, "edge-1").await.unwrap()).unwrap();
+    let options = AgentOptions::new(edge.kubeconfig())
+        .join_file(&file)
+        .args([helm])
+        .in_pod("uid-of-one");
+    let mut one = Agent::start(&options).unwrap();
+    one.ready(PATIENCE).await.unwrap();
+    let holder = at_edge.held_by_another("").await.unwrap();
+    assert!(
+        holder.starts_with("agent/one/") && holder.ends_with("@uid-of-one"),
+        "{holder}"
+    );
+    let waiting = second_agent(&edge, &home.watch).await;
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&at_edge, "acme", None).await.unwrap();
+
+    // In the middle of an install, whose helm ends with the container.
+    let transitions = async || {
+        let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
+            Api::namespaced(edge.client(), "krypton-system");
+        let lease = leases.get("krypton-agent").await.unwrap();
+        lease.spec.unwrap().lease_transitions
+    };
+    let before = transitions().await;
+    one.kill9().await.unwrap();
+    let left = one.folder().unwrap().to_owned();
+    eventually("its helm to end with it", PATIENCE, async || {
+        Ok(helm_processes(&left).is_empty().then_some(()))
+    })
+    .await
+    .unwrap();
+    let mut again = Agent::start(&options).unwrap();
+    again.ready(PATIENCE).await.unwrap();
+    let next = at_edge.held_by_another(&holder).await.unwrap();
+    assert!(
+        next.starts_with("agent/one/") && next.ends_with("@uid-of-one"),
+        "{next}"
+    );
+    // Nobody was in between: the other, in no pod or another one, still waits for the minute.
+    assert_eq!(transitions().await, before.map(|before| before + 1));
+    assert!(helm_processes(waiting.folder().unwrap()).is_empty());
+    let hook = gate::hook(&at_edge, "acme", Some(&hook)).await.unwrap();
+    gate::open(&at_edge, "acme", &hook).await.unwrap();
+    at_edge
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    one_is_deployed_and_none_pending(&at_edge, "acme", "tenant-acme-edge-1").await;
+    assert_eq!(home.watch.runs().unwrap(), ["one", "one"]);
+}
+
 /// What becomes of the member's first agent in the middle of an install.
 enum Trouble {
     Dies,

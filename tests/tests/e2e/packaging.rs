@@ -121,7 +121,7 @@ async fn a_misspelt_value_and_one_of_the_wrong_type_are_refused_by_name() {
             ("--set=crds.instal=false", "instal"),
             ("--set=installMode.crdsRbac=true", "crdsRbac"),
             ("--set-string=replicaCount=one", "replicaCount"),
-            ("--set=replicaCount=2", "replicaCount"),
+            ("--set=replicaCount=6", "replicaCount"),
             ("--set-string=crds.install=no", "install"),
             ("--set=helm.maxConcurrent=65", "maxConcurrent"),
             ("--set=logFormat=xml", "logFormat"),

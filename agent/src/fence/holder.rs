@@ -1,0 +1,85 @@
+//! What a holder is called, and what its name says of other holders. Pure.
+
+/// A container of which there is one in its pod, as the first process of its PID namespace.
+///
+/// The kubelet starts a container of a pod only when the one before it has ended, and it has ended when its
+/// first process has: the kernel lets that end only when all others of its PID namespace, so every helm of
+/// ours, are dead. A pod with one PID namespace for all its containers (`shareProcessNamespace`), or with its
+/// node's (`hostPID`), promises nothing of the kind; there we are not the first process. Whoever gives the UID
+/// to two containers of a pod breaks the promise: the chart gives it to one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnPod {
+    uid: String,
+}
+
+impl OwnPod {
+    /// `uid` is that of the pod, if we have been told; `process` our ID in our PID namespace.
+    pub fn of(uid: Option<String>, process: u32) -> Option<Self> {
+        let fits = |uid: &String| {
+            let fit = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+            !uid.is_empty() && uid.bytes().all(fit)
+        };
+        uid.filter(fits)
+            .filter(|_| process == 1)
+            .map(|uid| Self { uid })
+    }
+}
+
+/// One process, one name: an agent that was started again must not take itself for the one before.
+pub fn agent_holder(replica: &str, pod: Option<&OwnPod>, random: u32) -> String {
+    match pod {
+        Some(pod) => format!("agent/{replica}/{random:08x}@{}", pod.uid),
+        None => format!("agent/{replica}/{random:08x}"),
+    }
+}
+
+/// Whether `holder` was a container of our pod, and so is dead.
+pub(super) fn is_former_life(holder: &str, me: &str) -> bool {
+    let pod = |name: &str| name.rsplit_once('@').map(|(_, pod)| pod.to_owned());
+    holder != me && pod(me).is_some() && pod(holder) == pod(me)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "0b4d9a52-93a5-4f8a-b1c7-6f1f4cd0e7a1";
+
+    #[test]
+    fn only_the_first_process_of_a_container_that_knows_its_pod_has_former_lives() {
+        let of = |uid: &str, process| OwnPod::of(Some(uid.to_owned()), process);
+        assert!(of(UID, 1).is_some());
+        // One namespace for all, or something that was started beside it, as by kubectl exec.
+        assert_eq!(of(UID, 7), None);
+        assert_eq!(OwnPod::of(None, 1), None);
+        for no_uid in ["", "a b", "a@b", "a/b"] {
+            assert_eq!(of(no_uid, 1), None, "{no_uid}");
+        }
+    }
+
+    #[test]
+    fn a_former_life_is_known_by_its_pod_alone() {
+        let pod = OwnPod::of(Some(UID.to_owned()), 1);
+        let other = OwnPod::of(Some("another".to_owned()), 1);
+        let me = agent_holder("krypton-agent-x", pod.as_ref(), 1);
+        assert_eq!(me, format!("agent/krypton-agent-x/00000001@{UID}"));
+        let rows = [
+            (agent_holder("krypton-agent-x", pod.as_ref(), 2), true),
+            // A container that was told another name is in the same place.
+            (agent_holder("renamed", pod.as_ref(), 2), true),
+            (me.clone(), false),
+            (agent_holder("krypton-agent-x", other.as_ref(), 2), false),
+            (agent_holder("krypton-agent-x", None, 2), false),
+            // A name that a person gives says nothing of pods.
+            (agent_holder(&format!("x@{UID}"), None, 2), false),
+            (String::new(), false),
+        ];
+        for (holder, expected) in rows {
+            assert_eq!(is_former_life(&holder, &me), expected, "{holder}");
+        }
+        let nowhere = agent_holder("krypton-agent-x", None, 1);
+        for holder in [nowhere.as_str(), "agent/krypton-agent-x/00000002", ""] {
+            assert!(!is_former_life(holder, &nowhere), "{holder}");
+        }
+    }
+}
