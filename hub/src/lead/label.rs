@@ -364,7 +364,7 @@ mod tests {
         for (went, pause, again) in [
             (Went::Badly, RETRY, vec![former, own.clone()]),
             (Went::Refused, LOOK_EVERY, vec![own.clone()]),
-            (Went::Nowhere, LOOK_EVERY, vec![own.clone()]),
+            (Went::Nowhere, LOOK_EVERY, vec![own]),
         ] {
             let mut course = Course::new(at(0));
             done(&mut course, None, Went::Well, at(0));
