@@ -11,7 +11,7 @@ const GOOD: Duration = Duration::from_secs(60);
 /// The longest that a hub may ask us to stay away.
 const AWAY: Duration = Duration::from_secs(300);
 /// One that has lasted this long was no accident: when it ends, another hub is likely to lead in a moment.
-const SETTLED: Duration = Duration::from_secs(10);
+const SETTLED: Duration = Duration::from_secs(5);
 /// For this long after its end it is asked for often.
 const SOON: Duration = Duration::from_secs(15);
 /// The longest pause meanwhile: of the 10 s until agents are back after their hub has died.
@@ -132,9 +132,9 @@ mod tests {
         let seconds = Duration::from_secs;
         // How long the session had lasted; when after its end the tries fail; the longest pauses after them.
         let rows: [(u64, &[(u64, u64)]); 3] = [
-            (9, &[(0, 1), (1, 2), (3, 4), (7, 8), (14, 16)]),
+            (4, &[(0, 1), (1, 2), (3, 4), (7, 8), (14, 16)]),
             (
-                10,
+                5,
                 &[(0, 1), (1, 2), (3, 2), (5, 2), (14, 2), (15, 4), (19, 8)],
             ),
             (
