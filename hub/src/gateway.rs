@@ -105,6 +105,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     let info = JoinInfo {
         ca_pem: authority.ca_pem(),
         addresses: advertise,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let (info_tx, info) = watch::channel(info);
     let authority = Arc::new(Live::new(authority));

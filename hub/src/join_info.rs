@@ -1,4 +1,4 @@
-//! What who joins a cluster has to know of the hub: ConfigMap `krypton-hub-join` in its namespace, so
+//! What who joins a cluster has to know of the hub, and its version: ConfigMap `krypton-hub-join` in its namespace, so
 //! that nobody needs to read the Secret with the CA's key for it.
 
 use std::collections::BTreeMap;
@@ -22,6 +22,7 @@ use crate::lead::Lead;
 pub const NAME: &str = "krypton-hub-join";
 const CERTIFICATE_KEY: &str = "ca.crt";
 const ADDRESSES_KEY: &str = "addresses";
+const VERSION_KEY: &str = "version";
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Writes that other writers may get in the way of.
@@ -71,6 +72,8 @@ pub struct JoinInfo {
     pub ca_pem: String,
     /// `host:port`, in the order in which they are to be tried.
     pub addresses: Vec<String>,
+    /// The hub's, for people.
+    pub version: String,
 }
 
 impl JoinInfo {
@@ -83,11 +86,13 @@ impl JoinInfo {
                 .filter(|address| !address.is_empty())
                 .map(str::to_owned)
                 .collect(),
+            version: text(VERSION_KEY).to_owned(),
         }
     }
 
-    fn data(&self) -> [(String, String); 2] {
+    fn data(&self) -> [(String, String); 3] {
         [
+            (VERSION_KEY.to_owned(), self.version.clone()),
             (CERTIFICATE_KEY.to_owned(), self.ca_pem.clone()),
             (ADDRESSES_KEY.to_owned(), self.addresses.join("\n")),
         ]
@@ -221,6 +226,7 @@ mod tests {
             let info = JoinInfo {
                 ca_pem: "PEM\n".to_owned(),
                 addresses,
+                version: "1.2.3".to_owned(),
             };
             assert_eq!(JoinInfo::of(&info.data().into()), info);
         }

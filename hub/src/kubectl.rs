@@ -13,6 +13,7 @@ mod leave;
 mod migrate;
 mod rotate_ca;
 mod tenants;
+mod version;
 mod watch;
 
 use std::ffi::OsString;
@@ -85,8 +86,8 @@ enum Command {
     /// Make KryptonDeployments of the CryptoEdgeDeployments of the former operator, or show them; the old objects
     /// stay as they are.
     Migrate(migrate::Migrate),
-    /// Print the version of this program, and how to have its words completed in a shell.
-    Version,
+    /// Print the version of this program, of the hub and of the agents.
+    Version(version::Versions),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -364,10 +365,7 @@ pub async fn run(
             let home = connect(&migrate.home, env).await?;
             Box::pin(migrate::run(migrate, home.client, &home.context)).await
         }
-        Command::Version => Ok(Printed {
-            stdout: format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")),
-            stderr: String::new(),
-        }),
+        Command::Version(args) => Ok(Box::pin(version::run(args, env)).await),
     }
 }
 

@@ -14,12 +14,11 @@ pub enum ExitCode {
     NotFound = 3,
     NotPermitted = 4,
     NoAnswer = 5,
-    NotReady = 6,
     Refused = 7,
 }
 
 /// Each with what it means, as the documentation has it.
-pub const MEANINGS: [(ExitCode, &str); 8] = [
+pub const MEANINGS: [(ExitCode, &str); 7] = [
     (ExitCode::Done, "done"),
     (
         ExitCode::Failed,
@@ -37,10 +36,6 @@ pub const MEANINGS: [(ExitCode, &str); 8] = [
     (
         ExitCode::NoAnswer,
         "the cluster cannot be reached, or did not answer in time",
-    ),
-    (
-        ExitCode::NotReady,
-        "`explain`: all was told, and the Tenant is not Ready",
     ),
     (
         ExitCode::Refused,
@@ -107,4 +102,49 @@ fn by_cause(error: &(dyn Error + 'static)) -> ExitCode {
         }
     }
     ExitCode::Failed
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::super::Cli;
+    use super::*;
+
+    fn page() -> String {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/kubectl.md");
+        std::fs::read_to_string(page).unwrap()
+    }
+
+    #[test]
+    fn the_page_tells_of_each_exit_code_and_of_each_command() {
+        let page = page();
+        for (code, meaning) in MEANINGS {
+            let row = format!("| {} | {meaning} |", code as u8);
+            assert!(page.contains(&row), "{row}");
+        }
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            let told = ["kubectl krypton ", ""].map(|before| format!("`{before}{name}"));
+            assert!(told.iter().any(|told| page.contains(told)), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_commands_of_the_page_are_such_as_the_program_takes() {
+        let page = page();
+        let commands = page
+            .split('`')
+            .filter(|text| text.starts_with("kubectl krypton "));
+        let mut seen = 0;
+        for command in commands {
+            let command = command.replace("NAME", "edge-1");
+            let words = command.split(' ').skip(1);
+            assert!(Cli::try_parse_from(words).is_ok(), "{command}");
+            seen += 1;
+        }
+        assert!(seen > 10, "{seen}");
+    }
 }

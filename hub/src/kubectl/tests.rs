@@ -484,7 +484,7 @@ async fn wrong_usage_ends_with_2_and_help_with_0() {
 #[tokio::test]
 async fn the_version_needs_no_cluster() {
     let server = Server::start(Vec::new()).await;
-    let printed = server.run(&["version"]).await.unwrap();
+    let printed = server.run(&["version", "--client"]).await.unwrap();
     assert_eq!(
         printed.stdout,
         format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION"))

@@ -268,6 +268,7 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
     let info = JoinInfo {
         ca_pem: authority.ca_pem(),
         addresses: vec!["hub.example.org:7443".to_owned()],
+        version: "0.1.0".to_owned(),
     };
     let published = join_info::publish(home.client(), HUB_NAMESPACE, &info).await;
     published.unwrap();
@@ -300,6 +301,9 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
         people.push(access.unwrap());
     }
     use ExitCode::{Done, NotFound, NotPermitted as No, Refused};
+    let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]);
+    let versions = versions.await.unwrap();
+    assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
     let rows: [(&[&str], [ExitCode; 3]); 15] = [
         (&["get", "clusters"], [Done, Done, No]),
         (&["get", "tenants", "-A"], [Done, Done, No]),
