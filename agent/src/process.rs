@@ -221,6 +221,8 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     let reconciling = reconcile(member, tools, desired, board, stop.clone());
     let mut reconciling = tokio::spawn(watchdog.watch("the reconciler", reconciling));
     let by_itself = tokio::select! {
+        // First: at the stop the others end too, and not by themselves.
+        biased;
         () = stop.cancelled() => None,
         ended = &mut reconciling => return Err(by_itself("the reconciler", ended)),
         ended = &mut session => Some(by_itself("the session with the hub", ended)),

@@ -513,6 +513,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             give(&given, next, &mut teller);
         }
         tokio::select! {
+            // First: at the stop all others end too, and not by themselves.
+            biased;
             () = stop.cancelled() => break,
             error = lasting.one_ends() => {
                 tracing::error!(error = %format_args!("{error:#}"), "the hub cannot go on: it stops, so that it is started again");

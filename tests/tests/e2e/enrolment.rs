@@ -319,6 +319,7 @@ async fn how_to_join_is_published_and_repaired() {
     let info = |address: &str| JoinInfo {
         ca_pem: "PEM\n".to_owned(),
         addresses: vec![address.to_owned()],
+        version: "0.1.0".to_owned(),
     };
     let publish = |info: JoinInfo| {
         let client = client.clone();

@@ -12,10 +12,10 @@ use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::{desired::EPOCH_NAME, join_info, lead::HUB_LEASE};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Membership, Mode, Parts,
-    eventually,
+    ChartRepository, ChartSource, Cluster, FaultProxy, Gate, Hub, HubOptions, Membership, Mode,
+    Parts, Traffic, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
-    gate, in_both_modes,
+    gate, in_both_modes, kubectl_krypton,
     port::Port,
 };
 use kube::{
@@ -46,6 +46,8 @@ struct Stage {
     repository: ChartRepository,
     chart: &'static str,
     values: ValuesFile,
+    /// By which the named hub reaches home; the others do so directly.
+    line: Option<(&'static str, FaultProxy)>,
 }
 
 impl Stage {
@@ -76,6 +78,7 @@ impl Stage {
             repository,
             chart,
             values: ValuesFile::new("replicaCount: 0").unwrap(),
+            line: None,
         };
         for name in hubs {
             stage.start(name).await;
@@ -85,10 +88,14 @@ impl Stage {
 
     /// Starts one, or another in its place. Agents are told of all.
     async fn start(&mut self, name: &str) {
+        let kubeconfig = match &self.line {
+            Some((of, line)) if *of == name => line.kubeconfig(),
+            _ => self.home.kubeconfig().to_owned(),
+        };
         let addresses: Vec<String> = (self.ports.values())
             .map(|port| port.address().to_string())
             .collect();
-        let options = HubOptions::new(self.home.kubeconfig())
+        let options = HubOptions::new(&kubeconfig)
             .args(chart_flags(&self.repository, self.chart, "1.0.0"))
             .args([values_flag(&self.values)])
             .args(["--self-cluster=false".to_owned()])
@@ -406,4 +413,132 @@ async fn a_lead_that_stops_hands_over_while_helm_is_waited_for(mode: Mode) {
     assert_eq!(stage.epoch().await, epoch + 1);
     let log = former.log().unwrap();
     assert!(!log.contains("panicked"), "{log}");
+}
+
+#[tokio::test]
+async fn a_lead_that_is_cut_off_from_home_alone_gives_its_agents_up() {
+    let mut stage = Stage::set("cut-off", &[]).await;
+    for name in ["a", "b"] {
+        let port = Arc::new(Port::reserve().unwrap());
+        stage.ports.insert(name.to_owned(), port);
+    }
+    let line = FaultProxy::before(&stage.home).await.unwrap();
+    stage.line = Some(("a", line));
+    for name in ["a", "b"] {
+        stage.start(name).await;
+    }
+    assert_eq!(stage.leader_but("").await.unwrap(), "a");
+    let _member = stage.join(Mode::Agent).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    stage.tenant("first").await;
+    let epoch = stage.epoch().await;
+
+    let cut = |stage: &Stage, traffic| stage.line.as_ref().unwrap().1.set(traffic);
+    cut(&stage, Traffic::Cut);
+    assert_eq!(stage.leader_but("a").await.unwrap(), "b");
+    stage.session(Mode::Agent, "b").await;
+    stage.tenant("second").await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    let log = stage.hubs["a"].log().unwrap();
+    assert!(log.contains("the lead is lost"), "{log}");
+
+    // Back again, it is one that stands by.
+    cut(&stage, Traffic::Pass);
+    eventually("a to know who leads", PATIENCE, async || {
+        let log = stage.hubs["a"].log()?;
+        let after = log.rsplit("the lead is lost").next().unwrap_or_default();
+        Ok(after.contains("this hub is a standby").then_some(()))
+    })
+    .await
+    .unwrap();
+    stage.tenant("third").await;
+    assert_eq!(stage.leader_but("a").await.unwrap(), "b");
+    assert_eq!(stage.epoch().await, epoch + 1);
+}
+
+#[tokio::test]
+async fn the_ca_is_rotated_though_the_lead_changes_meanwhile_and_nobody_is_locked_out() {
+    let mut stage = Stage::set("rotated", &["a", "b", "c"]).await;
+    let _member = stage.join(Mode::Agent).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    stage.tenant("first").await;
+    let rotate = async |home: &Cluster, more: &[&str]| {
+        let words = [&["rotate-ca", "-n", HUB_NAMESPACE], more].concat();
+        kubectl_krypton(home, &words).await
+    };
+    rotate(&stage.home, &[]).await.unwrap();
+    for phase in ["Announced", "Switched"] {
+        eventually(&format!("the phase {phase}"), PATIENCE, async || {
+            let told = rotate(&stage.home, &["--status"]).await?;
+            // It may have gone on since.
+            let past = told.starts_with(phase) || told.contains("the last one ended");
+            match past || (phase == "Announced" && told.starts_with("Switched")) {
+                true => Ok(Some(())),
+                false => bail!("{told}"),
+            }
+        })
+        .await
+        .unwrap();
+        let leader = stage.leader_but("").await.unwrap();
+        stage.hub(&leader).kill9().await.unwrap();
+        stage.leader_but(&leader).await.unwrap();
+        stage.start(&leader).await;
+    }
+    eventually("the rotation to end", PATIENCE, async || {
+        let told = rotate(&stage.home, &["--status"]).await?;
+        match told.contains("the last one ended") {
+            true => Ok(Some(())),
+            false => bail!("{told}"),
+        }
+    })
+    .await
+    .unwrap();
+    stage.tenant("second").await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+}
+
+#[tokio::test]
+async fn of_hubs_with_other_settings_those_of_the_lead_count() {
+    let mut stage = Stage::set("settings", &[]).await;
+    for name in ["a", "b"] {
+        let port = Arc::new(Port::reserve().unwrap());
+        stage.ports.insert(name.to_owned(), port);
+    }
+    stage.start("a").await;
+    let _member = stage.join(Mode::Agent).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    stage.tenant("acme").await;
+    let release = format!("tenant-acme-{EDGE}");
+    let edge = Desk::at(&stage.edge);
+    let one = edge.revisions("acme", &release).await.unwrap();
+    let published = join_info::read(stage.home.client(), HUB_NAMESPACE);
+    let before = published.await.unwrap().unwrap();
+
+    // As in a rollout: another that is told other values, and of one more address.
+    let other = ValuesFile::new("replicaCount: 0\nother: true").unwrap();
+    let port = Arc::new(Port::reserve().unwrap());
+    let address = port.address().to_string();
+    stage.ports.insert("another".to_owned(), port);
+    let _first = std::mem::replace(&mut stage.values, other);
+    stage.start("b").await;
+    stage.tenant("later").await;
+    assert_eq!(edge.revisions("acme", &release).await.unwrap(), one);
+    let published = join_info::read(stage.home.client(), HUB_NAMESPACE);
+    assert_eq!(published.await.unwrap().unwrap(), before);
+
+    let mut former = stage.hubs.remove("a").unwrap();
+    assert!(former.stop().await.unwrap().success());
+    edge.newest_is("acme", &release, 2, "deployed")
+        .await
+        .unwrap();
+    eventually("its address to be published", PATIENCE, async || {
+        let found = join_info::read(stage.home.client(), HUB_NAMESPACE).await?;
+        let addresses = found.map(|info| info.addresses).unwrap_or_default();
+        match addresses.contains(&address) {
+            true => Ok(Some(())),
+            false => bail!("{addresses:?}"),
+        }
+    })
+    .await
+    .unwrap();
 }
