@@ -298,7 +298,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         client: home::client(chosen.config.clone()).context("making home's client failed")?,
         namespace: settings.namespace.clone(),
         holder: holder.clone(),
-        times: Times::of_lead(lead::DURATION),
+        times: Times::of_lead(settings.lead),
         ahead,
         readiness: readiness.clone(),
     };
@@ -344,10 +344,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         readiness.clone(),
         lead.clone(),
     );
-    teller.tell(
-        given.borrow().problem.as_ref(),
-        given.borrow().chart.is_some(),
-    );
+    // One look: who wins the lead writes there, and waits for readers.
+    let now = given.borrow().clone();
+    teller.tell(now.problem.as_ref(), now.chart.is_some());
     let (named, named_rx) = watch::channel(None);
     let (findings, findings_rx) = watch::channel(Arc::default());
     let mut providers = providers(&client, &settings, &profile_access);
