@@ -398,7 +398,7 @@ mod tests {
             (
                 Facts {
                     unheard: true,
-                    ..said.clone()
+                    ..said
                 },
                 Mode::Proxy,
                 true,
