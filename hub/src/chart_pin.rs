@@ -19,7 +19,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::lead::Lead;
+use crate::lead::{Lead, Tenure};
 
 /// The ConfigMap in the hub's namespace that holds it.
 pub const NAME: &str = "krypton-hub-chart";
@@ -31,6 +31,32 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
 /// A standby looks so often whether the record is another.
 const RECORD_EVERY: Duration = Duration::from_secs(30);
+/// The record is asked for again so soon at the latest where members wait for it.
+const UNREAD_MAX: Duration = Duration::from_secs(3);
+
+/// What is known of what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meaning {
+    pub version: String,
+    /// When the tenure began under which the record was read: what an earlier lead has put there is in `version`.
+    pub under: Option<Boot>,
+}
+
+impl Meaning {
+    /// Before anything was looked up.
+    pub fn unread(version: String) -> Self {
+        Self {
+            version,
+            under: None,
+        }
+    }
+
+    /// The epoch that may be given with this version: that of the tenure, once the record was read under it.
+    pub fn epoch(&self, tenure: Option<&Tenure>) -> Option<u64> {
+        let tenure = tenure?;
+        (self.under == Some(tenure.since)).then_some(tenure.epoch)
+    }
+}
 
 #[derive(Debug, Error)]
 enum PinError {
@@ -78,10 +104,12 @@ impl std::fmt::Debug for ChartPin {
 #[derive(Debug)]
 pub struct Kept {
     pin: ChartPin,
-    tx: watch::Sender<String>,
+    tx: watch::Sender<Meaning>,
     /// When to look again; `None`: never.
     next: Option<Duration>,
     failures: u32,
+    /// When it was last looked up, where nothing is on record.
+    looked_up: Option<Boot>,
 }
 
 /// What home has on record of a range.
@@ -152,12 +180,13 @@ fn chosen(before: Option<&str>, found: String) -> String {
 impl ChartPin {
     /// Finds the version, or what went wrong, within a minute or so. Without a version, members are given the
     /// range itself, with which they do nothing but say that it has no meaning yet.
-    pub async fn begin(self, tx: watch::Sender<String>, stop: &CancellationToken) -> Kept {
+    pub async fn begin(self, tx: watch::Sender<Meaning>, stop: &CancellationToken) -> Kept {
         let mut kept = Kept {
             pin: self,
             tx,
             next: None,
             failures: 0,
+            looked_up: None,
         };
         if stop.run_until_cancelled(kept.look(None)).await.is_none() {
             tracing::debug!("stopped before the range was looked up");
@@ -196,12 +225,19 @@ impl ChartPin {
         Ok(format!("{}@sha256:{sha256}", unpinned(&version)))
     }
 
-    /// The version that holds now, and how long for. It is recorded by whoever leads; others go by the record.
-    async fn version(&self, lead: Option<&Lead>) -> Result<(String, Option<Duration>), PinError> {
+    fn api(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The version that holds now, and how long for, where `found` is what is there. It is recorded by whoever
+    /// leads; others go by the record.
+    async fn version(
+        &self,
+        found: Option<ConfigMap>,
+        lead: Option<&Lead>,
+    ) -> Result<(String, Option<Duration>), PinError> {
         let leads = || lead.is_some_and(|lead| lead.writes(Boot::now()));
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let of = self.of();
-        let found = self.in_time("reading", api.get_opt(NAME)).await?;
+        let (api, of) = (self.api(), self.of());
         let before = record(found.as_ref(), &of);
         let now = clock::wall();
         if let Some(record) = &before {
@@ -272,11 +308,14 @@ impl ChartPin {
 }
 
 impl Kept {
-    /// Looks again when it is time and whenever this hub comes to lead, until `stop`.
+    /// Looks again when it is time, at least so often as a standby does while this hub is one, and whenever it
+    /// comes to lead, until `stop`.
     pub async fn keep(mut self, mut lead: Lead, stop: CancellationToken) {
         let mut led = None;
         loop {
-            let next = self.next.map(|pause| Boot(Boot::now().0 + pause));
+            let begun = Boot::now();
+            let next = self.next.map(|pause| Boot(begun.0 + pause));
+            let of_standby = Boot(begun.0 + a_little_later(RECORD_EVERY));
             let due = async {
                 loop {
                     let now = Boot::now();
@@ -287,6 +326,8 @@ impl Kept {
                         led = Some(tenure.since);
                         return;
                     }
+                    let standby = lead.tenure().is_none().then_some(of_standby);
+                    let next = next.into_iter().chain(standby).min();
                     tokio::select! {
                         () = clock::sleep_until(next, now) => return,
                         decided = lead.changed() => if !decided { std::future::pending().await },
@@ -296,7 +337,14 @@ impl Kept {
             if stop.run_until_cancelled(due).await.is_none() {
                 return;
             }
-            let look = self.look(Some(&lead));
+            let now_led = lead.clone();
+            let look = async {
+                tokio::select! {
+                    () = self.look(Some(&now_led)) => {}
+                    // Members wait for the record, and looking up a range may take long.
+                    () = another_tenure(&mut lead, now_led.tenure()) => {}
+                }
+            };
             if stop.run_until_cancelled(look).await.is_none() {
                 return;
             }
@@ -304,29 +352,94 @@ impl Kept {
     }
 
     async fn look(&mut self, lead: Option<&Lead>) {
-        self.next = match Box::pin(self.pin.version(lead)).await {
-            Ok((version, left)) => {
+        // Before the record is read: what is read under it is of nobody who led before.
+        let under = lead.and_then(Lead::tenure).map(|tenure| tenure.since);
+        let ended = match self.read(under).await {
+            Ok(found) => self.look_up(found, lead).await,
+            Err(error) => Err(error),
+        };
+        self.next = match ended {
+            // A fifth later at most, so that hubs do not ask at one moment; the first that does, does for all.
+            Ok(left) => {
                 self.failures = 0;
-                self.tx.send_if_modified(|before| {
-                    let other = *before != version;
-                    *before = version;
-                    other
-                });
-                // A fifth later at most, so that hubs do not ask at one moment; the first that does, does for all.
-                left.map(|left| left.mul_f64(1.0 + 0.2 * rand::random::<f64>()))
+                left.map(a_little_later)
             }
             Err(error) => {
                 let range = &self.pin.chart.version;
                 tracing::warn!(%range, error = %chain(&error), "which chart members are to run is not known; what is known stays, and it is tried again");
                 self.failures += 1;
-                Some(backoff(self.failures, RETRY_MAX, rand::random()))
+                let waited_for = under.is_some() && self.tx.borrow().under != under;
+                let most = if waited_for { UNREAD_MAX } else { RETRY_MAX };
+                Some(backoff(self.failures, most, rand::random()))
             }
         };
+    }
+
+    /// Reads the record, and tells at once what it says: members do not wait for a repository.
+    async fn read(&mut self, under: Option<Boot>) -> Result<Option<ConfigMap>, PinError> {
+        let api = self.pin.api();
+        let found = self.pin.in_time("reading", api.get_opt(NAME)).await?;
+        let record = record(found.as_ref(), &self.pin.of());
+        self.tell(record.map(|record| record.version), under);
+        Ok(found)
+    }
+
+    /// Says how long what is known is good for.
+    async fn look_up(
+        &mut self,
+        found: Option<ConfigMap>,
+        lead: Option<&Lead>,
+    ) -> Result<Option<Duration>, PinError> {
+        let recorded = record(found.as_ref(), &self.pin.of()).is_some();
+        let leads = lead.is_some_and(|lead| lead.tenure().is_some());
+        // Without a record a standby looks it up itself, and not as often as it looks for a record.
+        let lately = |at: Boot| Boot::now().since(at) < RETRY_MAX;
+        if !recorded && !leads && self.looked_up.is_some_and(lately) {
+            return Ok(None);
+        }
+        let (version, left) = Box::pin(self.pin.version(found, lead)).await?;
+        if !recorded {
+            self.looked_up = Some(Boot::now());
+        }
+        self.tell(Some(version), None);
+        Ok(left)
+    }
+
+    /// What is not said stands.
+    fn tell(&self, version: Option<String>, under: Option<Boot>) {
+        self.tx.send_if_modified(|meaning| {
+            let before = meaning.clone();
+            if let Some(version) = version {
+                meaning.version = version;
+            }
+            meaning.under = under.or(meaning.under);
+            *meaning != before
+        });
+    }
+}
+
+fn a_little_later(pause: Duration) -> Duration {
+    pause.mul_f64(1.0 + 0.2 * rand::random::<f64>())
+}
+
+/// Waits until this hub leads in another tenure than it did.
+async fn another_tenure(lead: &mut Lead, before: Option<Tenure>) {
+    let before = before.map(|tenure| tenure.since);
+    loop {
+        let now = lead.tenure().map(|tenure| tenure.since);
+        if now.is_some() && now != before {
+            return;
+        }
+        if !lead.changed().await {
+            std::future::pending().await
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use krypton_agent::fence::Term;
+
     use super::*;
 
     fn config_map(pairs: &[(&str, &str)]) -> ConfigMap {
@@ -407,6 +520,62 @@ mod tests {
             chosen(Some("1.3.0@sha256:a"), "1.2.0@sha256:b"),
             "1.3.0@sha256:a"
         );
+    }
+
+    fn kept(tx: watch::Sender<Meaning>) -> Kept {
+        let folder = tempfile::tempdir().unwrap();
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let pin = ChartPin {
+            client: Client::try_from(config).unwrap(),
+            namespace: "hub".to_owned(),
+            charts: Arc::new(ChartCache::new(folder.path().to_owned()).unwrap()),
+            chart: ChartRef {
+                repo: String::new(),
+                name: "crossplane".to_owned(),
+                version: "^1".to_owned(),
+            },
+            every: None,
+            proven: false,
+        };
+        Kept {
+            pin,
+            tx,
+            next: None,
+            failures: 0,
+            looked_up: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_given_under_a_tenure_before_the_record_was_read_under_it() {
+        let at = |seconds| Boot(Duration::from_secs(seconds));
+        let tenure = |epoch, since| Tenure {
+            epoch,
+            term: Term::default(),
+            since: at(since),
+            won: Timestamp::UNIX_EPOCH,
+            former: None,
+        };
+        let (tx, rx) = watch::channel(Meaning::unread("1.0.0".to_owned()));
+        let kept = kept(tx);
+        let epoch = |tenure: Option<&Tenure>| rx.borrow().epoch(tenure);
+        let first = tenure(7, 100);
+        // A standby follows the record, which gives it no epoch.
+        kept.tell(Some("1.1.0".to_owned()), None);
+        assert_eq!((epoch(None), epoch(Some(&first))), (None, None));
+        // The lead is won, and the record is read: version and epoch come together.
+        kept.tell(Some("1.2.0".to_owned()), Some(at(100)));
+        assert_eq!(epoch(Some(&first)), Some(7));
+        assert_eq!(rx.borrow().version, "1.2.0");
+        // What is looked up later changes nothing about that, nor does a later epoch of the tenure.
+        kept.tell(Some("1.3.0".to_owned()), None);
+        assert_eq!(epoch(Some(&tenure(8, 100))), Some(8));
+        // Lost, and won again: the record may be another's.
+        assert_eq!((epoch(None), epoch(Some(&tenure(10, 200)))), (None, None));
+        // Nothing is on record: what is known counts.
+        kept.tell(None, Some(at(200)));
+        assert_eq!(epoch(Some(&tenure(10, 200))), Some(10));
+        assert_eq!(rx.borrow().version, "1.3.0");
     }
 
     #[test]

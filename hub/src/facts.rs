@@ -89,6 +89,9 @@ pub struct Facts {
     pub uninstalled: Option<State>,
     /// How the values stand that the member is given.
     pub values: Values,
+    /// Whoever leads has led for so long that what an earlier lead has put on record of the member counts no more,
+    /// where nothing was heard of it since.
+    pub unheard: bool,
 }
 
 /// What there is to be said of a member's values.
@@ -122,6 +125,7 @@ impl Default for Facts {
             access: None,
             uninstalled: None,
             values: Values::NotKnown,
+            unheard: false,
         }
     }
 }
@@ -213,9 +217,10 @@ pub fn status(
     now: Timestamp,
 ) -> EdgeClusterStatus {
     let mut next = before.cloned().unwrap_or_default();
-    // Of whom nothing is known yet, what another hub or an earlier life of this one has said stands.
-    let unheard = |state: &State| state.reason == reason::STARTING;
-    let stands = unheard(&facts.connected) && unheard(&facts.healthy) && next.mode.is_some();
+    // Of whom nothing is known yet, what another hub or an earlier life of this one has said stands for a while.
+    let starting = |state: &State| state.reason == reason::STARTING;
+    let nothing = starting(&facts.connected) && starting(&facts.healthy);
+    let stands = nothing && !facts.unheard && next.mode.is_some();
     if !stands {
         next.mode = Some(facts.mode);
         next.holder.clone_from(&facts.holder);
@@ -393,6 +398,80 @@ mod tests {
             let stands = conditions::find(&next.conditions, "CertificateCurrent").is_some();
             assert_eq!(stands, expected.is_some());
         }
+    }
+
+    #[test]
+    fn of_a_member_of_which_nothing_is_heard_the_record_stands_for_a_while() {
+        let said = Facts {
+            mode: Mode::Proxy,
+            connected: State::new(Truth::True, reason::CONNECTED, ""),
+            healthy: State::new(Truth::True, reason::RECONCILING, ""),
+            holder: Some("hub/a".to_owned()),
+            ..Facts::default()
+        };
+        let of = |before: Option<&EdgeClusterStatus>, facts: &Facts| {
+            let at = Timestamp::from_second(100).unwrap();
+            status("a", before, facts, Counts::default(), None, 1, at)
+        };
+        let first = of(None, &said);
+        let silent = |unheard| Facts {
+            unheard,
+            ..Facts::default()
+        };
+        let lost = Facts {
+            connected: State::new(Truth::False, reason::UNREACHABLE, ""),
+            ..silent(false)
+        };
+        let word = |status: &EdgeClusterStatus, type_| {
+            conditions::find(&status.conditions, type_)
+                .map(|it| format!("{:?} {}", it.truth, it.reason))
+        };
+        for (facts, mode, holder, connected, healthy) in [
+            (
+                silent(false),
+                Mode::Proxy,
+                true,
+                "True Connected",
+                "True Reconciling",
+            ),
+            (
+                silent(true),
+                Mode::None,
+                false,
+                "Unknown Starting",
+                "Unknown Starting",
+            ),
+            (
+                lost,
+                Mode::None,
+                false,
+                "False Unreachable",
+                "Unknown Starting",
+            ),
+            // What is heard counts at any time.
+            (
+                Facts {
+                    unheard: true,
+                    ..said
+                },
+                Mode::Proxy,
+                true,
+                "True Connected",
+                "True Reconciling",
+            ),
+        ] {
+            let next = of(Some(&first), &facts);
+            assert_eq!(
+                (next.mode, next.holder.is_some()),
+                (Some(mode), holder),
+                "{facts:?}"
+            );
+            assert_eq!(word(&next, "Connected").as_deref(), Some(connected));
+            assert_eq!(word(&next, "Healthy").as_deref(), Some(healthy));
+        }
+        // Where nothing is on record there is nothing that could stand.
+        let new = of(None, &silent(false));
+        assert_eq!(word(&new, "Connected").as_deref(), Some("Unknown Starting"));
     }
 
     #[test]

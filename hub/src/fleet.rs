@@ -68,6 +68,9 @@ const WRITERS: usize = 16;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Sources that have not listed yet are waited for so long before a new name is given away.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What is on record of a member of which nothing has been heard counts for so long after the lead was won: an
+/// agent is given up after 30 s, and whoever is reached by kubeconfig has answered by then, or has not.
+const UNHEARD: Duration = Duration::from_secs(45);
 /// Events taken in before the next look.
 const BATCH: usize = 512;
 
@@ -281,8 +284,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 });
             }
             let given = fleet.given.borrow_and_update().clone();
-            // The epoch of a tenure is given before it is told of: by then all is to be listed anew.
-            dealt_epoch = tenure.map_or(dealt_epoch, |tenure| tenure.epoch);
+            // The epoch of a tenure may be given before it is told of: by then all is to be listed anew.
+            if let Some(tenure) = tenure.filter(|tenure| given.epoch >= tenure.epoch) {
+                dealt_epoch = tenure.epoch;
+            }
             // Until home's objects are known nobody is given anything (design §3, rule 1).
             let ordered = orders.borrow_and_update().clone();
             let placed = placements.borrow_and_update().clone();
@@ -352,9 +357,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let problem = too_large.as_ref().or(namespaces.problem.as_ref());
                 let values = problem.unwrap_or(&chart.values);
                 tell_of_values(&fleet.shared, object, values, leading);
-                // In doubt another may lead: what was given stands.
-                let doubt = matches!(stand, Stand::Doubt(_));
-                if let Some(next) = next.filter(|_| too_large.is_none() && !doubt) {
+                let acted = (running.get(name)).is_some_and(|proxy| proxy.permit.borrow().acts);
+                let acts = stand.acts(acted);
+                let deals = stand.deals(given.epoch, acts);
+                if let Some(next) = next.filter(|_| too_large.is_none() && deals) {
                     entry.slot.send_replace(Some(next));
                 }
                 let condition = step.condition();
@@ -410,9 +416,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     let may_act = held_back.is_none() && verdicts.contains_key(name);
                     // After what it is to act by: a standby's orders are of no epoch, or of an earlier lead's.
                     let slot = entry.slot.borrow();
-                    let given = slot.as_ref().map(|slot| slot.desired.version.epoch);
-                    let of_now = |epoch| epoch > 0 && epoch >= first_epoch;
-                    let acts = tenure.is_some() && given.is_some_and(of_now);
+                    let slot_epoch = slot.as_ref().map(|slot| slot.desired.version.epoch);
+                    // Nor does it begin by those of an earlier tenure.
+                    let of_now = |epoch| epoch > 0 && (acted || epoch >= first_epoch);
+                    let acts = acts && (acted || deals) && slot_epoch.is_some_and(of_now);
                     let permit = Permit {
                         may_act,
                         acts,
@@ -476,11 +483,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 continue;
             }
             dirty.remove(&name);
-            let (Some(object), Some(facts)) =
+            let (Some(object), Some(mut facts)) =
                 (known.objects.get(&name), fleet.shared.facts.get(&name))
             else {
                 continue;
             };
+            facts.unheard = tenure.is_none_or(|tenure| now.since(tenure.since) >= UNHEARD);
             let skip = fleet.shared.allow_chart_skip;
             let counts = fleet.reports.counts(&name, skip);
             let summarised = fleet.reports.listing(&name, skip);

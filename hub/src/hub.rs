@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
 use crate::chart_credentials::{self, ChartCredentials};
-use crate::chart_pin::{self, ChartPin};
+use crate::chart_pin::{self, ChartPin, Meaning};
 use crate::chart_values::fleet_wide::Teller;
 use crate::chart_values::follow::Follow;
 use crate::chart_values::{self, Problem, Readings};
@@ -226,11 +226,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     }
     // What a range means is known before anything is given: members never see two meanings in turn.
     let proven = settings.chart.keyring.is_some();
-    let (version_tx, mut version_rx) = watch::channel(if proven {
+    let (version_tx, mut version_rx) = watch::channel(Meaning::unread(if proven {
         chart_pin::withheld(&settings.chart.version)
     } else {
         settings.chart.version.clone()
-    });
+    }));
     let mut pinned = None;
     if proven || is_range(&settings.chart.version) {
         let pin = ChartPin {
@@ -271,7 +271,8 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         let file = desired::chart_state(&settings.chart, version, values);
         chart_values::fleet(file, &settings.chart_values_from, readings).map(Arc::new)
     };
-    let first = chart(&version_rx.borrow(), &values, &readings_rx.borrow());
+    let mut version = version_rx.borrow().version.clone();
+    let first = chart(&version, &values, &readings_rx.borrow());
     let (given, given_rx) = watch::channel(Given {
         epoch: 0,
         problem: first.as_ref().err().cloned(),
@@ -298,13 +299,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         client: home::client(chosen.config.clone()).context("making home's client failed")?,
         namespace: settings.namespace.clone(),
         holder: holder.clone(),
-        times: Times::of_lead(lead::DURATION),
+        times: Times::of_lead(settings.lead),
         ahead,
         readiness: readiness.clone(),
     };
     let (standing, leading) = election.stand({
         let (voices, members) = (Arc::clone(&voices), Arc::clone(&members));
         let given = given.clone();
+        let pins = pinned.is_some();
         move |tenure, begins| {
             voices.set_epoch(tenure.epoch);
             if begins {
@@ -312,7 +314,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
                 members.anew(tenure.since);
                 voices.anew(tenure.since);
             }
-            given.send_modify(|given| given.epoch = tenure.epoch);
+            // Where what a range means is on record, nothing is given before that was read.
+            if !pins {
+                given.send_modify(|given| given.epoch = tenure.epoch);
+            }
         }
     });
     let mut lasting = Tasks::new(watchdog.clone());
@@ -347,10 +352,9 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         readiness.clone(),
         lead.clone(),
     );
-    teller.tell(
-        given.borrow().problem.as_ref(),
-        given.borrow().chart.is_some(),
-    );
+    // One look: who wins the lead writes there, and waits for readers.
+    let now = given.borrow().clone();
+    teller.tell(now.problem.as_ref(), now.chart.is_some());
     let (named, named_rx) = watch::channel(None);
     let (findings, findings_rx) = watch::channel(Arc::default());
     let mut providers = providers(&client, &settings, &profile_access);
@@ -503,17 +507,24 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     );
 
     let mut led = None;
+    let mut meaning = Meaning::unread(version.clone());
     let mut changes = false;
     let mut broken = None;
     loop {
         if std::mem::take(&mut changes) {
-            let (version, values) = (
-                version_rx.borrow_and_update(),
-                values_rx.borrow_and_update(),
-            );
+            meaning.clone_from(&version_rx.borrow_and_update());
+            if version != meaning.version {
+                version.clone_from(&meaning.version);
+                tracing::info!(%version, "the range means another version; every member gets it");
+            }
+            let values = values_rx.borrow_and_update();
             let next = chart(&version, &values, &readings_rx.borrow_and_update());
-            drop((version, values));
+            drop(values);
             give(&given, next, &mut teller);
+        }
+        // After the chart that is given in it.
+        if let Some(epoch) = meaning.epoch(lead.tenure().as_ref()) {
+            given.send_if_modified(|given| std::mem::replace(&mut given.epoch, epoch) != epoch);
         }
         tokio::select! {
             // First: at the stop all others end too, and not by themselves.
@@ -536,7 +547,6 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             }
             changed = version_rx.changed() => {
                 if changed.is_err() { break }
-                tracing::info!(version = %*version_rx.borrow(), "the range means another version; every member gets it");
                 changes = true;
             }
             changed = readings_rx.changed() => {

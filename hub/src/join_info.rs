@@ -119,7 +119,9 @@ pub async fn keep(
         }
         let newest = info.borrow_and_update().clone();
         let pause = match lead
-            .tracked(publish(client.clone(), &namespace, &newest))
+            .tracked(publish_while(client.clone(), &namespace, &newest, &|| {
+                lead.writes(Boot::now())
+            }))
             .await
         {
             Ok(()) => {
@@ -147,6 +149,16 @@ pub async fn publish(
     namespace: &str,
     info: &JoinInfo,
 ) -> Result<(), JoinInfoError> {
+    publish_while(client, namespace, info, &|| true).await
+}
+
+/// The same, for as long as it is ours to write: another hub may have begun to lead between two tries.
+async fn publish_while(
+    client: Client,
+    namespace: &str,
+    info: &JoinInfo,
+    may_write: &(dyn Fn() -> bool + Sync),
+) -> Result<(), JoinInfoError> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
     let params = PostParams::default();
     for _ in 0..TRIES {
@@ -154,6 +166,7 @@ pub async fn publish(
             Some(found) if found.data.as_ref().map(JoinInfo::of).as_ref() == Some(info) => {
                 return Ok(());
             }
+            _ if !may_write() => return Ok(()),
             Some(mut found) => {
                 found.data.get_or_insert_default().extend(info.data());
                 // What was read carries its resourceVersion.

@@ -280,6 +280,8 @@ impl Election {
         let mut office = Office::new(self.times);
         let mut taking: Option<Taking> = None;
         let mut taken = None;
+        // The greatest epoch that we have taken.
+        let mut own = 0;
         let mut renewed = None;
         loop {
             let hold = holds.borrow_and_update().clone();
@@ -295,7 +297,8 @@ impl Election {
             });
             if next.take_epoch {
                 let (client, namespace) = (self.client.clone(), self.namespace.clone());
-                let at_least = *ahead.borrow();
+                // Of our own too: the ConfigMap may have been deleted since.
+                let at_least = own.max(*ahead.borrow());
                 taking = Some(Box::pin(async move {
                     desired::next_epoch(&client, &namespace, at_least).await
                 }));
@@ -325,6 +328,7 @@ impl Election {
                     if let Err(error) = &epoch {
                         tracing::warn!(error = %chain(error), "taking a new epoch failed; it is tried again");
                     }
+                    own = own.max(*epoch.as_ref().unwrap_or(&0));
                     taken = Some(epoch.map_err(drop));
                 }
                 () = clock::sleep_until(next.wake, now) => {}

@@ -14,6 +14,8 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::lead::Lead;
 
+/// How often it is looked whether home answers again.
+const IN_DOUBT: Duration = Duration::from_millis(500);
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Members that something is told of at the same moment; of what is told once, the log has the rest.
 const QUEUE: usize = 64;
@@ -78,6 +80,10 @@ impl Notices {
         let leads = lead.clone();
         tokio::spawn(async move {
             while let Some(told) = notices.recv().await {
+                // In doubt it waits: whoever has told of it tells it once.
+                while leads.serves() && !leads.writes(Boot::now()) {
+                    tokio::time::sleep(IN_DOUBT).await;
+                }
                 if !leads.writes(Boot::now()) {
                     continue;
                 }

@@ -53,6 +53,8 @@ pub struct Settings {
     pub advertise: Vec<String>,
     /// How long a member's agent must have been away before a proxy acts there.
     pub proxy_grace: Duration,
+    /// Of the Lease of the hub that leads.
+    pub lead: Duration,
     pub chart: ChartSettings,
     pub chart_values_file: Option<PathBuf>,
     /// In the hub's namespace, each over the one before and all over the file.

@@ -12,7 +12,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use super::{Hold, LeaseWish, Term, Times, is_former_life};
 use crate::clock::Boot;
 
-/// A record may ask for a longer life than our own times do, up to this.
+/// A record may ask for a longer life than our own times do, and pauses of the apiserver may excuse its
+/// holder, up to this.
 const LONGEST: Duration = Duration::from_secs(120);
 
 /// What is asked of the apiserver.
@@ -54,6 +55,8 @@ struct Sighting {
     renew_time: Option<Timestamp>,
     transitions: i32,
     since: Boot,
+    /// When it was first seen so, which nothing moves.
+    first: Boot,
 }
 
 impl Sighting {
@@ -72,6 +75,7 @@ impl Sighting {
             renew_time: spec.renew_time.map(|time| time.0),
             transitions: spec.lease_transitions.unwrap_or_default(),
             since: now,
+            first: now,
         };
         seen.after(before)
     }
@@ -80,6 +84,7 @@ impl Sighting {
         let seen = Self {
             there: false,
             since: now,
+            first: now,
             ..before.clone()
         };
         seen.after(Some(before))
@@ -87,9 +92,10 @@ impl Sighting {
 
     fn after(mut self, before: Option<&Self>) -> Self {
         if let Some(before) = before {
-            let since = std::mem::replace(&mut self.since, before.since);
+            let now = std::mem::replace(&mut self.since, before.since);
+            self.first = before.first;
             if self != *before {
-                self.since = since;
+                (self.since, self.first) = (now, now);
             }
         }
         self
@@ -280,13 +286,15 @@ impl Actor {
         })
     }
 
-    /// Nobody's silence counts from before an apiserver that had not answered for long.
+    /// Nobody's silence counts from before an apiserver that had not answered for long; one that is always
+    /// slow does not keep a dead holder for ever.
     fn excuse(&mut self, now: Boot) {
         let (Some(gap), Some(heard)) = (self.times.gap, self.hold.heard) else {
             return;
         };
         if let Some(seen) = &mut self.seen
             && now.since(heard) > gap
+            && now.since(seen.first) < LONGEST
         {
             seen.since = now;
         }
@@ -595,6 +603,9 @@ mod tests {
         assert_eq!(looks(lead, &[100, 102, 104, 105]), Some(3));
         assert_eq!(looks(lead, &[100, 102, 105, 106, 108, 109, 110]), Some(6));
         assert_eq!(looks(Times::MEMBER, &[100, 150, 160]), Some(2));
+        // One that is slow all the time keeps a dead holder for two minutes, and no longer.
+        let slow: Vec<u64> = (100..300).step_by(3).collect();
+        assert_eq!(looks(lead, &slow), Some(41));
     }
 
     #[test]

@@ -217,7 +217,10 @@ impl Label {
             let leads = tenure.map(|tenure| (tenure.since, former));
             match self.course.next(leads, Boot::now()) {
                 // Another may lead by now, and have taken it off ours.
-                Ok(deed) if matches!(stand, Stand::Doubt(_)) => {
+                Ok(deed)
+                    if matches!(stand, Stand::Doubt(_))
+                        || (deed == Deed::Own(true) && !lead.writes(Boot::now())) =>
+                {
                     self.course.did(&deed, Went::Badly, Boot::now());
                 }
                 Ok(deed) => {

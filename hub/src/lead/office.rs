@@ -49,6 +49,28 @@ impl Stand {
             Self::Standby { .. } | Self::Entering | Self::Leaving => None,
         }
     }
+
+    /// Whether the hub acts on members by kubeconfig, after it did (`before`) or did not. A lead that was lost to
+    /// nobody known ends nothing there: with one hub nobody else can lead, and of two the member's own Lease
+    /// decides. Who does not act yet begins only with the lead.
+    pub fn acts(&self, before: bool) -> bool {
+        match self {
+            Self::Leads(_) | Self::Doubt(_) => true,
+            Self::Standby { leader: None } | Self::Entering => before,
+            Self::Standby { leader: Some(_) } | Self::Leaving => false,
+        }
+    }
+
+    /// Whether members may be given something new, where `given` is the epoch that is given: not in doubt, as
+    /// another may lead then; not before the epoch of this tenure is given; and not while what was given by a
+    /// lead that was lost is still acted by (`acts`). What was given stands.
+    pub fn deals(&self, given: u64, acts: bool) -> bool {
+        match self {
+            Self::Leads(tenure) => given >= tenure.epoch,
+            Self::Doubt(_) => false,
+            Self::Standby { .. } | Self::Entering | Self::Leaving => !acts,
+        }
+    }
 }
 
 /// What is seen at one moment.
@@ -383,6 +405,61 @@ mod tests {
         assert_eq!(table.word(), "leads 8");
         let next = table.look(&ours(130.0, 1), 130.0, None);
         assert!(!next.take_epoch);
+    }
+
+    #[test]
+    fn members_are_acted_on_by_who_leads_and_on_after_a_lead_that_nobody_took() {
+        let leads = || Table::leading().office.stand;
+        let doubts = || Stand::Doubt(leads().tenure().unwrap().clone());
+        let standby = |leader: Option<&str>| Stand::Standby {
+            leader: leader.map(str::to_owned),
+        };
+        let (nobody, other) = (standby(None), standby(Some("hub/b")));
+        // (before, stand, with the epoch that is given: acts, deals)
+        let rows = [
+            (false, nobody.clone(), 0, false, true),
+            (false, other.clone(), 0, false, true),
+            (false, Stand::Entering, 0, false, true),
+            (false, leads(), 0, true, false),
+            (false, leads(), 7, true, true),
+            (true, leads(), 7, true, true),
+            (true, doubts(), 7, true, false),
+            // For longer than agents are served.
+            (true, nobody, 7, true, false),
+            (true, Stand::Entering, 7, true, false),
+            // It leads again, and what is to be given has not been read yet.
+            (true, leads(), 6, true, false),
+            (true, other, 7, false, true),
+            (true, Stand::Leaving, 7, false, true),
+        ];
+        for (before, stand, given, acts, deals) in rows {
+            assert_eq!(stand.acts(before), acts, "{before} {stand:?}");
+            assert_eq!(stand.deals(given, acts), deals, "{stand:?} {given}");
+        }
+    }
+
+    #[test]
+    fn a_lost_lead_acts_on_through_an_outage_until_another_is_seen() {
+        let mut table = Table::leading();
+        let mut acts = true;
+        for (hold, now, word, expected) in [
+            (ours(100.0, 1), 104.0, "doubts 7", true),
+            (ours(100.0, 1), 131.0, "standby of nobody", true),
+            (ours(100.0, 1), 500.0, "standby of nobody", true),
+            (others(), 501.0, "standby of hub/b", false),
+            // It has not answered since.
+            (Hold::default(), 502.0, "standby of nobody", false),
+        ] {
+            table.look(&hold, now, None);
+            acts = table.office.stand.acts(acts);
+            assert_eq!((table.word().as_str(), acts), (word, expected), "{now}");
+        }
+        // Back, and nobody else was here.
+        let mut table = Table::leading();
+        table.look(&ours(100.0, 1), 131.0, None);
+        table.look(&ours(140.0, 1), 140.0, None);
+        assert_eq!(table.word(), "enters");
+        assert!(table.office.stand.acts(true));
     }
 
     #[test]

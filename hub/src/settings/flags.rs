@@ -212,6 +212,9 @@ pub struct Flags {
     /// Format of the log: text or json.
     #[arg(long, value_name = "FORMAT", help_heading = "Process")]
     pub log_format: Option<String>,
+    /// How long the Lease of the hub that leads is good without a renewal, 5s to 60s; all its other times are parts of it. Longer where home's apiserver is slow: a fifth of it is the deadline of each call.
+    #[arg(long, value_name = "DURATION", help_heading = "Process")]
+    pub leader_lease_duration: Option<String>,
     /// No effect: of several hubs one leads in any case. Accepted because the original's manifest passes it.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Process")]
     pub leader_elect: Option<String>,

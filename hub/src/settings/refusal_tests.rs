@@ -198,6 +198,12 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
         ),
         (&["--drift=on"], &[], "flag --drift", "off, warn or heal"),
         (
+            &["--leader-lease-duration=2s"],
+            &[],
+            "flag --leader-lease-duration",
+            "a duration from 5s to 60s",
+        ),
+        (
             &["--drift-interval=0s"],
             &[],
             "flag --drift-interval",

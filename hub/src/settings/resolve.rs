@@ -23,6 +23,8 @@ use super::{
 
 const CHECK_INTERVAL_DEFAULT: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+/// A hub that is killed is followed after it.
+const LONGEST_LEAD: Duration = Duration::from_secs(60);
 const MOST_HELM_RUNS: usize = 64;
 const SHOWN_CHARS: usize = 120;
 
@@ -55,6 +57,7 @@ pub(super) fn resolve(
         listen,
         advertise: inputs.advertise(flags)?,
         proxy_grace: inputs.duration("proxy-grace", &flags.proxy_grace)?,
+        lead: inputs.lead(flags)?,
         chart: inputs.chart(flags)?,
         chart_values_file: inputs.path("chart-values-file", &flags.chart_values_file),
         chart_values_from: inputs.chart_values_from(flags)?,
@@ -478,6 +481,13 @@ impl Inputs<'_> {
             })
         };
         given.items().map(read).collect()
+    }
+
+    fn lead(&mut self, flags: &Flags) -> Result<Duration, SettingsError> {
+        let given = self.text("leader-lease-duration", &flags.leader_lease_duration);
+        parse_duration(&given.text)
+            .filter(|duration| (crate::lead::DURATION..=LONGEST_LEAD).contains(duration))
+            .ok_or_else(|| given.invalid("a duration from 5s to 60s", "write it as 5s or 1m"))
     }
 
     fn drift(&mut self, flags: &Flags) -> Result<DriftPolicy, SettingsError> {

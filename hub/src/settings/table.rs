@@ -328,6 +328,12 @@ pub const ROWS: &[Row] = &[
     ),
     flag("log-format", &[], "text", NEW),
     flag(
+        "leader-lease-duration",
+        &["KRYPTON_LEADER_LEASE_DURATION"],
+        "5s",
+        NEW,
+    ),
+    flag(
         "leader-elect",
         &[],
         "false",
