@@ -327,7 +327,10 @@ pub fn start(
         tokio::spawn(async move {
             // A panic of one provider is its own.
             let following = std::panic::AssertUnwindSafe(following).catch_unwind();
-            if let Some(ended) = stop.run_until_cancelled(following).await {
+            // At the stop those whom it rests on end as well.
+            if let Some(ended) = stop.run_until_cancelled(following).await
+                && !stop.is_cancelled()
+            {
                 tracing::error!(
                     provider = name,
                     panicked = ended.is_err(),

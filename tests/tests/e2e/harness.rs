@@ -500,7 +500,7 @@ async fn children_end_when_their_owner_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     let mark = format!("child {}", folder.path().display());
     let owner = Invocation::new(std::env::current_exe().unwrap())
-        .args(["--exact", "owner_of_a_child", "--ignored"])
+        .args(["--exact", "harness::owner_of_a_child", "--ignored"])
         .env("OWNER_FOLDER", folder.path());
     let mut owner = Process::spawn("owner", &owner, &folder.path().join("owner.log")).unwrap();
     eventually("the child to run", MINUTE, async || {
