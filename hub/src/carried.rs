@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use krypton_agent::clock::Boot;
 use krypton_common::account::AccountDigest;
 use serde::Serialize;
 use tokio::sync::watch;
@@ -52,6 +53,9 @@ impl<O: Order> Default for OfMember<O> {
 pub struct Carried<O: Order> {
     /// `None` until it is known what there is to be ordered.
     orders: watch::Sender<Option<Orders<O>>>,
+    /// Orders that are not of this tenure, by its beginning, are of what was read before it, and are not taken.
+    /// Changed while the orders are held.
+    awaited: Mutex<Option<Boot>>,
     members: Mutex<BTreeMap<String, OfMember<O>>>,
     /// How often a report has changed, to be waited for.
     changed: watch::Sender<u64>,
@@ -61,6 +65,7 @@ impl<O: Order> Default for Carried<O> {
     fn default() -> Self {
         Self {
             orders: watch::Sender::default(),
+            awaited: Mutex::default(),
             members: Mutex::default(),
             changed: watch::Sender::default(),
         }
@@ -68,6 +73,27 @@ impl<O: Order> Default for Carried<O> {
 }
 
 impl<O: Order> Carried<O> {
+    /// A tenure begins: what was ordered by what was read before is not known any more, until
+    /// [`Self::read_in`] this one.
+    pub fn anew(&self, since: Boot) {
+        self.orders.send_modify(|all| {
+            *self.awaited() = Some(since);
+            *all = None;
+        });
+    }
+
+    /// What is ordered from here on follows from what was read in this tenure.
+    pub fn read_in(&self, since: Option<Boot>) {
+        let mut awaited = self.awaited();
+        if *awaited == since {
+            *awaited = None;
+        }
+    }
+
+    fn awaited(&self) -> std::sync::MutexGuard<'_, Option<Boot>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Sets all that members are to do. What is missing is left as it is on the member: only an order to
     /// remove removes (design §3, rule 1). A list must not have more than [`Order::MOST`].
     pub fn order(&self, next: BTreeMap<String, Vec<O>>) {
@@ -75,6 +101,9 @@ impl<O: Order> Carried<O> {
         let next: BTreeMap<String, Vec<O>> =
             ready.filter(|(_, orders)| !orders.is_empty()).collect();
         self.orders.send_if_modified(|all| {
+            if self.awaited().is_some() {
+                return false;
+            }
             let same = all.as_ref().is_some_and(|all| {
                 let held = all.iter().map(|(name, orders)| (name, &**orders));
                 held.eq(next.iter().map(|(name, orders)| (name, &**orders)))

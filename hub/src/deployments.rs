@@ -44,6 +44,9 @@ mod tests {
     use krypton_common::conditions::{ClusterState, State, Truth};
 
     use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use krypton_agent::clock::Boot;
 
     use super::*;
 
@@ -113,6 +116,29 @@ mod tests {
         assert!(changes.has_changed().unwrap());
         said(&deployments, "a", None);
         assert_eq!(deployments.digest("edge-1"), (0, 0));
+    }
+
+    #[test]
+    fn what_was_read_before_a_tenure_orders_nothing_in_it() {
+        let deployments = Deployments::default();
+        let mut orders = deployments.orders();
+        let give = |deployments: &Deployments| {
+            deployments.order([("edge-1".to_owned(), vec![order("n", "a")])].into());
+        };
+        let [first, second] = [1, 2].map(|since| Some(Boot(Duration::from_secs(since))));
+        give(&deployments);
+        assert!(orders.borrow_and_update().is_some());
+        deployments.anew(second.unwrap());
+        assert!(orders.borrow_and_update().is_none());
+        // By who has not noticed yet, and by who has read in a tenure of before.
+        for of in [None, first] {
+            deployments.read_in(of);
+            give(&deployments);
+            assert!(orders.borrow_and_update().is_none(), "{of:?}");
+        }
+        deployments.read_in(second);
+        give(&deployments);
+        assert!(orders.borrow_and_update().is_some());
     }
 
     #[test]

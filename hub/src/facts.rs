@@ -79,6 +79,8 @@ pub struct Facts {
     pub agent_version: Option<String>,
     /// Of the agent that connected last.
     pub certificate: Option<Validity>,
+    /// A session of this tenure has said it; if not, it is from the record.
+    pub certificate_said: bool,
     /// Which roots of the CA that agent trusts, and which one its certificate is of.
     pub roots: Option<AgentRoots>,
     /// Of the credential in the kubeconfig that the hub uses, where that says.
@@ -118,6 +120,7 @@ impl Default for Facts {
             applied: None,
             agent_version: None,
             certificate: None,
+            certificate_said: false,
             roots: None,
             access: None,
             uninstalled: None,
@@ -265,14 +268,15 @@ pub fn status(
     if facts.agent_version.is_some() {
         next.agent_version.clone_from(&facts.agent_version);
     }
-    if let Some(certificate) = facts.certificate {
+    let certificate = certificate(next.certificate_expiry.as_ref(), facts);
+    if let Some(certificate) = certificate {
         next.certificate_expiry = Some(whole_seconds(certificate.not_after));
     }
     if facts.roots.is_some() {
         next.roots.clone_from(&facts.roots);
     }
     let credentials = [
-        (Credential::Agent, facts.certificate),
+        (Credential::Agent, certificate),
         (Credential::Access, facts.access),
     ];
     expiry::put(&mut next.conditions, member, credentials, generation, now);
@@ -303,6 +307,19 @@ pub fn status(
         });
     }
     next
+}
+
+/// What holds of the agent's certificate: what its session says, else the later of what is known and what is on
+/// record, as another hub may have heard of a renewal.
+fn certificate(recorded: Option<&Time>, facts: &Facts) -> Option<Validity> {
+    let recorded = recorded.map(|until| Validity::until(until.0));
+    let Some(known) = facts.certificate else {
+        return recorded;
+    };
+    let later = |recorded: &Validity| {
+        !facts.certificate_said && recorded.not_after.as_second() > known.not_after.as_second()
+    };
+    Some(recorded.filter(later).unwrap_or(known))
 }
 
 /// What is read back must equal what was written.
@@ -344,6 +361,43 @@ mod tests {
             at(160),
         );
         assert_ne!(first, later);
+    }
+
+    #[test]
+    fn an_earlier_end_of_a_certificate_is_put_on_record_only_when_a_session_says_so() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (known, said, recorded, expected) in [
+            (None, false, None, None),
+            (None, false, Some(200), Some(200)),
+            (Some(100), false, None, Some(100)),
+            (Some(100), false, Some(200), Some(200)),
+            (Some(300), false, Some(200), Some(300)),
+            (Some(100), true, Some(200), Some(100)),
+            (Some(300), true, Some(200), Some(300)),
+        ] {
+            let facts = Facts {
+                certificate: known.map(|end| Validity::until(at(end))),
+                certificate_said: said,
+                ..Facts::default()
+            };
+            let before = EdgeClusterStatus {
+                certificate_expiry: recorded.map(|end| Time(at(end))),
+                ..EdgeClusterStatus::default()
+            };
+            let next = status(
+                "a",
+                Some(&before),
+                &facts,
+                Counts::default(),
+                None,
+                1,
+                at(0),
+            );
+            let found = next.certificate_expiry.map(|end| end.0.as_second());
+            assert_eq!(found, expected, "{known:?} {said} {recorded:?}");
+            let stands = conditions::find(&next.conditions, "CertificateCurrent").is_some();
+            assert_eq!(stands, expected.is_some());
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{FutureExt, StreamExt};
+use futures::FutureExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::watch_backoff::listed_anew;
@@ -39,7 +39,7 @@ use crate::expiry::{Reminders, Validity};
 use crate::facts::{self, Values, reason};
 use crate::found::Found as Clusters;
 use crate::identity::{self, Claim};
-use crate::lead::{Lead, Stand};
+use crate::lead::{Lead, Stand, Watched};
 use crate::members::{self, Admission, Dealer, Dealt, Member, Members};
 use crate::metrics::HomeWrites;
 use crate::notices::Notice;
@@ -130,7 +130,10 @@ impl std::fmt::Debug for Fleet {
 /// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
 pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let api: Api<EdgeCluster> = Api::all(fleet.client.clone());
-    let mut events = listed_anew(move || watcher(api.clone(), Config::default()));
+    let mut events = Watched::new(move || {
+        let api = api.clone();
+        listed_anew(move || watcher(api.clone(), Config::default()))
+    });
     let mut known = EdgeClusters::default();
     // Sources that are no members, as it was last told, and whether on an EdgeCluster too.
     let mut refused: BTreeMap<Origin, (Refusal, bool)> = BTreeMap::new();
@@ -161,6 +164,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut orders = fleet.shared.voices.deployments().orders();
     let mut placements = fleet.shared.voices.placements().orders();
     let mut led = None;
+    // The epoch that this hub's tenure began with, and the one that was dealt in last.
+    let (mut first_epoch, mut dealt_epoch) = (0, 0);
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_next) = (true, Boot::default());
     loop {
@@ -168,6 +173,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         let leading = fleet.lead.writes(now);
         let stand = fleet.lead.stand();
         let tenure = stand.tenure();
+        if events.begins(tenure) {
+            // Nothing is decided by what a standby has seen: it may be old.
+            known.unlist();
+            fleet.reports.aim_anew();
+            retirements.read_again();
+            readings = JoinSet::new();
+            first_epoch = tenure.map_or(0, |tenure| tenure.epoch);
+        }
         if leading && led != tenure.map(|tenure| tenure.since) {
             // Another hub may have told of what was to be told of, and written who is a member.
             reminders = Reminders::default();
@@ -203,9 +216,13 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             for (name, object) in &known.objects {
                 if let Some(until) = certificate_end(object) {
                     fleet.shared.voices.agent_known(name, now);
-                    // Until it is heard itself.
+                    // Until it is heard itself, by this hub and in this tenure.
+                    let leads = tenure.is_some();
                     fleet.shared.facts.set(name, |facts| {
-                        facts.certificate.get_or_insert(Validity::until(until));
+                        facts.certificate_said &= leads;
+                        if !facts.certificate_said {
+                            facts.certificate = Some(Validity::until(until));
+                        }
                     });
                 }
             }
@@ -267,6 +284,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 });
             }
             let given = fleet.given.borrow_and_update().clone();
+            // The epoch of a tenure may be given before it is told of: by then all is to be listed anew.
+            if let Some(tenure) = tenure.filter(|tenure| given.epoch >= tenure.epoch) {
+                dealt_epoch = tenure.epoch;
+            }
             // Until home's objects are known nobody is given anything (design §3, rule 1).
             let ordered = orders.borrow_and_update().clone();
             let placed = placements.borrow_and_update().clone();
@@ -330,7 +351,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         deployments: deployments.map_or(&[], |orders| orders),
                         placed: placed_there.map_or(&[], |orders| orders),
                     };
-                    dealer.next(before.as_ref(), given.epoch, &dealt, order, now)
+                    dealer.next(before.as_ref(), dealt_epoch, &dealt, order, now)
                 });
                 let too_large = next.as_ref().and_then(|next| too_large(&next.desired));
                 let problem = too_large.as_ref().or(namespaces.problem.as_ref());
@@ -393,12 +414,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 if let Some(proxy) = running.get(name) {
                     send(&proxy.allowed, allowed(object));
                     let may_act = held_back.is_none() && verdicts.contains_key(name);
-                    // After what it is to act by: a standby's orders are of no epoch.
+                    // After what it is to act by: a standby's orders are of no epoch, or of an earlier lead's.
                     let slot = entry.slot.borrow();
                     let slot_epoch = slot.as_ref().map(|slot| slot.desired.version.epoch);
                     // Nor does it begin by those of an earlier tenure.
-                    let acts =
-                        acts && (acted || deals) && slot_epoch.is_some_and(|epoch| epoch > 0);
+                    let of_now = |epoch| epoch > 0 && (acted || epoch >= first_epoch);
+                    let acts = acts && (acted || deals) && slot_epoch.is_some_and(of_now);
                     let permit = Permit {
                         may_act,
                         acts,
@@ -422,6 +443,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 .collect();
             retirements.keep(|uid| uids.contains(uid));
             fleet.members.keep(here, |name| running.contains_key(name));
+            fleet.members.listed_in(events.of());
             let needed = |name: &str| {
                 here(name)
                     || running.contains_key(name)
@@ -450,7 +472,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
         }
         for name in dirty.clone() {
-            if !leading || writes.len() >= WRITERS {
+            if !leading || !known.synced || writes.len() >= WRITERS {
                 break;
             }
             if writing.contains(&name) {

@@ -304,11 +304,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
         readiness: readiness.clone(),
     };
     let (standing, leading) = election.stand({
-        let (voices, given) = (Arc::clone(&voices), given.clone());
+        let (voices, members) = (Arc::clone(&voices), Arc::clone(&members));
+        let given = given.clone();
         let pins = pinned.is_some();
         move |tenure, begins| {
             voices.set_epoch(tenure.epoch);
             if begins {
+                // What this hub has read of home before may be old.
+                members.anew(tenure.since);
                 voices.anew(tenure.since);
             }
             // Where what a range means is on record, nothing is given before that was read.

@@ -7,6 +7,7 @@
 mod fencing;
 pub mod label;
 mod office;
+mod watched;
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -26,6 +27,7 @@ use crate::desired;
 use fencing::{Verdict, verdict};
 use office::{Office, Sight};
 pub use office::{Stand, Tenure};
+pub(crate) use watched::Watched;
 
 /// The Lease in the hub's namespace on home.
 pub const HUB_LEASE: &str = "krypton-hub";

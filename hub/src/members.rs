@@ -179,7 +179,7 @@ impl Member {
 /// Why a member is not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotFound {
-    /// The EdgeClusters have not been listed yet.
+    /// The EdgeClusters have not been listed yet, or not since this hub leads.
     NotYet,
     Gone,
 }
@@ -187,6 +187,8 @@ pub enum NotFound {
 #[derive(Debug, Default)]
 struct Registry {
     listed: bool,
+    /// The tenure, by its beginning, in which they are to be listed before anybody is let in.
+    awaited: Option<Boot>,
     members: BTreeMap<String, Arc<Member>>,
 }
 
@@ -197,10 +199,26 @@ pub struct Members {
 }
 
 impl Members {
+    /// A tenure begins: who may come in is not known until the EdgeClusters are [listed](Self::listed_in) in it.
+    pub fn anew(&self, since: Boot) {
+        self.lock().awaited = Some(since);
+    }
+
+    /// The EdgeClusters were listed in this tenure, and admissions follow from that.
+    pub fn listed_in(&self, since: Option<Boot>) {
+        let mut registry = self.lock();
+        if registry.awaited == since {
+            registry.awaited = None;
+        }
+    }
+
     /// # Errors
     /// When there is none of this name, or it is not known yet.
     pub fn get(&self, name: &str) -> Result<Arc<Member>, NotFound> {
         let registry = self.lock();
+        if registry.awaited.is_some() {
+            return Err(NotFound::NotYet);
+        }
         match registry.members.get(name) {
             Some(member) => Ok(Arc::clone(member)),
             None if registry.listed => Err(NotFound::Gone),
@@ -620,6 +638,23 @@ mod tests {
         members.cut("a", Some("u"), "gone");
         assert_eq!(one.admission.borrow().refused.as_deref(), Some("gone"));
         assert_eq!(other.admission.borrow().refused, None);
+    }
+
+    #[test]
+    fn nobody_comes_in_before_the_edge_clusters_are_listed_in_the_tenure() {
+        let members = Members::default();
+        members.enter("a", "u");
+        let [first, second] = [1, 2].map(|since| Boot(Duration::from_secs(since)));
+        members.anew(second);
+        for of in [None, Some(first)] {
+            members.keep(|name| name == "a", |_| false);
+            members.listed_in(of);
+            assert_eq!(members.get("a").unwrap_err(), NotFound::NotYet);
+            assert_eq!(members.get("b").unwrap_err(), NotFound::NotYet);
+        }
+        members.listed_in(Some(second));
+        assert!(members.get("a").is_ok());
+        assert_eq!(members.get("b").unwrap_err(), NotFound::Gone);
     }
 
     #[test]

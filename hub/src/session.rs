@@ -309,8 +309,9 @@ impl Live<'_> {
         let resume = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(resume);
         loop {
-            // What a standby holds ready is of no epoch, and for nobody.
-            let given = |slot: &Slot| slot.desired.version.epoch > 0;
+            // What a standby holds ready is of no epoch or of an earlier lead's, and for nobody.
+            let epoch = lead.tenure().map_or(0, |tenure| tenure.epoch).max(1);
+            let given = |slot: &Slot| slot.desired.version.epoch >= epoch;
             desired_due &= slot.borrow().as_ref().is_some_and(given);
             tokio::select! {
                 biased;

@@ -154,8 +154,12 @@ impl Voices {
     }
 
     /// This hub leads from here on. Who has no session had one with the hub before, for all that is known, and
-    /// has just lost it: nobody is away before its time.
+    /// has just lost it: nobody is away before its time. What was heard in an earlier tenure, another hub may have
+    /// heard more of: what is on record of it stands.
     pub fn anew(&self, now: Boot) {
+        self.deployments.anew(now);
+        self.placements.anew(now);
+        self.reports.aim_anew();
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, member) in members.iter_mut() {
             if member.voices.keys().any(|id| *id != VoiceId::Proxy) {
@@ -169,8 +173,8 @@ impl Voices {
                 }
                 was_there
             });
+            self.forget_heard(name, member, now);
             if member.voices.is_empty() && *member.presence.borrow() != Presence::Never {
-                // What is on record of it stands meanwhile.
                 self.reports.begin(name, now);
                 self.facts.set(name, |facts| {
                     facts.connected = State::new(Truth::Unknown, reason::STARTING, "");
@@ -178,6 +182,31 @@ impl Voices {
                 });
             }
             self.settle(name, member, now);
+        }
+    }
+
+    /// Forgets what no voice of now has said of the member, which has no session.
+    fn forget_heard(&self, name: &str, member: &mut Member, now: Boot) {
+        self.facts.set(name, |facts| {
+            (facts.agent_version, facts.roots) = (None, None);
+            (facts.certificate, facts.certificate_said) = (None, false);
+        });
+        let proxy = member.voices.get_mut(&VoiceId::Proxy);
+        // It has gone on seeing the cluster, and has said all.
+        let says_all = |voice: &Voice| {
+            let said = voice.said.as_ref();
+            voice.awaited.is_none() && said.is_some_and(|said| said.connected && said.synced)
+        };
+        if proxy.as_deref().is_some_and(says_all) {
+            return;
+        }
+        self.reports.forget_said(name, now);
+        self.deployments.forget(name);
+        self.placements.forget(name);
+        self.facts
+            .set(name, |facts| (facts.applied, facts.holder) = (None, None));
+        if let Some(voice) = proxy {
+            ask(voice, now);
         }
     }
 
@@ -217,7 +246,7 @@ impl Voices {
             this.facts.set(member, |facts| {
                 facts.uid = None;
                 facts.agent_version = None;
-                facts.certificate = None;
+                (facts.certificate, facts.certificate_said) = (None, false);
                 facts.roots = None;
             });
             this.settle(member, found, now);
@@ -265,7 +294,7 @@ impl Voices {
             facts.uid = Some(agent.cluster_uid.clone());
             facts.kubernetes_version = Some(agent.kubernetes_version.clone());
             facts.agent_version = Some(agent.agent_version.clone());
-            facts.certificate = Some(agent.certificate);
+            (facts.certificate, facts.certificate_said) = (Some(agent.certificate), true);
             if agent.applied.is_some() {
                 facts.applied.clone_from(&agent.applied);
             }

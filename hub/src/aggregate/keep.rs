@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
@@ -29,7 +28,7 @@ use super::decision::{Memory, Now, Rules, decide};
 use super::placement::{self, Deletion, Step, Verdict};
 use super::placing::{CrdSeen, Doubted, Placing};
 use super::reports::{Heard, Reports, START_GRACE, Targets};
-use crate::lead::Lead;
+use crate::lead::{Lead, Watched};
 use crate::metrics::{HomeWrites, Wrote};
 use crate::placements::Placements;
 
@@ -124,7 +123,10 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    let mut events = listed_anew(move || watcher(api.clone(), Config::default()));
+    let mut events = Watched::new(move || {
+        let api = api.clone();
+        listed_anew(move || watcher(api.clone(), Config::default()))
+    });
     let mut desk = Desk {
         placing: placements.map(Placing::new),
         ..Desk::default()
@@ -140,7 +142,13 @@ pub async fn run(
     loop {
         let now = Boot::now();
         let leading = lead.writes(now);
-        let tenure = lead.tenure().map(|tenure| tenure.since);
+        let tenure = lead.tenure();
+        if events.begins(tenure.as_ref()) {
+            // A standby may have seen what is old: nothing is ordered or written by that.
+            desk.unlist();
+            looks = JoinSet::new();
+        }
+        let tenure = tenure.map(|tenure| tenure.since);
         if leading && led != tenure {
             // Another hub may have written meanwhile: what is on record is as good as after a start.
             patient_until = Some(Boot(now.0 + START_GRACE));
@@ -157,7 +165,7 @@ pub async fn run(
             desk.touch_all();
         }
         // By every hub, as each has members of its own to tell: what they rest on is written by one.
-        desk.give_orders(&reports);
+        desk.give_orders(&reports, events.of());
         if looks.is_empty()
             && now >= look_next
             && let Some(doubted) = desk.placing.as_mut().and_then(Placing::doubted)
@@ -175,12 +183,14 @@ pub async fn run(
                 wall: clock::wall(),
                 patient: patient_until.is_some(),
             };
-            while writes.len() < WRITERS
+            while desk.synced
+                && writes.len() < WRITERS
                 && let Some((key, tenant, change)) = desk.next(&reports, &rules, &lead, now)
             {
                 writes.spawn(lead.tracked(write(client.clone(), key, tenant, change)));
             }
-            wake = wake.into_iter().chain(desk.wakes()).min();
+            let wakes = desk.wakes().filter(|_| desk.synced);
+            wake = wake.into_iter().chain(wakes).min();
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -216,14 +226,24 @@ pub async fn run(
 }
 
 impl Desk {
-    /// Gives members the orders that follow from what has changed, once all of home is known.
-    fn give_orders(&mut self, reports: &Reports) {
+    /// Home is listed anew.
+    fn unlist(&mut self) {
+        self.synced = false;
+        if let Some(placing) = &mut self.placing {
+            placing.anew();
+        }
+    }
+
+    /// Gives members the orders that follow from what has changed, once all of home is known, as it is in the
+    /// tenure `of`.
+    fn give_orders(&mut self, reports: &Reports, of: Option<Boot>) {
         let Some(placing) = self.placing.as_mut().filter(|_| self.synced) else {
             return;
         };
         let Some(targets) = reports.targets() else {
             return;
         };
+        placing.placements.read_in(of);
         if !(self.targets.as_ref()).is_some_and(|before| Arc::ptr_eq(before, &targets)) {
             placing.touch(self.slots.keys().cloned());
             self.targets = Some(Arc::clone(&targets));

@@ -71,6 +71,17 @@ impl Placing {
         }
     }
 
+    /// Home is read anew: all orders are given again after that, and what was found out of deletions is found out
+    /// again.
+    pub(super) fn anew(&mut self) {
+        self.given = false;
+        self.changed.extend(self.orders.keys().cloned());
+        self.dirty.extend(self.of.keys().cloned());
+        self.dirty.extend(self.deletions.keys().cloned());
+        self.deletions.clear();
+        self.doubted.clear();
+    }
+
     pub(super) fn deletion(&self, key: &TenantKey, tenant: &Tenant) -> Deletion {
         let known = self.deletions.get(key);
         let known = known.filter(|(uid, _)| tenant.metadata.uid.as_ref() == Some(uid));
@@ -194,6 +205,7 @@ impl Placing {
 
 #[cfg(test)]
 mod tests {
+    use krypton_agent::clock::Boot;
     use krypton_common::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
     use kube::ResourceExt;
     use serde_json::json;
@@ -273,6 +285,41 @@ mod tests {
         given(&mut placing, &tenants);
         assert!(names(&orders.borrow_and_update(), "edge-1").is_empty());
         assert_eq!(names(&orders.borrow(), "edge-2"), ["b"]);
+    }
+
+    #[test]
+    fn in_a_new_tenure_a_deletion_is_found_out_again_before_anything_is_removed_by_it() {
+        let placements = Arc::new(Placements::default());
+        let mut placing = Placing::new(Arc::clone(&placements));
+        let targets: Targets = [("edge-1".to_owned(), Target::default())].into();
+        let mut deleted = tenant("a", "edge-1");
+        let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH);
+        deleted.metadata.deletion_timestamp = Some(at);
+        let removes = || {
+            let orders = placements.orders().borrow().clone();
+            let orders = orders.and_then(|orders| orders.get("edge-1").cloned());
+            orders.is_some_and(|orders| orders.iter().any(|order| order.remove))
+        };
+        let seen = CrdSeen {
+            deletion: Deletion::Its,
+            made: None,
+        };
+        placing.touch([key("a")]);
+        placing.give(|_| Some(&deleted), &targets);
+        let doubted = placing.doubted().unwrap();
+        placing.told(doubted, Some(seen));
+        placing.give(|_| Some(&deleted), &targets);
+        assert!(removes());
+        let since = Boot(std::time::Duration::from_secs(1));
+        placements.anew(since);
+        placing.anew();
+        placements.read_in(Some(since));
+        placing.give(|_| Some(&deleted), &targets);
+        assert!(placements.orders().borrow().is_some() && !removes());
+        // It was let go meanwhile.
+        placing.touch([key("a")]);
+        placing.give(|_| None, &targets);
+        assert!(!removes() && !placing.is_in_doubt());
     }
 
     #[test]

@@ -172,6 +172,11 @@ impl Reports {
         }
     }
 
+    /// The EdgeClusters are read anew: what Tenants may name is not known until then.
+    pub fn aim_anew(&self) {
+        self.lock().targets = None;
+    }
+
     /// What they may name now.
     pub(super) fn targets(&self) -> Option<Arc<Targets>> {
         self.lock().targets.clone()
@@ -185,6 +190,21 @@ impl Reports {
         reports.begun = now;
         reports.fresh.clear();
         reports.whole = false;
+        state.all_dirty = true;
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// As [`Self::begin`], of a member that is known; what it has said does not stand.
+    pub fn forget_said(&self, member: &str, now: Boot) {
+        let mut state = self.lock();
+        let Some(reports) = state.members.get_mut(member) else {
+            return;
+        };
+        *reports = MemberReports {
+            begun: now,
+            ..MemberReports::default()
+        };
         state.all_dirty = true;
         drop(state);
         self.changed.notify_one();

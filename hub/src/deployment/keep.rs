@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_agent::clock::{self, Boot};
@@ -32,7 +31,7 @@ use crate::deployments::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
 use crate::found::Found as Clusters;
-use crate::lead::Lead;
+use crate::lead::{Lead, Watched};
 use crate::metrics::HomeWrites;
 use crate::notices::Notices;
 
@@ -110,13 +109,16 @@ struct Desk {
 
 /// Keeps them until `stop`. Orders are given by every hub, and only the one that leads writes.
 pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
-    let list = || {
-        let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
+    let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(keep.client.clone());
+    let mut objects = Watched::new(move || {
+        let objects = objects.clone();
         listed_anew(move || watcher(objects.clone(), Config::default()))
-    };
-    let mut objects = list();
+    });
     let members: Api<EdgeCluster> = Api::all(keep.client.clone());
-    let mut members = listed_anew(move || watcher(members.clone(), Config::default()));
+    let mut members = Watched::new(move || {
+        let members = members.clone();
+        listed_anew(move || watcher(members.clone(), Config::default()))
+    });
     let mut said = keep.deployments.changes();
     let mut findings = keep.findings.clone();
     let (mut desk, mut led) = (Desk::default(), None);
@@ -128,6 +130,12 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
         let leading = lead.writes(now);
         let tenure = lead.tenure();
         let won = tenure.as_ref().map(|tenure| tenure.won);
+        if objects.begins(tenure.as_ref()) {
+            members.begins(tenure.as_ref());
+            // A standby may have seen what is old: nothing is ordered or written by that.
+            desk.unlist();
+            readings = JoinSet::new();
+        }
         if leading && led != tenure.as_ref().map(|tenure| tenure.since) {
             // Another hub has told what was done until then.
             desk.forget_told();
@@ -137,13 +145,13 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
         let mut wake = None;
         if desk.forgets.is_some_and(|until| until <= now) {
             // What was read in between may lack what is stored.
-            objects = list();
+            objects.anew();
             (desk.forgets, desk.synced, desk.refused) = (None, false, 0);
         }
         if look && now >= look_next {
             (look, look_next) = (false, Boot(now.0 + LOOK_EVERY));
             let found = findings.borrow_and_update().clone();
-            let decisions = desk.decide(&keep, &found);
+            let decisions = desk.decide(&keep, &found, objects.of());
             for (key, decision, deeds) in decisions {
                 if let (Some(slot), Some(won)) = (desk.slots.get_mut(&key).filter(|_| leading), won)
                 {
@@ -275,9 +283,19 @@ impl Slot {
 }
 
 impl Desk {
+    /// Home is listed anew, and deletions are read again.
+    fn unlist(&mut self) {
+        (self.synced, self.refused, self.of_clusters.synced) = (false, 0, false);
+        self.forgets = None;
+        for slot in self.slots.values_mut() {
+            // A read that was under way is dropped; a write that is, ends and says so once more.
+            (slot.deletion, slot.busy) = (Deletion::NotRead, false);
+        }
+    }
+
     /// Decides on all, and gives the orders. Nothing follows before home's lists are complete (design §3,
     /// rule 1).
-    fn decide(&mut self, keep: &Keep, findings: &Findings) -> Vec<Decided> {
+    fn decide(&mut self, keep: &Keep, findings: &Findings, of: Option<Boot>) -> Vec<Decided> {
         if self.forgets.is_some()
             || !self.of_clusters.synced
             || !(self.synced || self.refused >= NOT_KNOWN)
@@ -318,6 +336,8 @@ impl Desk {
             }
             decisions.push((key.clone(), decision, deeds));
         }
+        // They follow from what was read in this tenure.
+        keep.deployments.read_in(of);
         keep.deployments.order(ordered);
         decisions
     }

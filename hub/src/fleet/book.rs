@@ -129,7 +129,8 @@ impl Book {
             return None;
         }
         let next = self.register.as_ref()?;
-        if !leading || *next == self.on_record.register {
+        // What it follows from may be old until they are listed.
+        if !leading || !edge_clusters.synced || *next == self.on_record.register {
             return None;
         }
         let (before, next) = (self.on_record.clone(), next.clone());

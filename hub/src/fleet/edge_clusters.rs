@@ -42,6 +42,11 @@ impl EdgeClusters {
             .collect()
     }
 
+    /// They are listed anew: what is known is not all, and may be old.
+    pub(super) fn unlist(&mut self) {
+        (self.listed, self.synced) = (None, false);
+    }
+
     /// Takes in one event; says whether anything follows from it but a status to be written.
     pub(super) fn see(&mut self, event: Event<EdgeCluster>, dirty: &mut BTreeSet<String>) -> bool {
         let name = |object: &EdgeCluster| object.metadata.name.clone().unwrap_or_default();

@@ -211,7 +211,7 @@ fn finalizers(object: &EdgeCluster, on: bool) -> Vec<String> {
 /// What is remembered of deletions, by the EdgeCluster's UID.
 #[derive(Debug, Default)]
 pub(super) struct Retirements {
-    /// What was read stays true.
+    /// What was read stays true while this hub leads.
     read: BTreeMap<String, Deletion>,
     /// What was told of them, once each.
     told: BTreeSet<(String, &'static str)>,
@@ -236,6 +236,12 @@ impl Retirements {
         if let Some(found) = reading.found {
             self.read.insert(reading.uid.clone(), found);
         }
+    }
+
+    /// Another may have led: what was read is read again.
+    pub(super) fn read_again(&mut self) {
+        self.read.clear();
+        self.reading.clear();
     }
 
     /// The event for this step, when it [was not told](Self::was_told) of before.
@@ -502,6 +508,9 @@ mod tests {
         let mut next = object.clone();
         next.metadata.uid = Some("v".to_owned());
         assert_eq!(readings.of(&next), None);
+        // Another hub may have led.
+        readings.read_again();
+        assert_eq!(readings.of(&object), None);
         readings.keep(|uid| uid == "v");
         assert_eq!(readings.of(&object), None);
     }

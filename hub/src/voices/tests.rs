@@ -413,3 +413,61 @@ fn a_suspended_member_is_left_alone_and_is_not_called_ill() {
     fleet.voices.hold_back(MEMBER, None, at(3));
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
 }
+
+#[test]
+fn what_was_heard_in_an_earlier_tenure_is_forgotten_in_the_next() {
+    let fleet = fleet();
+    let agent = VoiceId::Session(1);
+    let _asks = fleet.voices.open(MEMBER, agent, at(0));
+    let said = changes(Some(writing("agent/a")), &[("t", "A")]);
+    fleet.voices.say(MEMBER, agent, said, Some(0), at(1));
+    fleet.voices.agent(
+        MEMBER,
+        &AgentFacts {
+            cluster_uid: "u".to_owned(),
+            kubernetes_version: "1".to_owned(),
+            agent_version: "1".to_owned(),
+            certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
+            applied: None,
+        },
+    );
+    // While its session lives, its word is of now.
+    fleet.voices.anew(at(2));
+    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
+    assert!(fleet.facts.get(MEMBER).unwrap().certificate_said);
+    fleet.voices.close(MEMBER, agent, at(3));
+    fleet.voices.anew(at(4));
+    let facts = fleet.facts.get(MEMBER).unwrap();
+    assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
+    assert_eq!((facts.applied, facts.holder), (None, None));
+    assert_eq!((facts.agent_version, facts.certificate), (None, None));
+    assert!(!facts.certificate_said && facts.roots.is_none());
+    assert_eq!(facts.connected.reason, reason::STARTING);
+}
+
+#[test]
+fn what_the_hubs_own_way_sees_stands_and_what_it_cannot_see_is_asked_for() {
+    for (said, total, asked) in [
+        (observing("hub/b"), 1, 0),
+        (
+            MemberReport {
+                connected: false,
+                ..observing("hub/b")
+            },
+            0,
+            1,
+        ),
+    ] {
+        let fleet = fleet();
+        let asks = fleet.voices.open(MEMBER, VoiceId::Proxy, at(0));
+        let all = changes(Some(observing("hub/b")), &[("t", "A")]);
+        fleet
+            .voices
+            .say(MEMBER, VoiceId::Proxy, all, Some(0), at(1));
+        let now = changes(Some(said), &[]);
+        fleet.voices.say(MEMBER, VoiceId::Proxy, now, None, at(2));
+        fleet.voices.anew(at(3));
+        assert_eq!(fleet.reports.counts(MEMBER, false).total, total);
+        assert_eq!(*asks.borrow(), asked);
+    }
+}

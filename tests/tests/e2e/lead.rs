@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::PathBuf,
     sync::{Arc, Mutex},
     time::Instant,
 };
@@ -9,17 +10,21 @@ use std::{
 use anyhow::{Result, bail};
 use futures::StreamExt;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
+use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::{desired::EPOCH_NAME, join_info, lead::HUB_LEASE};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, FaultProxy, Gate, Hub, HubOptions, Membership, Mode,
-    Parts, Traffic, eventually,
+    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, FaultProxy, Gate, Hub,
+    HubOptions, Lie, Membership, Mode, Parts, Traffic,
+    answering_proxy::{READS, Verb},
+    eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
     gate, in_both_modes, kubectl_krypton,
     port::Port,
 };
 use kube::{
     Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams},
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::json;
@@ -46,8 +51,8 @@ struct Stage {
     repository: ChartRepository,
     chart: &'static str,
     values: ValuesFile,
-    /// By which the named hub reaches home; the others do so directly.
-    line: Option<(&'static str, FaultProxy)>,
+    /// The kubeconfigs by which hubs reach home that do not do so directly.
+    ways: BTreeMap<&'static str, PathBuf>,
 }
 
 impl Stage {
@@ -78,7 +83,7 @@ impl Stage {
             repository,
             chart,
             values: ValuesFile::new("replicaCount: 0").unwrap(),
-            line: None,
+            ways: BTreeMap::new(),
         };
         for name in hubs {
             stage.start(name).await;
@@ -88,10 +93,8 @@ impl Stage {
 
     /// Starts one, or another in its place. Agents are told of all.
     async fn start(&mut self, name: &str) {
-        let kubeconfig = match &self.line {
-            Some((of, line)) if *of == name => line.kubeconfig(),
-            _ => self.home.kubeconfig().to_owned(),
-        };
+        let way = self.ways.get(name).map(PathBuf::as_path);
+        let kubeconfig = way.unwrap_or(self.home.kubeconfig()).to_owned();
         let addresses: Vec<String> = (self.ports.values())
             .map(|port| port.address().to_string())
             .collect();
@@ -423,7 +426,7 @@ async fn a_lead_that_is_cut_off_from_home_alone_gives_its_agents_up() {
         stage.ports.insert(name.to_owned(), port);
     }
     let line = FaultProxy::before(&stage.home).await.unwrap();
-    stage.line = Some(("a", line));
+    stage.ways.insert("a", line.kubeconfig());
     for name in ["a", "b"] {
         stage.start(name).await;
     }
@@ -433,8 +436,7 @@ async fn a_lead_that_is_cut_off_from_home_alone_gives_its_agents_up() {
     stage.tenant("first").await;
     let epoch = stage.epoch().await;
 
-    let cut = |stage: &Stage, traffic| stage.line.as_ref().unwrap().1.set(traffic);
-    cut(&stage, Traffic::Cut);
+    line.set(Traffic::Cut);
     assert_eq!(stage.leader_but("a").await.unwrap(), "b");
     stage.session(Mode::Agent, "b").await;
     stage.tenant("second").await;
@@ -443,7 +445,7 @@ async fn a_lead_that_is_cut_off_from_home_alone_gives_its_agents_up() {
     assert!(log.contains("the lead is lost"), "{log}");
 
     // Back again, it is one that stands by.
-    cut(&stage, Traffic::Pass);
+    line.set(Traffic::Pass);
     eventually("a to know who leads", PATIENCE, async || {
         let log = stage.hubs["a"].log()?;
         let after = log.rsplit("the lead is lost").next().unwrap_or_default();
@@ -541,4 +543,87 @@ async fn of_hubs_with_other_settings_those_of_the_lead_count() {
     })
     .await
     .unwrap();
+}
+
+/// Orders of a deletion that was taken back are the most harmful of all that a hub could give by old knowledge.
+#[tokio::test]
+async fn who_was_let_go_is_not_uninstalled_by_a_hub_that_has_not_heard_of_it() {
+    let mut stage = Stage::set("let-go", &[]).await;
+    for name in ["a", "b"] {
+        let port = Arc::new(Port::reserve().unwrap());
+        stage.ports.insert(name.to_owned(), port);
+    }
+    let way = AnsweringProxy::before(&stage.home).await.unwrap();
+    stage.ways.insert("b", way.kubeconfig());
+    for name in ["a", "b"] {
+        stage.start(name).await;
+    }
+    assert_eq!(stage.leader_but("").await.unwrap(), "a");
+    let mut member = stage.join(Mode::Agent).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    stage.tenant("acme").await;
+    let releases = Desk::at(&stage.edge).releases().await.unwrap();
+    let members: Api<EdgeCluster> = Api::all(stage.desk.client.clone());
+    let params = PatchParams::default();
+    let policy = Patch::Merge(json!({"spec": {"deletionPolicy": "Uninstall"}}));
+    members.patch(EDGE, &params, &policy).await.unwrap();
+    eventually("the EdgeCluster to be held", PATIENCE, async || {
+        let held = members.get(EDGE).await?;
+        let held = held.finalizers() == [names::UNINSTALL_FINALIZER];
+        Ok(held.then_some(()))
+    })
+    .await
+    .unwrap();
+
+    // It is away, so its deletion waits. Both hubs have read that it is deleted.
+    member.agent().unwrap().stop().await.unwrap();
+    let of_nothing = Lie {
+        verbs: READS,
+        resources: &["nothing"],
+        answer: Answer::Status(500),
+    };
+    way.lie(of_nothing);
+    let deleted = members.delete(EDGE, &DeleteParams::default()).await;
+    deleted.unwrap();
+    eventually("b to read the deletion", PATIENCE, async || {
+        let read = (Verb::Get, "edgeclusters".to_owned());
+        Ok(way.passed().contains_key(&read).then_some(()))
+    })
+    .await
+    .unwrap();
+
+    // b hears nothing more of EdgeClusters; a person lets this one go, and its hub does.
+    way.lie(Lie {
+        resources: &["edgeclusters"],
+        ..of_nothing
+    });
+    let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
+    members
+        .patch(EDGE, &params, &Patch::Merge(orphan))
+        .await
+        .unwrap();
+    eventually("the EdgeCluster to be gone", PATIENCE, async || {
+        Ok(members.get_opt(EDGE).await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    stage.hub("a").kill9().await.unwrap();
+    assert_eq!(stage.leader_but("a").await.unwrap(), "b");
+    member.start_again(&stage.edge).unwrap();
+    let told = async |agent: &mut Membership, what: &str| {
+        eventually(what, PATIENCE, async || {
+            let log = agent.agent().unwrap().log()?;
+            Ok(log.contains(what).then_some(()))
+        })
+        .await
+        .unwrap();
+    };
+    // It is not let in by what b had seen before, nor told anything.
+    told(&mut member, "does not know its members yet").await;
+    way.tell_the_truth();
+    told(&mut member, "there is no EdgeCluster").await;
+    let now = Desk::at(&stage.edge).releases().await.unwrap();
+    assert_eq!(now, releases);
+    let log = member.agent().unwrap().log().unwrap();
+    assert!(!log.contains("in session with the hub"), "{log}");
 }

@@ -96,7 +96,7 @@ impl World {
     }
 
     fn decide(&mut self) {
-        self.desk.decide(&self.keep, &Findings::default());
+        self.desk.decide(&self.keep, &Findings::default(), None);
     }
 
     fn ordered(&self) -> Option<Vec<String>> {
