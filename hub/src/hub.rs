@@ -540,21 +540,14 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
                 broken = Some(error.into());
                 stop.cancel();
             }
-            changed = values_rx.changed() => {
-                if changed.is_err() { break }
+            // A sender that has gone went with its task, which is told of above, by its name.
+            Ok(()) = values_rx.changed() => {
                 tracing::info!("the values file has changed");
                 changes = true;
             }
-            changed = version_rx.changed() => {
-                if changed.is_err() { break }
-                changes = true;
-            }
-            changed = readings_rx.changed() => {
-                if changed.is_err() { break }
-                changes = true;
-            }
-            decided = lead.changed() => {
-                if !decided { break }
+            Ok(()) = version_rx.changed() => changes = true,
+            Ok(()) = readings_rx.changed() => changes = true,
+            true = lead.changed() => {
                 if let Some(tenure) = lead.tenure()
                     && led != Some(tenure.since)
                 {

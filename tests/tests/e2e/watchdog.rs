@@ -45,5 +45,5 @@ async fn a_hub_of_which_a_part_stands_still_says_so_and_ends_and_the_next_goes_o
 async fn a_hub_of_which_a_part_has_ended_stops_and_says_which() {
     let (status, log) = ends("panics", "lease.create:after=panic").await;
     assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains("the hub's Lease ended badly"), "{log}");
+    assert!(log.contains("the lead ended badly"), "{log}");
 }
