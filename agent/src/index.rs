@@ -133,6 +133,8 @@ pub struct Watched<K, V> {
     items: BTreeMap<K, (u64, V)>,
     listing: Option<BTreeMap<K, (u64, V)>>,
     synced: bool,
+    /// How far the watch has come: what it does not show at this resourceVersion is not there.
+    seen: u64,
 }
 
 impl<K, V> Default for Watched<K, V> {
@@ -141,6 +143,7 @@ impl<K, V> Default for Watched<K, V> {
             items: BTreeMap::new(),
             listing: None,
             synced: false,
+            seen: 0,
         }
     }
 }
@@ -170,6 +173,23 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
     /// Whether the first list is complete.
     pub fn synced(&self) -> bool {
         self.synced
+    }
+
+    /// Takes in one object that was read or written beside the watch, at `resource_version` or in a list
+    /// of that one. Where the watch has come further and does not show it, it has gone since.
+    fn learn(&mut self, key: K, at: u64, resource_version: u64, value: V) -> Option<K> {
+        // A version that is no number is MAX, and says nothing of an order.
+        let gone = self.seen >= at && at < u64::MAX && !self.items.contains_key(&key);
+        match gone {
+            true => None,
+            false => self.apply(key, resource_version, value),
+        }
+    }
+
+    fn saw(&mut self, resource_version: u64) {
+        if resource_version < u64::MAX {
+            self.seen = self.seen.max(resource_version);
+        }
     }
 
     /// Takes in one object. An older version than the one known is left out: our own writes come
@@ -209,15 +229,23 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
     ) -> BTreeSet<K> {
         match event {
             Event::Apply(object) => read(object)
-                .and_then(|(key, version, value)| self.apply(key, version, value))
+                .and_then(|(key, version, value)| {
+                    self.saw(version);
+                    self.apply(key, version, value)
+                })
                 .into_iter()
                 .collect(),
             Event::Delete(object) => read(object)
-                .and_then(|(key, version, _)| self.delete(&key, version))
+                .and_then(|(key, version, _)| {
+                    self.saw(version);
+                    self.delete(&key, version)
+                })
                 .into_iter()
                 .collect(),
             Event::Init => {
                 self.listing = Some(BTreeMap::new());
+                // A restored etcd counts from further back.
+                self.seen = 0;
                 BTreeSet::new()
             }
             Event::InitApply(object) => {
@@ -525,6 +553,18 @@ impl Index {
             .collect()
     }
 
+    /// Takes in one of a release's Secrets, read beside the watch.
+    pub fn release_read(&mut self, meta: &ObjectMeta) -> BTreeSet<SubjectKey> {
+        let Some((key, revision)) = Revision::of(meta) else {
+            return BTreeSet::new();
+        };
+        let (of, at) = ((key.clone(), revision.revision), version(meta));
+        match self.revisions.learn(of, at, at, revision) {
+            Some(_) => self.claims.get(&key).cloned().unwrap_or_default(),
+            None => BTreeSet::new(),
+        }
+    }
+
     /// Replaces what is known of one release by a fresh list of its Secrets, made at `list_version`.
     /// What the watch has shown since stays.
     pub fn release_listed(&mut self, key: &ReleaseKey, fresh: Vec<ObjectMeta>, list_version: u64) {
@@ -540,8 +580,9 @@ impl Index {
         for meta in fresh {
             if let Some((of, revision)) = Revision::of(&meta) {
                 found.insert(revision.revision);
+                let key = (of, revision.revision);
                 self.revisions
-                    .apply((of, revision.revision), version(&meta), revision);
+                    .learn(key, list_version, version(&meta), revision);
             }
         }
         for revision in known {
@@ -560,6 +601,23 @@ impl Index {
             let meta = object.into().0;
             Some((meta.name.clone()?, version(&meta), Workspace::of(&meta)))
         });
+        self.with_users(changed)
+    }
+
+    /// Takes in a namespace out of the answer to a read or write of ours, and returns the same.
+    pub fn workspace_written(
+        &mut self,
+        meta: &ObjectMeta,
+    ) -> (BTreeSet<String>, BTreeSet<SubjectKey>) {
+        let at = version(meta);
+        let changed = meta
+            .name
+            .clone()
+            .and_then(|name| self.workspaces.learn(name, at, at, Workspace::of(meta)));
+        self.with_users(changed.into_iter().collect())
+    }
+
+    fn with_users(&self, changed: BTreeSet<String>) -> (BTreeSet<String>, BTreeSet<SubjectKey>) {
         let users = changed.iter().flat_map(|namespace| self.users(namespace));
         let users = users.collect();
         (changed, users)
@@ -707,6 +765,35 @@ mod tests {
             Event::InitDone,
         ]);
         assert_eq!(shown(&listed), [("a", "restored")]);
+    }
+
+    #[test]
+    fn what_has_gone_while_its_answer_was_on_its_way_stays_gone() {
+        let mut watched = watched([
+            Event::Apply(("a", 5, "new")),
+            Event::Apply(("other", 6, "other")),
+            Event::Delete(("a", 7, "new")),
+        ]);
+        assert_eq!(watched.learn("a", 5, 5, "new"), None, "older than its end");
+        assert_eq!(
+            watched.learn("b", 7, 2, "listed"),
+            None,
+            "listed before it went"
+        );
+        assert_eq!(watched.learn("a", 8, 8, "again"), Some("a"));
+        assert_eq!(watched.learn("other", 9, 9, "newer"), Some("other"));
+        assert_eq!(
+            watched.learn("c", u64::MAX, u64::MAX, "of no order"),
+            Some("c")
+        );
+        for event in [
+            Event::Init,
+            Event::InitApply(("a", 2, "restored")),
+            Event::InitDone,
+        ] {
+            watched.event(event, Some);
+        }
+        assert_eq!(watched.learn("d", 3, 3, "after the restore"), Some("d"));
     }
 
     #[test]

@@ -206,6 +206,13 @@ impl Memory {
         self.deployed = now;
     }
 
+    /// What was read is of this version of the Secret: the watch may have shown a later one meanwhile.
+    pub fn read(&mut self, revision: &Revision) {
+        if revision.status == Status::Deployed {
+            self.deployed = Some((revision.revision, revision.resource_version.clone()));
+        }
+    }
+
     /// What is said of the Tenant now: our own last word, else the status that an earlier process left.
     pub fn last_word(&self, subject: &Subject, cluster: &str) -> Option<ClusterState> {
         self.said.clone().or_else(|| subject.on_status(cluster))

@@ -540,6 +540,13 @@ fn a_deployed_revision_that_somebody_writes_to_is_read_again_and_nothing_else_is
         }
         assert_eq!(memory.doubted, doubted, "{seen:?}");
     }
+    // Written to between our reading of it and the first look at what the watch shows.
+    for (shown, doubted) in [(&one, None), (&written, Some(1)), (&next, None)] {
+        let mut memory = Memory::default();
+        memory.read(&one);
+        memory.saw(Some(shown));
+        assert_eq!(memory.doubted, doubted, "{shown:?}");
+    }
     let mut doubted = world;
     assert_eq!(doubted.plan().action, Action::Nothing);
     doubted.memory.doubted = Some(1);

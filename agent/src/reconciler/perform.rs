@@ -122,8 +122,8 @@ pub(super) enum ReleaseNews {
         metas: Vec<ObjectMeta>,
         version: u64,
     },
-    /// One more.
-    Added(Box<ObjectMeta>),
+    /// One, which the facts are of where it could be decoded.
+    One(Box<ObjectMeta>),
 }
 
 /// Why an action did not succeed.
@@ -416,6 +416,7 @@ impl Performer {
         match release::decode(&secret) {
             Ok(facts) => {
                 done.facts = Some(facts);
+                done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
                 Ok(())
             }
             Err(error) => self.set_aside(job, &secret, &error, done).await,
@@ -599,7 +600,7 @@ impl Performer {
             revision.status == Status::Deployed && revision.run.as_deref() == Some(&id)
         });
         if deployed {
-            done.release = secret.map(|secret| ReleaseNews::Added(Box::new(secret.metadata)));
+            done.release = secret.map(|secret| ReleaseNews::One(Box::new(secret.metadata)));
             done.facts = facts;
             done.applied = Some(run);
             done.progressed = true;

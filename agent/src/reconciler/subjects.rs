@@ -7,7 +7,6 @@ use jiff::Timestamp;
 use krypton_common::conditions::reason as why;
 use krypton_common::desired::DesiredState;
 use krypton_common::names;
-use kube::runtime::watcher::Event;
 use tokio::task::{Id, JoinError};
 
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
@@ -358,21 +357,20 @@ impl Reconciler {
             self.dirty.extend(dirty);
         }
         if let Some(meta) = done.workspace {
-            let (namespaces, dirty) = self.index.workspace_event(Event::Apply(meta));
+            let (namespaces, dirty) = self.index.workspace_written(&meta);
             self.placings.touch_namespaces(&namespaces);
             self.dirty.extend(dirty);
         }
-        // Of a revision that was deployed, and read by nobody.
-        let unread = match (&done.release, &done.facts) {
-            (Some(ReleaseNews::Added(meta)), None) => Revision::of(meta),
+        let one = match &done.release {
+            Some(ReleaseNews::One(meta)) => Revision::of(meta).map(|(_, revision)| revision),
             _ => None,
         };
         match done.release {
             Some(ReleaseNews::All { metas, version }) => {
                 self.index.release_listed(&done.of, metas, version);
             }
-            Some(ReleaseNews::Added(meta)) => {
-                let dirty = self.index.release_event(Event::Apply(*meta));
+            Some(ReleaseNews::One(meta)) => {
+                let dirty = self.index.release_read(&meta);
                 self.dirty.extend(dirty);
             }
             None => {}
@@ -386,8 +384,12 @@ impl Reconciler {
         let slot = self.slots.entry(done.key.clone()).or_default();
         (slot.busy, slot.removing) = (false, false);
         slot.not_before = None;
-        if read || unread.is_some() {
-            slot.memory.doubted = unread.map(|(_, revision)| revision.revision);
+        if read || one.is_some() {
+            let unread = one.as_ref().filter(|_| !read);
+            slot.memory.doubted = unread.map(|revision| revision.revision);
+        }
+        if read && let Some(one) = one {
+            slot.memory.read(&one);
         }
         if done.let_go.is_some() {
             slot.memory.let_go = done.let_go;

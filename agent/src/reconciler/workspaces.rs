@@ -11,8 +11,6 @@ use krypton_common::desired::DesiredState;
 use krypton_common::error_chain::chain;
 use krypton_common::names;
 use kube::api::{Api, Patch, PatchParams};
-use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::Event;
 use serde_json::Value;
 use tokio::task::{JoinError, JoinSet};
 
@@ -178,11 +176,7 @@ impl Reconciler {
                 }
                 let pause = AFTER_CONFLICT.saturating_mul(1 << slot.writes.min(10));
                 (slot.writes, slot.written, slot.failures) = (slot.writes + 1, now, 0);
-                let written = PartialObjectMeta::<Namespace> {
-                    metadata: meta,
-                    ..PartialObjectMeta::default()
-                };
-                let (_, users) = self.index.workspace_event(Event::Apply(written));
+                let (_, users) = self.index.workspace_written(&meta);
                 self.dirty.extend(users);
                 pause.min(ANSWER_EVERY)
             }
