@@ -16,6 +16,7 @@ pub mod member;
 pub mod names;
 pub mod namespaces;
 pub mod placed;
+pub mod redact;
 pub mod root_digest;
 pub mod spiffe;
 pub mod telemetry;

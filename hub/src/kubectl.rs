@@ -12,6 +12,7 @@ mod layout;
 mod leave;
 mod migrate;
 mod rotate_ca;
+mod support_bundle;
 mod tenants;
 mod version;
 mod watch;
@@ -86,6 +87,8 @@ enum Command {
     /// Make KryptonDeployments of the CryptoEdgeDeployments of the former operator, or show them; the old objects
     /// stay as they are.
     Migrate(migrate::Migrate),
+    /// Collect what somebody needs to help, without secrets, in one file.
+    SupportBundle(support_bundle::SupportBundle),
     /// Print the version of this program, of the hub and of the agents.
     Version(version::Versions),
 }
@@ -365,6 +368,7 @@ pub async fn run(
             let home = connect(&migrate.home, env).await?;
             Box::pin(migrate::run(migrate, home.client, &home.context)).await
         }
+        Command::SupportBundle(args) => Box::pin(support_bundle::run(args, env, now)).await,
         Command::Version(args) => Ok(Box::pin(version::run(args, env)).await),
     }
 }

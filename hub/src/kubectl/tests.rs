@@ -262,13 +262,23 @@ type Sent = (String, Value, String);
 
 impl Server {
     async fn start(answers: Vec<(u16, Value)>) -> Self {
+        let left = Arc::new(Mutex::new(VecDeque::from(answers)));
+        let answered = move |_: &str| {
+            let next = left.lock().unwrap().pop_front();
+            let (code, body) = next.expect("one request per answer");
+            answer(code, &body)
+        };
+        Self::answering(answered).await
+    }
+
+    /// With what there is at a path and query.
+    async fn answering(by: impl Fn(&str) -> Response + Clone + Send + Sync + 'static) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&asked);
         let sent = Arc::new(Mutex::new(Vec::new()));
         let came = Arc::clone(&sent);
-        let left = Arc::new(Mutex::new(VecDeque::from(answers)));
         let router = Router::new().fallback(
             move |method: Method, uri: Uri, headers: HeaderMap, body: Bytes| {
                 seen.lock().unwrap().push(uri.to_string());
@@ -278,12 +288,8 @@ impl Server {
                 came.lock()
                     .unwrap()
                     .push((method.to_string(), body, accepts.unwrap_or_default()));
-                let (code, body) = left
-                    .lock()
-                    .unwrap()
-                    .pop_front()
-                    .expect("one request per answer");
-                async move { answer(code, &body) }
+                let response = by(&uri.to_string());
+                async move { response }
             },
         );
         tokio::spawn(axum::serve(listener, router).into_future());
@@ -876,4 +882,110 @@ async fn who_may_not_rotate_is_told_what_is_missing() {
         let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());
         assert!(text.contains(word) && text.contains("\"home\""), "{text}");
     }
+}
+
+fn unpacked(file: &std::path::Path) -> std::collections::BTreeMap<String, String> {
+    let packed = std::fs::File::open(file).unwrap();
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
+    let files = archive.entries().unwrap().map(|entry| {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().display().to_string();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut entry, &mut text).unwrap();
+        (name.replace("krypton-support/", ""), text)
+    });
+    files.collect()
+}
+
+#[tokio::test]
+async fn a_support_bundle_has_what_may_be_read_without_secrets_and_says_what_it_has_not() {
+    let pod = |name: &str, container: &str| {
+        json!({
+            "metadata": {"name": name, "namespace": "krypton-system"},
+            "spec": {"containers": [{
+                "name": container,
+                "env": [{"name": "HTTPS_PROXY", "value": "http://me:canary@proxy"}],
+            }]},
+        })
+    };
+    let server = Server::answering(move |asked| {
+        let text = |text: &str| (StatusCode::OK, text.to_owned()).into_response();
+        let of = |(code, body): (u16, Value)| answer(code, &body);
+        let path = asked.split('?').next().unwrap();
+        match path {
+            "/apis/mesh.openkcm.io/v1alpha1/edgeclusters" => of(list_of(fleet(), "")),
+            "/apis/mesh.openkcm.io/v1alpha1/tenants" => {
+                let mut acme = tenant("default", "acme", json!({"lastMessage": "token: canary"}));
+                acme["spec"]["values"] = json!({"db": "canary"});
+                of(list_of(vec![acme], ""))
+            }
+            "/api/v1/namespaces/krypton-system/pods" => of(list_of(
+                vec![pod("krypton-hub-0", "krypton-hub"), pod("somebody", "else")],
+                "",
+            )),
+            "/api/v1/namespaces/krypton-system/pods/krypton-hub-0/log" => {
+                match asked.contains("previous=true") {
+                    true => of(failure(
+                        400,
+                        "BadRequest",
+                        "previous terminated container not found",
+                    )),
+                    false => text("hub starts\npassword=canary\n"),
+                }
+            }
+            _ => of(failure(403, "Forbidden", "not you")),
+        }
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bundle.tar.gz");
+    let words = ["support-bundle", "--file", file.to_str().unwrap()];
+    let printed = server.run(&words).await.unwrap();
+    assert_eq!(printed.stdout, format!("{}\n", file.display()));
+    assert!(printed.stderr.contains("README.txt"), "{}", printed.stderr);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o077, 0);
+    let files = unpacked(&file);
+    let names: Vec<&str> = files.keys().map(String::as_str).collect();
+    let expected = [
+        "README.txt",
+        "clusters.yaml",
+        "krypton-system/logs/krypton-hub-0.log",
+        "krypton-system/pods.yaml",
+        "tenants.yaml",
+        "versions.json",
+    ];
+    assert_eq!(names, expected);
+    for (name, text) in &files {
+        assert!(!text.contains("canary"), "{name}: {text}");
+    }
+    assert!(files["krypton-system/logs/krypton-hub-0.log"].contains("hub starts\n"));
+    assert!(!files["krypton-system/pods.yaml"].contains("somebody"));
+    assert!(
+        files["tenants.yaml"].contains("db:"),
+        "{}",
+        files["tenants.yaml"]
+    );
+    let readme = &files["README.txt"];
+    for missing in [
+        "deployments.yaml: ",
+        "crds.yaml: ",
+        "events.yaml: ",
+        "releases.yaml: ",
+    ] {
+        assert!(readme.contains(missing), "{readme}");
+    }
+    assert!(!readme.contains("previous.log"), "{readme}");
+    // Nothing is written over, and where nothing can be read there is no file.
+    let again = server.run(&words).await.unwrap_err();
+    assert_eq!(again.exit_code(), ExitCode::Refused);
+    let nobody = Server::answering(|_| {
+        let (code, body) = failure(403, "Forbidden", "not you");
+        answer(code, &body)
+    });
+    let none = folder.path().join("none.tar.gz");
+    let words = ["support-bundle", "--file", none.to_str().unwrap()];
+    let error = nobody.await.run(&words).await.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::NotPermitted);
+    assert!(!none.exists());
 }

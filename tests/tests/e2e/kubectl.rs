@@ -304,7 +304,8 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
     let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]);
     let versions = versions.await.unwrap();
     assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
-    let rows: [(&[&str], [ExitCode; 3]); 15] = [
+    let folder = tempfile::tempdir().unwrap();
+    let rows: [(&[&str], [ExitCode; 3]); 16] = [
         (&["get", "clusters"], [Done, Done, No]),
         (&["get", "tenants", "-A"], [Done, Done, No]),
         (&["get", "deployments", "-A"], [Done, Done, No]),
@@ -327,6 +328,7 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
         (&["leave", "edge-2", "--orphan"], [No, Done, No]),
         (&["join", "edge-3", "-n", HUB_NAMESPACE], [No, Done, No]),
         (&["migrate", "--dry-run"], [No, Done, No]),
+        (&["support-bundle", "--file", "FILE"], [Done, Done, No]),
         // There is no CA; who may look is told.
         (
             &["rotate-ca", "--status", "-n", HUB_NAMESPACE],
@@ -339,10 +341,16 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
     ];
     for (words, expected) in rows {
         // The one who may do least comes first.
-        for (person, expected) in people.iter().zip(expected) {
+        for (number, (person, expected)) in people.iter().zip(expected).enumerate() {
             let kubeconfig = person.kubeconfig();
             let who = ["--kubeconfig", kubeconfig.to_str().unwrap()];
-            let words: Vec<&str> = words.iter().copied().chain(who).collect();
+            let file = folder.path().join(number.to_string());
+            let file = file.to_str().unwrap();
+            let given = words.iter().map(|word| match *word {
+                "FILE" => file,
+                word => word,
+            });
+            let words: Vec<&str> = given.chain(who).collect();
             let ran = krypton_ends(&home, &words).await.unwrap();
             let code = ran.status.code();
             let told = format!("{words:?}: {}{}", ran.stdout, ran.stderr);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Parts,
     bundle, eventually,
     fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag},
+    kubectl_krypton,
 };
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
@@ -32,6 +34,26 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 /// Between two looks at the processes of this machine.
 const SAMPLE: Duration = Duration::from_millis(10);
+
+/// What is in a support bundle of the cluster, made by somebody who may read all.
+async fn support_bundle(cluster: &Cluster) -> Vec<(String, Vec<u8>)> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bundle.tar.gz");
+    let words = ["support-bundle", "--file", file.to_str().unwrap()];
+    kubectl_krypton(cluster, &words).await.unwrap();
+    let packed = fs::File::open(&file).unwrap();
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
+    let mut files = Vec::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().display().to_string();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).unwrap();
+        files.push((format!("{name} of {}", cluster.name()), content));
+    }
+    assert!(files.len() > 5, "{} files", files.len());
+    files
+}
 
 /// Command lines and environments of all processes there have been, and files of hub and agent that
 /// others could read.
@@ -370,6 +392,9 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
     for cluster in [&home, &one, &two] {
         let place = format!("the objects of {}", cluster.name());
         said.push((place, objects(cluster).await.into_bytes()));
+    }
+    for cluster in [&home, &one, &two] {
+        said.extend(support_bundle(cluster).await);
     }
     for line in &watched.lines {
         let shown = String::from_utf8_lossy(line).replace('\0', " ");

@@ -1,0 +1,428 @@
+//! `kubectl krypton support-bundle`: what somebody else needs to help, in one file and without secrets. It reads
+//! with the user's rights; what it may not read is named in the file, and is no failure.
+
+mod contents;
+mod redaction;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_common::names::namespace_name;
+use krypton_common::redact::redact;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_crds::tenant::Tenant;
+use kube::api::{Api, DynamicObject, ListParams, LogParams};
+use kube::core::ApiResource;
+use kube::{Resource, ResourceExt};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Connection, HomeArgs, KubectlError, Output, PAGE_SIZE, Place, Printed, as_value, connect,
+    encode, explain, join,
+};
+use crate::{chart_pin, desired, discovery, join_info};
+use contents::Contents;
+
+/// Objects of one kind: enough to see what is the matter, also of a large fleet.
+const OBJECTS_MOST: usize = 2_000;
+/// The newest lines of one container's log.
+const LOG_LINES: i64 = 20_000;
+const LOG_BYTES: i64 = 8 << 20;
+/// After this nothing more is asked for.
+const DEADLINE: Duration = Duration::from_secs(300);
+/// What the containers of hub and agent are called by their charts.
+const CONTAINERS: [&str; 2] = ["krypton-hub", "krypton-agent"];
+/// ConfigMaps of the hub of which the content is shown; there is nothing secret in them.
+const CONFIG_MAPS: [&str; 4] = [
+    join_info::NAME,
+    chart_pin::NAME,
+    desired::EPOCH_NAME,
+    discovery::register::CONFIG_MAP,
+];
+
+#[derive(Clone, Debug, Args)]
+pub(super) struct SupportBundle {
+    /// The file to be made; by default krypton-support-TIME.tar.gz here. One that is there is not written over.
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Namespace of the hub, or of the agent; by default krypton-system, and that of the context.
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
+    namespace: Option<String>,
+    #[command(flatten)]
+    home: HomeArgs,
+}
+
+pub(super) async fn run(
+    args: SupportBundle,
+    env: &dyn Fn(&str) -> Option<String>,
+    now: Timestamp,
+) -> Result<Printed, KubectlError> {
+    let cluster = connect(&args.home, env).await?;
+    let file = args.file.unwrap_or_else(|| {
+        let time = now.strftime("%Y%m%dT%H%M%SZ");
+        PathBuf::from(format!("krypton-support-{time}.tar.gz"))
+    });
+    // Before minutes are spent on it.
+    if file.exists() {
+        let why = format!("{} is there already; name another file", file.display());
+        return Err(KubectlError::Refused { why });
+    }
+    let places = join::places(args.namespace.as_deref(), &cluster.namespace);
+    let mut reading = Reading {
+        cluster: &cluster,
+        contents: Contents::new(&cluster.context, now),
+        failed: None,
+        read: false,
+    };
+    if tokio::time::timeout(DEADLINE, reading.all(&places))
+        .await
+        .is_err()
+    {
+        reading
+            .contents
+            .missing("what comes after that", "it took longer than five minutes");
+    }
+    let Reading {
+        contents,
+        failed,
+        read,
+        ..
+    } = reading;
+    if let (false, Some(error)) = (read, failed) {
+        return Err(error);
+    }
+    let left_out = contents.left_out();
+    write(&file, contents)?;
+    Ok(Printed {
+        stdout: format!("{}\n", file.display()),
+        stderr: match left_out {
+            0 => String::new(),
+            count => format!("{count} parts are not in it; its README.txt says which, and why\n"),
+        },
+    })
+}
+
+/// What is read of one cluster, as far as that goes.
+struct Reading<'a> {
+    cluster: &'a Connection,
+    contents: Contents,
+    /// The first failure, for when nothing can be read at all.
+    failed: Option<KubectlError>,
+    read: bool,
+}
+
+impl Reading<'_> {
+    async fn all(&mut self, namespaces: &[String]) {
+        self.versions().await;
+        self.objects::<EdgeCluster>("clusters.yaml").await;
+        self.objects::<Tenant>("tenants.yaml").await;
+        self.objects::<KryptonDeployment>("deployments.yaml").await;
+        self.definitions().await;
+        for namespace in namespaces {
+            self.near(namespace).await;
+        }
+        self.events(namespaces).await;
+        self.releases().await;
+    }
+
+    async fn versions(&mut self) {
+        let asked = self.cluster.client.apiserver_version();
+        let apiserver = match self.cluster.in_time(asked).await {
+            Ok(Ok(info)) => Value::from(info.git_version),
+            _ => Value::Null,
+        };
+        let versions =
+            json!({"kubectl-krypton": env!("CARGO_PKG_VERSION"), "apiserver": apiserver});
+        self.contents
+            .add("versions.json", format!("{versions:#}\n"));
+    }
+
+    async fn objects<K: Resource<DynamicType = ()>>(&mut self, file: &str) {
+        let kind = ApiResource::erase::<K>(&());
+        let listed = self.list(&kind, &Place::Cluster, "").await;
+        if let Some(objects) = self.had(file, listed) {
+            self.yaml(file, objects);
+        }
+    }
+
+    /// The CRDs without their schemas.
+    async fn definitions(&mut self) {
+        let kind = ApiResource::erase::<CustomResourceDefinition>(&());
+        let listed = self.list(&kind, &Place::Cluster, "").await;
+        let Some(mut objects) = self.had("crds.yaml", listed) else {
+            return;
+        };
+        let group = |crd: &Value| crd.pointer("/spec/group") == Some(&json!("mesh.openkcm.io"));
+        objects.retain(group);
+        for version in objects
+            .iter_mut()
+            .filter_map(|crd| crd.pointer_mut("/spec/versions")?.as_array_mut())
+            .flatten()
+            .filter_map(Value::as_object_mut)
+        {
+            version.remove("schema");
+            version.remove("additionalPrinterColumns");
+        }
+        self.yaml("crds.yaml", objects);
+    }
+
+    /// What is in a namespace that hub or agent may run in.
+    async fn near(&mut self, namespace: &str) {
+        let place = Place::Namespace(namespace.to_owned());
+        let kind = ApiResource::erase::<Lease>(&());
+        let file = format!("{namespace}/leases.yaml");
+        let leases = self.named(&kind, namespace, &["krypton-hub", "krypton-agent"]);
+        let leases = leases.await;
+        if let Some(leases) = self.had(&file, leases) {
+            self.yaml(&file, leases);
+        }
+        let kind = ApiResource::erase::<ConfigMap>(&());
+        let file = format!("{namespace}/configmaps.yaml");
+        let maps = self.named(&kind, namespace, &CONFIG_MAPS).await;
+        if let Some(maps) = self.had(&file, maps) {
+            let told = |map: &Value| {
+                let data = map.get("data").and_then(Value::as_object).cloned();
+                let data = data.unwrap_or_default().into_iter();
+                let data: Map<String, Value> = data
+                    .map(|(key, value)| (key, redaction::shown(&value)))
+                    .collect();
+                json!({"name": map.pointer("/metadata/name"), "data": data})
+            };
+            let told: Vec<Value> = maps.iter().map(told).collect();
+            self.put(&file, encode(Output::Yaml, told));
+        }
+        let kind = ApiResource::erase::<Pod>(&());
+        let file = format!("{namespace}/pods.yaml");
+        let pods = self.list(&kind, &place, "").await;
+        let Some(mut pods) = self.had(&file, pods) else {
+            return;
+        };
+        pods.retain(|pod| containers(pod).next().is_some());
+        let of_pods: Vec<(String, String)> = pods
+            .iter()
+            .filter_map(|pod| Some((pod.pointer("/metadata/name")?.as_str()?, pod)))
+            .flat_map(|(name, pod)| {
+                containers(pod).map(move |container| (name.to_owned(), container.to_owned()))
+            })
+            .collect();
+        self.yaml(&file, pods);
+        for (pod, container) in of_pods {
+            for previous in [false, true] {
+                self.log(namespace, &pod, &container, previous).await;
+            }
+        }
+    }
+
+    async fn log(&mut self, namespace: &str, pod: &str, container: &str, previous: bool) {
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), namespace);
+        let params = LogParams {
+            container: Some(container.to_owned()),
+            previous,
+            tail_lines: Some(LOG_LINES),
+            limit_bytes: Some(LOG_BYTES),
+            timestamps: false,
+            ..LogParams::default()
+        };
+        let end = if previous { "previous.log" } else { "log" };
+        let file = format!("{namespace}/logs/{pod}.{end}");
+        let place = Place::Namespace(namespace.to_owned());
+        match self.cluster.in_time(pods.logs(pod, &params)).await {
+            Ok(Ok(log)) => {
+                self.read = true;
+                self.contents.add(&file, redact(&log));
+            }
+            // There is none before the first restart.
+            Ok(Err(kube::Error::Api(status))) if previous && status.code == 400 => {}
+            Ok(Err(error)) => {
+                let kind = ApiResource {
+                    plural: "pods/log".to_owned(),
+                    ..ApiResource::erase::<Pod>(&())
+                };
+                let error = explain(error, "get", &kind, &place, &self.cluster.context);
+                self.had::<()>(&file, Err(error));
+            }
+            Err(error) => {
+                self.had::<()>(&file, Err(error));
+            }
+        }
+    }
+
+    /// Of Krypton's kinds everywhere, and of all in the namespaces of hub and agent; the newest last.
+    async fn events(&mut self, namespaces: &[String]) {
+        let kind = ApiResource::erase::<Event>(&());
+        let listed = self.list(&kind, &Place::Cluster, "").await;
+        let Some(mut events) = self.had("events.yaml", listed) else {
+            return;
+        };
+        events.retain(|event| {
+            let text = |at: &str| {
+                event
+                    .pointer(at)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+            };
+            text("/regarding/apiVersion").starts_with("mesh.openkcm.io/")
+                || namespaces
+                    .iter()
+                    .any(|namespace| namespace == text("/metadata/namespace"))
+        });
+        events.sort_by_cached_key(|event| {
+            let time = |at| event.pointer(at).and_then(Value::as_str);
+            let last = time("/series/lastObservedTime").or_else(|| time("/eventTime"));
+            last.or_else(|| time("/deprecatedLastTimestamp"))
+                .unwrap_or_default()
+                .to_owned()
+        });
+        self.yaml("events.yaml", events);
+    }
+
+    /// Names and labels of Helm's release Secrets, without what they hold.
+    async fn releases(&mut self) {
+        let kind = ApiResource::erase::<Secret>(&());
+        let secrets: Api<Secret> = Api::all(self.cluster.client.clone());
+        let params = ListParams::default()
+            .labels("owner=helm")
+            .fields("type=helm.sh/release.v1")
+            .limit(PAGE_SIZE);
+        let file = "releases.yaml";
+        let listed = match self.cluster.in_time(secrets.list_metadata(&params)).await {
+            Ok(listed) => listed.map_err(|error| {
+                explain(error, "list", &kind, &Place::Cluster, &self.cluster.context)
+            }),
+            Err(error) => Err(error),
+        };
+        if let Some(list) = self.had(file, listed) {
+            if list.metadata.continue_.is_some_and(|more| !more.is_empty()) {
+                self.contents
+                    .missing(file, "there are more, of which none is in it");
+            }
+            let shown = list.items.iter().map(|secret| {
+                json!({
+                    "namespace": secret.namespace(),
+                    "name": secret.name_any(),
+                    "created": secret.creation_timestamp(),
+                    "labels": secret.labels(),
+                })
+            });
+            let shown = shown.collect();
+            self.put(file, encode(Output::Yaml, shown));
+        }
+    }
+
+    async fn list(
+        &mut self,
+        kind: &ApiResource,
+        place: &Place,
+        labels: &str,
+    ) -> Result<Vec<Value>, KubectlError> {
+        let client = self.cluster.client.clone();
+        let api: Api<DynamicObject> = match place {
+            Place::Cluster => Api::all_with(client, kind),
+            Place::Namespace(namespace) => Api::namespaced_with(client, namespace, kind),
+        };
+        let mut params = ListParams::default().labels(labels).limit(PAGE_SIZE);
+        let mut objects = Vec::new();
+        loop {
+            let page = self.cluster.in_time(api.list(&params)).await?;
+            let page =
+                page.map_err(|error| explain(error, "list", kind, place, &self.cluster.context))?;
+            for object in page.items {
+                objects.push(as_value(object, kind)?);
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(_) if objects.len() >= OBJECTS_MOST => {
+                    let why = format!("only the first {} are in it", objects.len());
+                    self.contents
+                        .missing(&format!("more {}", kind.plural), &why);
+                    return Ok(objects);
+                }
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(objects),
+            }
+        }
+    }
+
+    /// Those of these names that there are.
+    async fn named(
+        &self,
+        kind: &ApiResource,
+        namespace: &str,
+        names: &[&str],
+    ) -> Result<Vec<Value>, KubectlError> {
+        let client = self.cluster.client.clone();
+        let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, kind);
+        let place = Place::Namespace(namespace.to_owned());
+        let mut found = Vec::new();
+        let mut refused = None;
+        for name in names {
+            match self.cluster.in_time(api.get_opt(name)).await? {
+                Ok(Some(object)) => found.push(as_value(object, kind)?),
+                Ok(None) => {}
+                Err(error) => {
+                    let error = explain(error, "get", kind, &place, &self.cluster.context);
+                    refused.get_or_insert(error);
+                }
+            }
+        }
+        match refused {
+            Some(error) if found.is_empty() => Err(error),
+            _ => Ok(found),
+        }
+    }
+
+    /// What was read, or a note of what was not.
+    fn had<T>(&mut self, file: &str, result: Result<T, KubectlError>) -> Option<T> {
+        match result {
+            Ok(read) => {
+                self.read = true;
+                Some(read)
+            }
+            Err(error) => {
+                self.contents.missing(file, &error.to_string());
+                self.failed.get_or_insert(error);
+                None
+            }
+        }
+    }
+
+    fn yaml(&mut self, file: &str, objects: Vec<Value>) {
+        let shown = objects.iter().map(redaction::shown).collect();
+        self.put(file, encode(Output::Yaml, shown));
+    }
+
+    fn put(&mut self, file: &str, text: Result<String, KubectlError>) {
+        if let Some(text) = self.had(file, text) {
+            self.contents.add(file, text);
+        }
+    }
+}
+
+fn containers(pod: &Value) -> impl Iterator<Item = &str> {
+    let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
+    let names = containers.into_iter().flatten();
+    let names = names.filter_map(|container| container.get("name")?.as_str());
+    names.filter(|name| CONTAINERS.contains(name))
+}
+
+/// Whole or not at all, for its owner alone, and over no file that is there.
+fn write(file: &Path, contents: Contents) -> Result<(), KubectlError> {
+    let failed = |error: std::io::Error| KubectlError::Write {
+        reason: format!("{}: {error}", file.display()),
+    };
+    let folder = match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    contents.write(temporary.as_file()).map_err(failed)?;
+    let kept = temporary.persist_noclobber(file);
+    kept.map_err(|error| failed(error.error))?;
+    Ok(())
+}
