@@ -418,6 +418,40 @@ async fn a_lead_that_stops_hands_over_while_helm_is_waited_for(mode: Mode) {
     assert!(!log.contains("panicked at"), "{log}");
 }
 
+/// A control plane that is upgraded may be away for minutes: what the only hub does on members goes on meanwhile.
+#[tokio::test]
+async fn an_outage_that_costs_the_lead_ends_nothing_on_a_member_by_kubeconfig() {
+    let gate = Gate::new().unwrap();
+    let mut stage = Stage::with_chart("long-away", &["a"], ("gate", gate.chart())).await;
+    let _member = stage.join(Mode::Proxy).await;
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    let edge = Desk::at(&stage.edge);
+    edge.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&edge, "acme", None).await.unwrap();
+    stage.home.stop_apiserver().await.unwrap();
+    eventually("the lead to be lost", PATIENCE, async || {
+        let log = stage.hubs["a"].log()?;
+        Ok(log.contains("the lead is lost").then_some(()))
+    })
+    .await
+    .unwrap();
+    // Helm goes on, and so does what follows of it.
+    let release = format!("tenant-acme-{EDGE}");
+    let running = edge.revisions("acme", &release).await.unwrap();
+    assert_eq!(running, [(1, "pending-install".to_owned())]);
+    gate::open(&edge, "acme", &hook).await.unwrap();
+    edge.newest_is("acme", &release, 1, "deployed")
+        .await
+        .unwrap();
+    stage.home.start_apiserver().await.unwrap();
+    edge.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
+    let revisions = edge.revisions("acme", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    let log = stage.hubs["a"].log().unwrap();
+    assert_eq!(log.matches("running helm").count(), 1, "{log}");
+}
+
 #[tokio::test]
 async fn a_lead_that_is_cut_off_from_home_alone_gives_its_agents_up() {
     let mut stage = Stage::set("cut-off", &[]).await;
