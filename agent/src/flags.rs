@@ -277,6 +277,9 @@ fn hub_address(text: &str) -> Result<String, &'static str> {
 }
 
 #[cfg(test)]
+mod page;
+
+#[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
