@@ -51,6 +51,49 @@ fn each_test_that_the_pages_name_is_there() {
     }
 }
 
+/// The reasons that a module of constants has.
+fn reasons(text: &str) -> Vec<&str> {
+    let module = text
+        .split_once("pub mod reason {")
+        .and_then(|(_, rest)| rest.split_once("\n}"));
+    let (module, _) = module.unwrap_or_default();
+    let constants = module.lines().filter(|line| line.contains("pub const "));
+    constants
+        .filter_map(|line| line.split('"').nth(1))
+        .collect()
+}
+
+#[test]
+fn each_reason_that_is_shown_has_a_row_with_what_to_do() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = fs::read_to_string(root.join("docs/troubleshooting.md")).unwrap();
+    // Of each row the first cell, where there is one with what to do.
+    let rows = page.lines().filter_map(|line| {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let said = cells.last().is_some_and(|last| last.len() > 2);
+        (line.starts_with("| ") && cells.len() == 3 && said).then(|| cells[0])
+    });
+    let told: BTreeSet<&str> = rows
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .collect();
+    let mut seen = 0;
+    for file in [
+        "common/src/conditions.rs",
+        "hub/src/facts.rs",
+        "hub/src/expiry.rs",
+        "hub/src/enrolment/audit.rs",
+    ] {
+        let text = fs::read_to_string(root.join(file)).unwrap();
+        let reasons = reasons(&text);
+        assert!(!reasons.is_empty(), "{file}");
+        for reason in reasons {
+            assert!(told.contains(reason), "no row for {reason} of {file}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 80, "{seen}");
+}
+
 #[test]
 fn each_bug_of_the_original_has_a_row_with_a_test() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/original-bugs.md");
