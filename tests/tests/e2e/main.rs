@@ -17,6 +17,7 @@ mod cluster_profile;
 mod deletion;
 mod deployments;
 mod docs;
+mod docs_commands;
 mod doubt;
 mod drift;
 mod enrolment;

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# The way of a new user by the README: its blocks are typed as they stand, on two control planes that are started for it,
+# and what each command takes is printed, up to the first Tenant that is Ready. Arguments go to cargo (--locked).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+test=docs_commands::the_pages_lead_from_nothing_to_a_fleet_and_through_its_life
+hack/tools/tools.sh >/dev/null
+from=$SECONDS
+cargo build "$@" --workspace --features failpoints --bins --examples
+echo "built in $((SECONDS - from)) s; from here on, seconds of each command, with those until its pods run:"
+cargo test "$@" --workspace --features failpoints --test e2e -- --exact "$test" --nocapture \
+  | awk '/^ *[0-9.]+ s  / { if (!ready) { print; sum += $1 } }
+         / kubectl wait .*Ready tenant/ && !ready { ready = 1; printf "%6.1f s  in all, until the first Tenant was Ready\n", sum }
+         /^test result/ { print }'

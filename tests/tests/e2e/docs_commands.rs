@@ -1,0 +1,381 @@
+//! Each command of the pages is one that works: it is run here as it stands there, or named with the test that runs the
+//! like of it.
+
+mod manifest;
+mod pages;
+mod story;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    process::{self, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::{CommandFactory, Parser};
+use krypton_hub::kubectl::Cli;
+use krypton_tests::{
+    Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, Tools,
+    fleet::{Desk, PATIENCE},
+    membership::{bundle_of, krypton_program, write_secret},
+    port::Port,
+    process::Invocation,
+};
+
+use manifest::{Entry, entries};
+use pages::{Command, commands, is_mention, pages, root, typed, words};
+use story::Story;
+
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+const DEMO_DEADLINE: Duration = Duration::from_secs(400);
+/// The parts of the story that the list of commands may name; each is played below.
+const PARTS: [&str; 9] = [
+    "look",
+    "members",
+    "verbs",
+    "runbook",
+    "people",
+    "hub",
+    "leave",
+    "upgrade",
+    "uninstall",
+];
+/// The same of blocks.
+const BLOCKS: [&str; 5] = [
+    "install",
+    "by-kubeconfig",
+    "migrate",
+    "examples",
+    "without-pods",
+];
+
+fn all() -> Vec<Command> {
+    let found = pages().into_iter().map(|page| commands(&page));
+    let found: Result<Vec<_>, _> = found.collect();
+    let mut all = found.unwrap().concat();
+    all.extend(notes());
+    all
+}
+
+/// What the charts say after an installation.
+fn notes() -> Vec<Command> {
+    let mut all = Vec::new();
+    for (chart, values) in [
+        (OwnChart::Hub, "replicaCount=2"),
+        (OwnChart::Hub, "installMode.crdsRbacOnly=true"),
+        (OwnChart::Agent, "replicaCount=2"),
+    ] {
+        let folder = chart.folder();
+        let folder = folder.to_str().unwrap();
+        let place = ["--dry-run=client", "-n", chart.namespace(), "--set", values];
+        let args = ["install", chart.name(), folder].into_iter().chain(place);
+        let said = asked("helm", &args.collect::<Vec<_>>()).unwrap();
+        let (_, notes) = said.split_once("\nNOTES:\n").unwrap();
+        // What is to be typed is indented, or follows a colon in a sentence.
+        let notes = notes.replace(": kubectl", ":\n  kubectl");
+        let lines: Vec<&str> = notes
+            .lines()
+            .filter(|line| line.starts_with("  "))
+            .collect();
+        let page = format!("the notes of {}", chart.name());
+        all.extend(typed(&page, &lines.join("\n")));
+    }
+    assert!(all.len() > 8, "{all:?}");
+    all
+}
+
+/// What one of the tools prints, without any cluster.
+fn asked(tool: &str, args: &[&str]) -> Result<String, String> {
+    let mut command = process::Command::new(Tools::find().unwrap().binary(tool));
+    let ran = command
+        .args(args)
+        .env("KUBECONFIG", "/nonexistent")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    match ran.status.success() {
+        true => Ok(said(&ran.stdout)),
+        false => Err(format!("{tool} {args:?}: {}", said(&ran.stderr))),
+    }
+}
+
+#[test]
+fn each_command_of_the_pages_is_run_by_a_test() {
+    let (all, entries) = (all(), entries());
+    let told: BTreeSet<&str> = all.iter().map(|command| command.text.as_str()).collect();
+    let listed: BTreeSet<&str> = entries.iter().map(|entry| entry.command.as_str()).collect();
+    let mut wrong: Vec<String> = Vec::new();
+    for command in &all {
+        let (text, page) = (&command.text, &command.page);
+        match &command.run {
+            Some(run) if !BLOCKS.contains(&run.as_str()) => wrong.push(format!("{page}: no {run}")),
+            None if !listed.contains(text.as_str()) && !is_mention(text) => {
+                wrong.push(format!("{page}: nobody runs: {text}"));
+            }
+            _ => {}
+        }
+    }
+    for entry in &entries {
+        if !told.contains(entry.command.as_str()) {
+            wrong.push(format!("no page has: {}", entry.command));
+        }
+        wrong.extend(why_not(entry).map(|why| format!("{}: {why}", entry.command)));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(told.len() > 80, "{}", told.len());
+}
+
+/// What is wrong with what is said of who runs a command.
+fn why_not(entry: &Entry) -> Option<String> {
+    if let Some(run) = &entry.run {
+        let apart = entry.test.is_none() && entry.script.is_none();
+        let known = apart && PARTS.contains(&run.as_str());
+        return (!known).then(|| format!("there is no part {run}"));
+    }
+    if entry.why.as_ref().is_none_or(|why| why.len() < 10) {
+        return Some("it is not said why it is not run here".to_owned());
+    }
+    if let Some(script) = &entry.script {
+        let text = fs::read_to_string(root().join(&script.file)).unwrap_or_default();
+        return (!text.contains(&script.holds)).then(|| format!("{} does not", script.file));
+    }
+    let Some((module, name)) = entry
+        .test
+        .as_deref()
+        .and_then(|test| test.rsplit_once("::"))
+    else {
+        return Some("nobody runs it".to_owned());
+    };
+    let module = module.rsplit("::").next().unwrap_or(module);
+    let there = ["tests/tests/e2e", "agent/src/flags"]
+        .into_iter()
+        .any(|folder| {
+            let file = root().join(folder).join(format!("{module}.rs"));
+            fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("fn {name}(")))
+        });
+    (!there).then(|| format!("there is no test {module}::{name}"))
+}
+
+#[test]
+fn each_command_of_the_pages_is_one_that_its_program_takes() {
+    let mut wrong: Vec<String> = Vec::new();
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    for Command { page, text, .. } in all() {
+        let mut words = words(&text).unwrap();
+        let program = words.remove(0);
+        let outcome = match program.as_str() {
+            "kubectl" if words.first().is_some_and(|verb| verb == "krypton") => krypton(&words),
+            "kubectl" | "helm" => flags(&program, &words),
+            "make" => target(&words),
+            "krypton-hub" => known(&words, &krypton_hub::settings::command()),
+            "krypton-agent" => known(&words, &krypton_agent::flags::Flags::command()),
+            _ => Ok(()),
+        };
+        *seen.entry(program).or_default() += 1;
+        wrong.extend(outcome.err().map(|why| format!("{page}: {text}: {why}")));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    for program in ["kubectl", "helm", "make", "krypton-hub", "krypton-agent"] {
+        assert!(seen.contains_key(program), "{seen:?}");
+    }
+}
+
+fn krypton(words: &[String]) -> Result<(), String> {
+    let krypton = Cli::command();
+    if let [_, verb, ..] = words
+        && !krypton
+            .get_subcommands()
+            .any(|known| known.get_name() == verb)
+    {
+        return Err(format!("there is no {verb}"));
+    }
+    // A word in capitals stands for a name.
+    let named = words.iter().map(|word| {
+        let stands_for = word.chars().all(|letter| letter.is_ascii_uppercase());
+        match stands_for {
+            true => word.to_lowercase(),
+            false => word.clone(),
+        }
+    });
+    match Cli::try_parse_from(named) {
+        Err(error) if words.len() > 2 => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the help of this verb names each flag.
+fn flags(program: &str, words: &[String]) -> Result<(), String> {
+    let ours = || words.iter().take_while(|word| *word != "--");
+    let is_flag = |word: &&String| word.len() > 1 && word.starts_with('-');
+    let flag = |word: &String| word.split('=').next().unwrap_or_default().to_owned();
+    let flags: Vec<String> = ours().filter(is_flag).map(flag).collect();
+    // Before the verb there may be a namespace.
+    let verb = ours().scan(false, |value, word| {
+        let is_value = std::mem::replace(value, word == "-n");
+        Some((!is_value && !word.starts_with('-')).then_some(word.as_str()))
+    });
+    let verb: Vec<&str> = verb.flatten().take(3).collect();
+    let Some(first) = verb.first() else {
+        return Ok(());
+    };
+    // Objects are no part of the help: it is that of the longest row of words that is known.
+    let mut help = (1..=verb.len())
+        .rev()
+        .find_map(|length| {
+            let asked_for: Vec<&str> = verb
+                .iter()
+                .take(length)
+                .copied()
+                .chain(["--help"])
+                .collect();
+            asked(program, &asked_for).ok()
+        })
+        .ok_or_else(|| format!("there is no {first}"))?;
+    if program == "kubectl" {
+        help += &asked(program, &["options"])?;
+    }
+    let letter = |letter: char| !(letter.is_ascii_alphanumeric() || letter == '-');
+    let known: BTreeSet<&str> = help.split(letter).collect();
+    let unknown: Vec<String> = flags
+        .into_iter()
+        .filter(|flag| !known.contains(flag.as_str()))
+        .collect();
+    match unknown.is_empty() && help.contains(first) {
+        true => Ok(()),
+        false => Err(format!("not in the help of {first}: {unknown:?}")),
+    }
+}
+
+fn target(words: &[String]) -> Result<(), String> {
+    let mut make = process::Command::new("make");
+    let ran = make
+        .arg("-n")
+        .args(words)
+        .current_dir(root())
+        .stdin(Stdio::null());
+    let ran = ran.output().map_err(|error| error.to_string())?;
+    match ran.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&ran.stderr).into_owned()),
+    }
+}
+
+fn known(words: &[String], command: &clap::Command) -> Result<(), String> {
+    let flags = words.iter().filter_map(|word| word.strip_prefix("--"));
+    for flag in flags {
+        let name = flag.split('=').next();
+        let found = command.get_arguments().any(|arg| arg.get_long() == name);
+        if !found && flag != "help" {
+            return Err(format!("there is no --{flag}"));
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_pages_lead_from_nothing_to_a_fleet_and_through_its_life() {
+    let entries = entries();
+    let mut story = Story::begin("docs").await;
+    story.follow("README.md", "install").await;
+    story.play(&entries, "look").await;
+
+    // The same cluster by its kubeconfig as well, and another one by that alone.
+    let other = Cluster::start("docs-other", Parts::ControlPlane).await;
+    let other = other.unwrap();
+    story.keep("edge-1.kubeconfig", &story.edge.kubeconfig_with_token());
+    story.keep("edge-2.yaml", &other.kubeconfig_with_token());
+    story.follow("README.md", "by-kubeconfig").await;
+    story.play(&entries, "members").await;
+    let desk = Desk::at(&story.home);
+    for member in ["edge-1", "edge-2"] {
+        desk.member_shows(member, &[CONNECTED]).await.unwrap();
+    }
+
+    story.play(&entries, "verbs").await;
+    story.play(&entries, "runbook").await;
+    story.play(&entries, "people").await;
+    story.follow("docs/moving-over.md", "migrate").await;
+    story.follow("examples/README.md", "examples").await;
+    story.play(&entries, "hub").await;
+    story.play(&entries, "leave").await;
+    story.play(&entries, "upgrade").await;
+    story.play(&entries, "uninstall").await;
+
+    // As the pages say, all of that has left what is installed.
+    let at_edge = Desk::at(&story.edge);
+    let revisions = at_edge.revisions("acme-workspace", "tenant-acme-edge-1");
+    let deployed = [(1, "deployed".to_owned())];
+    assert_eq!(revisions.await.unwrap(), deployed);
+}
+
+/// `make demo DEMO_ARGS=--exit` builds the program, and runs it so.
+#[tokio::test]
+async fn the_demo_tells_its_story_to_the_end() {
+    let tools = Tools::find().unwrap().bin();
+    let demo = krypton_program().unwrap().with_file_name("demo");
+    let demo = Invocation::new(demo)
+        .arg("--exit")
+        .env("PATH", "/usr/bin:/bin")
+        .env("TMPDIR", std::env::temp_dir())
+        .env("KRYPTON_TOOLS", tools.parent().unwrap());
+    println!("{}", demo.output(DEMO_DEADLINE).await.unwrap());
+}
+
+#[tokio::test]
+async fn the_pages_lead_to_a_fleet_without_pods_and_by_what_the_charts_say_of_themselves() {
+    let mut story = Story::begin("docs-plain").await;
+    let plain = commands("README.md").unwrap().into_iter();
+    let plain: Vec<Command> = plain
+        .filter(|command| command.run.as_deref() == Some("without-pods"))
+        .collect();
+    let [namespace, hub, agent] = &plain[..] else {
+        panic!("{plain:?}");
+    };
+    let typed = words(&namespace.text).unwrap().split_off(1);
+    story.home.kubectl(typed).await.unwrap();
+
+    let port = Arc::new(Port::reserve().unwrap());
+    let here = port.address().to_string();
+    let typed = story
+        .as_here(&hub.text)
+        .replace("hub.example.org:7443", &here);
+    let options = HubOptions::new(story.home.kubeconfig())
+        .at(&port)
+        .args(words(&typed).unwrap().split_off(1));
+    let mut hub = Hub::start(&options).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let namespace = OwnChart::Hub.namespace();
+    let bundle = bundle_of(&story.home, namespace, "edge-1").await.unwrap();
+    let file = story.file("edge-1.yaml");
+    write_secret(&file, &bundle).unwrap();
+    let typed = agent.text.replace("edge-1.yaml", file.to_str().unwrap());
+    let options =
+        AgentOptions::new(story.edge.kubeconfig()).args(words(&typed).unwrap().split_off(1));
+    let mut agent = Agent::start(&options).unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+    let desk = Desk::at(&story.home);
+    desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
+    agent.stop().await.unwrap();
+    hub.stop().await.unwrap();
+
+    story
+        .follow("charts/krypton-hub/README.md", "install")
+        .await;
+    story
+        .follow("charts/krypton-agent/README.md", "install")
+        .await;
+    desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
+}
+
+#[test]
+fn each_part_of_the_story_is_played() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/docs_commands.rs");
+    let source = fs::read_to_string(source).unwrap();
+    let (_, played) = source.split_once("async fn the_pages_lead_from").unwrap();
+    for part in PARTS.into_iter().chain(BLOCKS) {
+        assert!(played.contains(&format!("\"{part}\")")), "{part}");
+    }
+}

@@ -1,0 +1,244 @@
+//! The commands that the pages tell a person to type, found in their text.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// What a command begins with.
+const PROGRAMS: [&str; 14] = [
+    "cargo",
+    "cat",
+    "curl",
+    "docker",
+    "git",
+    "gpg",
+    "helm",
+    "krypton-agent",
+    "krypton-hub",
+    "kubectl",
+    "kubectl-krypton",
+    "ln",
+    "make",
+    "openssl",
+];
+/// The languages of blocks in which nothing is to be typed.
+const OTHER_LANGUAGES: [&str; 4] = ["yaml", "json", "promql", "text"];
+
+/// One command, as it stands, with what continues it on other lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Command {
+    pub(crate) page: String,
+    /// On one line, without the remark after it.
+    pub(crate) text: String,
+    /// What follows `# `.
+    pub(crate) remark: String,
+    /// Of the block that it is in: who runs it, if that is said there.
+    pub(crate) run: Option<String>,
+}
+
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The pages for people who run Krypton, by their paths from the root.
+pub(crate) fn pages() -> Vec<String> {
+    let mut pages = vec!["README.md".to_owned(), "examples/README.md".to_owned()];
+    for folder in ["docs", "charts/krypton-hub", "charts/krypton-agent"] {
+        let entries = fs::read_dir(root().join(folder)).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let texts = names.filter(|name| name.ends_with(".md"));
+        pages.extend(texts.map(|name| format!("{folder}/{name}")));
+    }
+    pages.sort();
+    pages
+}
+
+/// All of a page.
+///
+/// # Errors
+/// A block, or a stray mark, in which a command could hide.
+pub(crate) fn commands(page: &str) -> Result<Vec<Command>, String> {
+    let text = fs::read_to_string(root().join(page)).map_err(|error| error.to_string())?;
+    found(page, &text)
+}
+
+fn found(page: &str, text: &str) -> Result<Vec<Command>, String> {
+    let mut commands = Vec::new();
+    let mut paragraph = String::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(info) = line.trim_start().strip_prefix("```") {
+            commands.extend(inline(page, &std::mem::take(&mut paragraph))?);
+            let body: Vec<&str> = lines
+                .by_ref()
+                .take_while(|line| !line.trim_start().starts_with("```"))
+                .collect();
+            commands.extend(block(page, info, &body.join("\n"))?);
+        } else if line.trim().is_empty() || line.starts_with('|') {
+            commands.extend(inline(page, &std::mem::take(&mut paragraph))?);
+            commands.extend(inline(page, line)?);
+        } else {
+            paragraph.push_str(line);
+            paragraph.push('\n');
+        }
+    }
+    commands.extend(inline(page, &paragraph)?);
+    Ok(commands)
+}
+
+fn block(page: &str, info: &str, body: &str) -> Result<Vec<Command>, String> {
+    let (language, more) = info.split_once(' ').unwrap_or((info, ""));
+    let found = typed(page, body);
+    if language == "sh" {
+        let run = more.strip_prefix("run=").map(str::to_owned);
+        let with_run = |command| Command {
+            run: run.clone(),
+            ..command
+        };
+        return Ok(found.into_iter().map(with_run).collect());
+    }
+    match found.first() {
+        Some(command) if language.is_empty() || OTHER_LANGUAGES.contains(&language) => Err(
+            format!("{page}: a block of commands is ```sh: {}", command.text),
+        ),
+        Some(_) => Err(format!("{page}: ```{language} is no language of a block")),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// The commands of lines, each of which may go on after a backslash.
+pub(crate) fn typed(page: &str, body: &str) -> Vec<Command> {
+    let mut commands = Vec::new();
+    let mut lines = body.lines();
+    while let Some(line) = lines.next() {
+        let (mut text, mut remark) = split(line);
+        while let Some(begun) = text.strip_suffix('\\') {
+            let (more, said) = split(lines.next().unwrap_or_default());
+            text = format!("{} {more}", begun.trim_end());
+            remark = said;
+        }
+        if is_command(&text) {
+            let (page, run) = (page.to_owned(), None);
+            commands.push(Command {
+                page,
+                text,
+                remark,
+                run,
+            });
+        }
+    }
+    commands
+}
+
+/// A line's command, its blanks single, and the remark after it.
+fn split(line: &str) -> (String, String) {
+    let (text, remark) = line.split_once(" #").unwrap_or((line, ""));
+    let text: Vec<&str> = text.split_whitespace().collect();
+    (text.join(" "), remark.trim().to_owned())
+}
+
+/// Commands in the middle of a sentence: between backquotes, over the end of a line too.
+fn inline(page: &str, paragraph: &str) -> Result<Vec<Command>, String> {
+    let parts: Vec<&str> = paragraph.split('`').collect();
+    if parts.len().is_multiple_of(2) {
+        return Err(format!("{page}: a backquote too many: {paragraph}"));
+    }
+    let spans = parts.into_iter().skip(1).step_by(2);
+    let texts = spans.map(|span| span.split_whitespace().collect::<Vec<_>>().join(" "));
+    let commands = texts.filter(|text| is_command(text)).map(|text| Command {
+        page: page.to_owned(),
+        text,
+        remark: String::new(),
+        run: None,
+    });
+    Ok(commands.collect())
+}
+
+fn is_command(text: &str) -> bool {
+    let (first, more) = text.split_once(' ').unwrap_or((text, ""));
+    let known = PROGRAMS.contains(&first) || first.starts_with("hack/");
+    known && (first == "make" || !more.is_empty())
+}
+
+/// Whether it only names a program's verb, as in "a person's `helm uninstall --keep-history`", and nothing that it is
+/// to be done to.
+pub(crate) fn is_mention(text: &str) -> bool {
+    let mut words = text.split(' ');
+    let named = matches!(words.next(), Some("kubectl" | "helm" | "docker" | "gpg"));
+    let verb = words.next();
+    let verbs = usize::from(verb == Some("krypton"));
+    named && words.skip(verbs).all(|word| word.starts_with('-'))
+}
+
+/// As a shell takes it apart, up to what is done with its output.
+///
+/// # Errors
+/// An open quote.
+pub(crate) fn words(text: &str) -> Result<Vec<String>, String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for letter in text.chars() {
+        match (quote, letter) {
+            (Some(open), letter) if open == letter => quote = None,
+            (None, '\'' | '"') => {
+                quote = Some(letter);
+                word.get_or_insert_default();
+            }
+            (None, '>' | '|' | '<') => break,
+            (None, letter) if letter.is_whitespace() => words.extend(word.take()),
+            (_, letter) => word.get_or_insert_default().push(letter),
+        }
+    }
+    if quote.is_some() {
+        return Err(format!("a quote is open in {text}"));
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+#[test]
+fn commands_are_found_in_blocks_in_sentences_and_over_the_ends_of_lines() {
+    let page = "Say `kubectl get\npods`, not `kubectl`.\n\n```sh run=install\n# a remark\nhelm install a b \\\n  \
+                --set c=d   # at edge-1: now\n```\n\n| `make x` | `e` |\n";
+    let found = found("page", page).unwrap();
+    let all: Vec<(&str, &str, Option<&str>)> = found
+        .iter()
+        .map(|found| {
+            (
+                found.text.as_str(),
+                found.remark.as_str(),
+                found.run.as_deref(),
+            )
+        })
+        .collect();
+    let expected = [
+        ("kubectl get pods", "", None),
+        (
+            "helm install a b --set c=d",
+            "at edge-1: now",
+            Some("install"),
+        ),
+        ("make x", "", None),
+    ];
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn a_command_where_nobody_looks_for_one_is_not_overlooked() {
+    for page in [
+        "```\nkubectl get pods\n```",
+        "```text\nmake x\n```",
+        "one ` alone",
+    ] {
+        assert!(found("page", page).is_err(), "{page}");
+    }
+    assert!(found("page", "```yaml\nkind: Pod\n```").unwrap().is_empty());
+}
+
+#[test]
+fn words_are_a_shells() {
+    let text = r#"kubectl patch x -p '{"a": 1}' --b="c d" > file"#;
+    let expected = ["kubectl", "patch", "x", "-p", r#"{"a": 1}"#, "--b=c d"];
+    assert_eq!(words(text).unwrap(), expected);
+    assert!(words("kubectl 'x").is_err());
+}

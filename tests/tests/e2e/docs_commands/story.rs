@@ -1,0 +1,254 @@
+//! A person who follows the pages, with home and an edge: their commands are typed as they stand, and where
+//! a Deployment asks for a pod of Krypton, what it would run is run.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use krypton_tests::{
+    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, Tools,
+    eventually, fleet::PATIENCE, membership::krypton_program,
+};
+use kube::{Api, ResourceExt, api::ListParams};
+use tempfile::TempDir;
+
+use super::manifest::{At, Entry};
+use super::pages::{Command, commands, root};
+
+/// A chart that takes minutes is another matter.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// What the pages install, and where it is.
+const CHART: (&str, &str) = ("cert-manager", "1.19.1");
+const CHARTS: &str = "https://charts.jetstack.io";
+
+pub(crate) struct Story {
+    folder: TempDir,
+    pub(crate) home: Cluster,
+    pub(crate) edge: Cluster,
+    repository: ChartRepository,
+    hub: Option<(PodName, HubPod)>,
+    agent: Option<(PodName, AgentPod)>,
+}
+
+impl Story {
+    pub(crate) async fn begin(name: &str) -> Self {
+        let source = ChartSource::small(CHART.1).name(CHART.0);
+        let repository = ChartRepository::start(&[source]).await.unwrap();
+        let (home, edge) = (format!("{name}-home"), format!("{name}-edge"));
+        let (home, edge) = tokio::try_join!(
+            Cluster::start(&home, Parts::WithPods),
+            Cluster::start(&edge, Parts::WithPods),
+        )
+        .unwrap();
+        let folder = TempDir::with_prefix("krypton-docs-").unwrap();
+        for part in ["charts", "examples", "hack"] {
+            symlink(root().join(part), folder.path().join(part)).unwrap();
+        }
+        let bin = folder.path().join("bin");
+        fs::create_dir(&bin).unwrap();
+        symlink(krypton_program().unwrap(), bin.join("kubectl-krypton")).unwrap();
+        Self {
+            folder,
+            home,
+            edge,
+            repository,
+            hub: None,
+            agent: None,
+        }
+    }
+
+    /// A file beside the checkout, as a person has them.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn keep(&self, name: &str, content: &str) {
+        fs::write(self.file(name), content).unwrap();
+    }
+
+    /// What is not the same here as in the pages.
+    pub(crate) fn as_here(&self, text: &str) -> String {
+        text.replace(CHARTS, &self.repository.url())
+    }
+
+    /// The blocks of a page that say so, in their order.
+    pub(crate) async fn follow(&mut self, page: &str, run: &str) {
+        let found = commands(page).unwrap();
+        let told: Vec<Command> = found
+            .into_iter()
+            .filter(|command| command.run.as_deref() == Some(run))
+            .collect();
+        assert!(!told.is_empty(), "nothing to run for {run} in {page}");
+        for command in told {
+            let at = match command.remark.strip_prefix("at edge-1") {
+                Some(_) => At::Edge,
+                None => At::Home,
+            };
+            self.types(&command.text, at, 0, None).await;
+        }
+    }
+
+    /// Part of the list of commands, in its order.
+    pub(crate) async fn play(&mut self, entries: &[Entry], run: &str) {
+        let part: Vec<&Entry> = entries
+            .iter()
+            .filter(|entry| entry.run.as_deref() == Some(run))
+            .collect();
+        assert!(!part.is_empty(), "no command is to be run for {run}");
+        for entry in part {
+            let mut text = entry.command.clone();
+            // NAMESPACE has NAME in it.
+            let mut with: Vec<_> = entry.with.iter().collect();
+            with.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
+            for (word, value) in with {
+                text = text.replace(word.as_str(), value);
+            }
+            let says = entry.says.as_deref();
+            self.types(&text, entry.at, entry.ends, says).await;
+        }
+    }
+
+    async fn types(&mut self, text: &str, at: At, ends: i32, says: Option<&str>) {
+        let cluster = match at {
+            At::Home => &self.home,
+            At::Edge => &self.edge,
+        };
+        let typed = self.as_here(text);
+        let script = [
+            "-c",
+            r#"cd "$1"; set -euo pipefail; eval "$2""#,
+            "bash",
+            self.folder.path().to_str().unwrap(),
+            &typed,
+        ];
+        let path = path(&self.folder.path().join("bin"));
+        let bash = cluster
+            .aim(Path::new("/bin/bash"))
+            .args(script)
+            .env("PATH", path);
+        let began = Instant::now();
+        let ran = bash.run(DEADLINE).await.unwrap();
+        let said = format!("{}{}", ran.stdout, ran.stderr);
+        assert_eq!(ran.status.code(), Some(ends), "{text}: {said}");
+        assert!(
+            says.is_none_or(|words| said.contains(words)),
+            "{text}: {said}"
+        );
+        for chart in changed(text) {
+            self.runs_what_is_asked_for(chart).await.unwrap();
+        }
+        // hack/first-tenant.sh adds these up.
+        let place = match at {
+            At::Home => "home",
+            At::Edge => "edge-1",
+        };
+        println!("{:6.1} s  {place}: {text}", began.elapsed().as_secs_f64());
+    }
+
+    /// Stands in for the kubelet: a process for the pod of the Deployment, and none where there is none.
+    async fn runs_what_is_asked_for(&mut self, chart: OwnChart) -> Result<()> {
+        let cluster = match chart {
+            OwnChart::Hub => &self.home,
+            OwnChart::Agent => &self.edge,
+        };
+        let pod = pod(cluster, chart).await?;
+        match chart {
+            OwnChart::Hub => {
+                let before = self.hub.take();
+                if before.as_ref().map(|(name, _)| name) == pod.as_ref() {
+                    self.hub = before;
+                    return Ok(());
+                }
+                let mut before = before.map(|(_, hub)| hub);
+                if let Some(before) = &mut before {
+                    before.hub.stop().await?;
+                }
+                if let Some(name) = pod {
+                    let mut hub = HubPod::start_as(cluster, &name, before.as_ref(), &[]).await?;
+                    hub.hub.ready(PATIENCE).await?;
+                    self.hub = Some((name, hub));
+                }
+            }
+            OwnChart::Agent => {
+                let before = self.agent.take();
+                if before.as_ref().map(|(name, _)| name) == pod.as_ref() {
+                    self.agent = before;
+                    return Ok(());
+                }
+                if let Some((_, mut before)) = before {
+                    before.agent.stop().await?;
+                }
+                if let Some(name) = pod {
+                    let mut agent = AgentPod::start(cluster).await?;
+                    agent.agent.ready(PATIENCE).await?;
+                    self.agent = Some((name, agent));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn path(first: &Path) -> OsString {
+    let tools = Tools::find().unwrap().bin();
+    let folders = [first, &tools, Path::new("/usr/bin"), Path::new("/bin")];
+    std::env::join_paths(folders).unwrap()
+}
+
+/// Whose Deployment a command may have changed.
+fn changed(text: &str) -> Vec<OwnChart> {
+    let may = ["helm ", " rollout restart ", " scale "];
+    let all = OwnChart::ALL.into_iter();
+    all.filter(|chart| text.contains(chart.name()) && may.iter().any(|word| text.contains(word)))
+        .collect()
+}
+
+/// The pod that a Deployment has once it is as it is to be; none, where it wants none.
+async fn pod(cluster: &Cluster, chart: OwnChart) -> Result<Option<PodName>> {
+    let (name, namespace) = (chart.name(), chart.namespace());
+    let deployments: Api<Deployment> = Api::namespaced(cluster.client(), namespace);
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), namespace);
+    let of = ListParams::default().labels(&format!("app.kubernetes.io/name={name}"));
+    eventually(&format!("the pods of {name}"), PATIENCE, async || {
+        let wanted = match deployments.get_opt(name).await? {
+            None => 0,
+            Some(found) => {
+                let spec = found.spec.context("no spec")?;
+                let status = found.status.unwrap_or_default();
+                if status.observed_generation != found.metadata.generation
+                    || status.updated_replicas.unwrap_or_default()
+                        != status.replicas.unwrap_or_default()
+                {
+                    bail!("{status:?}");
+                }
+                spec.replicas.unwrap_or(1)
+            }
+        };
+        let there = pods.list(&of).await?.items;
+        let live: BTreeMap<String, String> = there
+            .iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+            .filter(|pod| {
+                let status = pod.status.as_ref();
+                status.and_then(|status| status.phase.as_deref()) == Some("Running")
+            })
+            .map(|pod| (pod.name_any(), pod.uid().unwrap_or_default()))
+            .collect();
+        match (wanted, live.len()) {
+            (0, _) => Ok(Some(None)),
+            (1, 1) => Ok(live
+                .into_iter()
+                .next()
+                .map(|(name, uid)| Some(PodName { name, uid }))),
+            (wanted, live) => bail!("{live} pods of {wanted}"),
+        }
+    })
+    .await
+}
