@@ -112,7 +112,7 @@ fn each_command_of_the_pages_is_run_by_a_test() {
         let (text, page) = (&command.text, &command.page);
         match &command.run {
             Some(run) if !BLOCKS.contains(&run.as_str()) => wrong.push(format!("{page}: no {run}")),
-            None if !listed.contains(text.as_str()) && !is_mention(text) => {
+            None if !listed.contains(text.as_str()) && !is_named_only(text) => {
                 wrong.push(format!("{page}: nobody runs: {text}"));
             }
             _ => {}
@@ -126,6 +126,15 @@ fn each_command_of_the_pages_is_run_by_a_test() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(told.len() > 80, "{}", told.len());
+}
+
+/// A verb of ours that needs no more words is one to be typed.
+fn is_named_only(text: &str) -> bool {
+    let whole = words(text).is_ok_and(|words| {
+        let ours = words.iter().skip(1);
+        words.len() > 2 && Cli::try_parse_from(ours).is_ok()
+    });
+    is_mention(text) && !whole
 }
 
 /// What is wrong with what is said of who runs a command.
