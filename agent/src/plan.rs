@@ -12,10 +12,12 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
 use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::names;
+use krypton_common::tenant::{Next, Step};
 
 use crate::clock::Boot;
 use crate::drift::Wanted;
@@ -148,6 +150,9 @@ pub struct Memory {
     pub said: Option<ClusterState>,
     /// What was last written and told with the Lease; at first, what the status says.
     pub told: Option<ClusterState>,
+    /// What comes next, as it was last reported and as it was written with the Lease.
+    pub said_next: Option<Next>,
+    pub told_next: Option<Next>,
     /// When it was last reported or written.
     pub said_at: Option<Boot>,
     pub failure: Option<Failure>,
@@ -340,6 +345,8 @@ pub struct Plan {
     pub applied_chart: Option<String>,
     /// Look again at this time, though nothing has happened.
     pub wake: Option<Boot>,
+    /// What is told of what comes next.
+    pub next: Option<Coming>,
     /// Whether the Tenant counts as one of this member's.
     pub ours: bool,
     /// Home's order to remove is carried out.
@@ -348,6 +355,35 @@ pub struct Plan {
     pub settled: bool,
     /// It may be looked at for drift, in this way.
     pub drift: Option<Wanted>,
+}
+
+/// What is done without anybody's doing, as `Next` of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coming {
+    pub step: Step,
+    pub at: Option<Boot>,
+    /// Those that have failed, in a row.
+    pub attempts: u32,
+}
+
+impl Coming {
+    /// By the wall clock, where `now` is the same moment as `wall`.
+    pub fn on_the_wall(self, now: Boot, wall: Timestamp) -> Next {
+        let on_the_wall = |at: Boot| wall.checked_add(at.since(now)).unwrap_or(wall);
+        let at = self.at.map(on_the_wall);
+        Next::new(self.step, at, self.attempts)
+    }
+
+    /// Another attempt after the one that has failed. Of what is over any moment, each attempt would be a write that
+    /// tells nobody more.
+    fn retry(failure: &Failure) -> Option<Self> {
+        let soon = [reason::HELM_UNAVAILABLE, reason::SUSPENDED];
+        (!soon.contains(&failure.reason)).then_some(Self {
+            step: Step::Retry,
+            at: Some(failure.retry_at),
+            attempts: failure.attempts,
+        })
+    }
 }
 
 /// Decides. The same view gives the same plan.
@@ -562,6 +598,7 @@ impl Plan {
             state,
             applied_chart: None,
             wake: None,
+            next: None,
             ours: true,
             gone: false,
             settled: false,

@@ -12,7 +12,7 @@ use krypton_common::deployment::{
 use krypton_common::desired::Version;
 use krypton_common::member::MemberReport;
 use krypton_common::placed::PlacedReport;
-use krypton_common::tenant::{TenantKey, TenantReport};
+use krypton_common::tenant::{Next, TenantKey, TenantReport};
 use tokio::sync::Notify;
 
 use crate::subject::{Subject, SubjectKey};
@@ -127,6 +127,7 @@ impl ReportBoard {
         subject: &Subject,
         state: ClusterState,
         applied_chart: &str,
+        next: Option<Next>,
         gone: bool,
     ) {
         let observed_generation = subject.generation();
@@ -142,6 +143,7 @@ impl ReportBoard {
                     observed_generation,
                     applied_chart: known.or_else(before).unwrap_or_default(),
                     state,
+                    next,
                 };
                 self.tenant(&key, Some(report));
             }
@@ -352,6 +354,7 @@ mod tests {
         TenantReport {
             observed_generation: generation,
             applied_chart: String::new(),
+            next: None,
             state: ClusterState {
                 ready: State {
                     truth: Truth::True,
@@ -407,8 +410,8 @@ mod tests {
         };
         let subject = Subject::Deployment(Arc::new(order.clone()));
         board.tenant(&key("a"), Some(report(1)));
-        board.put(&subject, report(1).state, "r/c:1", false);
-        board.put(&subject, report(1).state, "", true);
+        board.put(&subject, report(1).state, "r/c:1", None, false);
+        board.put(&subject, report(1).state, "", None, true);
         let part = board.take(None, 1);
         assert!(part.changes.deployments.is_empty() && !part.last);
         let part = board.take(part.changes.last().as_ref(), 1);

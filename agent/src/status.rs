@@ -1,8 +1,10 @@
 //! What a member writes on its Tenants: the status, and the events of its transitions. Pure.
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_common::conditions::{self, ClusterState, Phase, Truth, reason};
-use krypton_crds::tenant::{Tenant, TenantStatus};
+use krypton_common::tenant::{Next, Step};
+use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
 
 use crate::drift;
 
@@ -19,6 +21,7 @@ pub fn status(
     tenant: &Tenant,
     cluster: &str,
     state: &ClusterState,
+    coming: Option<Next>,
     applied_chart: Option<&str>,
     allow_chart_skip: bool,
     now: Timestamp,
@@ -38,10 +41,31 @@ pub fn status(
     next.phase = Some(summary.phase.to_string());
     next.last_message = Some(summary.last_message);
     next.observed_generation = Some(generation);
+    next.next = coming
+        .map(|coming| written(cluster, coming))
+        .into_iter()
+        .collect();
     if let Some(chart) = applied_chart {
         next.last_applied_chart = Some(chart.to_owned());
     }
     next
+}
+
+/// What `cluster` does next, as a status has it.
+pub fn written(cluster: &str, next: Next) -> NextStep {
+    NextStep {
+        cluster: cluster.to_owned(),
+        what: next.step.as_str().to_owned(),
+        at: next.at.map(Time),
+        attempts: next.attempts,
+    }
+}
+
+/// The reverse: what the status says of `cluster`, where that is known here.
+pub fn next_of(status: &TenantStatus, cluster: &str) -> Option<Next> {
+    let said = status.next.iter().find(|next| next.cluster == cluster)?;
+    let at = said.at.as_ref().map(|at| at.0);
+    Some(Next::new(Step::of(&said.what)?, at, said.attempts))
 }
 
 /// What changed between two states of one Tenant on one member.
@@ -178,9 +202,9 @@ mod tests {
             (Truth::False, "NoError"),
         );
         let at = |second| Timestamp::from_second(second).unwrap();
-        let first = status(&tenant, "edge-1", &ready, Some("r/c:1"), false, at(1));
+        let first = status(&tenant, "edge-1", &ready, None, Some("r/c:1"), false, at(1));
         tenant.status = Some(first.clone());
-        let second = status(&tenant, "edge-1", &ready, Some("r/c:1"), false, at(2));
+        let second = status(&tenant, "edge-1", &ready, None, Some("r/c:1"), false, at(2));
         assert_eq!(first, second);
         assert_eq!(first.observed_generation, Some(3));
         assert_eq!(first.phase.as_deref(), Some("Ready"));

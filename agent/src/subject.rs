@@ -8,12 +8,13 @@ use krypton_common::conditions::{self, ClusterState};
 use krypton_common::deployment::{DeploymentKey, DesiredDeployment};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::names;
-use krypton_common::tenant::TenantKey;
+use krypton_common::tenant::{Next, TenantKey};
 use krypton_crds::tenant::Tenant;
 use serde_json::{Map, Value};
 
 use crate::index::ReleaseKey;
 use crate::placement::placed_on;
+use crate::status;
 
 /// A Tenant and a deployment may have the same namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -171,6 +172,11 @@ impl Subject {
     pub fn on_status(&self, cluster: &str) -> Option<ClusterState> {
         let conditions = &self.tenant()?.status.as_ref()?.conditions;
         conditions::clusters(conditions).remove(cluster)
+    }
+
+    /// What its status says that `cluster` does next.
+    pub fn next_on_status(&self, cluster: &str) -> Option<Next> {
+        status::next_of(self.tenant()?.status.as_ref()?, cluster)
     }
 
     /// Where it stands among those that want one release: the first has it. An order to remove does not

@@ -224,6 +224,9 @@ pub struct EdgeClusterStatus {
     pub summarised: Option<SummarisedTenants>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied: Option<Applied>,
+    /// The desired state that the member is given: it is behind while `applied` is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub desired: Option<Desired>,
     /// When the agent's certificate expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_expiry: Option<Time>,
@@ -298,6 +301,19 @@ pub struct Applied {
     pub digest: String,
 }
 
+/// The desired state that is wanted of a member.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Desired {
+    pub epoch: u64,
+    pub generation: u64,
+    /// `<repo>/<chart>:<version>`.
+    pub chart: String,
+    /// Since when a hub has given it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+}
+
 /// Roots of the hub's CA, each by the SHA-256 of its certificate.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -311,6 +327,12 @@ pub struct AgentRoots {
 }
 
 impl EdgeClusterStatus {
+    /// Whether the member acts on another desired state than is wanted of it; `None` where that is not known.
+    pub fn is_behind(&self) -> Option<bool> {
+        let (applied, desired) = (self.applied.as_ref()?, self.desired.as_ref()?);
+        Some((applied.epoch, applied.generation) != (desired.epoch, desired.generation))
+    }
+
     /// When the certificate expires of an agent that has enrolled and not connected since; `None` when
     /// there is none.
     pub fn never_came(&self) -> Option<&Time> {

@@ -7,7 +7,7 @@
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-    apimachinery::pkg::apis::meta::v1::Condition,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
 };
 use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use schemars::JsonSchema;
@@ -125,12 +125,33 @@ pub struct TenantStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,
+    /// What clusters do next by themselves, of those where something has failed or is waited for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cluster"]))]
+    pub next: Vec<NextStep>,
     /// Where home has placed it. Kept by the hub: put there before anything is ordered, and not changed after.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<TenantPlace>,
     /// The epoch of the hub that has written this last on home, as far as it has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub_epoch: Option<u64>,
+}
+
+/// What a cluster does next, unless something changes before.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NextStep {
+    pub cluster: String,
+    /// `Retry`: what has failed is tried again. `Unlock`: the release is taken over from whoever holds it. `GivenUp`:
+    /// nothing, until chart, values or Tenant change or a person asks for it. `Wait`: so long workloads have to become
+    /// ready.
+    pub what: String,
+    /// By the cluster's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Time>,
+    /// Attempts that have failed, in a row.
+    #[serde(default)]
+    pub attempts: u32,
 }
 
 /// The cluster that a Tenant of home is placed on.

@@ -3,6 +3,7 @@
 
 mod book;
 mod edge_clusters;
+mod given;
 mod namespaces;
 mod overlays;
 mod retirement;
@@ -149,6 +150,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut overlays = Overlays::default();
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
+    let mut wrote = given::Wrote::default();
     let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();
     let mut dirty: BTreeSet<String> = BTreeSet::new();
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
@@ -454,6 +456,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 fleet.shared.voices.forget(&name);
                 fleet.found.remove(&name);
                 next_write.remove(&name);
+                wrote.forget(&name);
                 dirty.remove(&name);
             }
         }
@@ -509,6 +512,15 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 generation,
                 clock::wall(),
             );
+            let recorded = object.status.as_ref();
+            let member = fleet.members.get(&name).ok();
+            let slot = member.and_then(|member| member.slot.borrow().clone());
+            status.desired = given::desired(
+                recorded.and_then(|status| status.desired.as_ref()),
+                slot.as_ref(),
+                now,
+                clock::wall(),
+            );
             let (record, next) = (conditions(object), &status.conditions);
             reminders.look(&name, record, next, clock::wall(), |(reason, message)| {
                 fleet.shared.notices.offer(Notice {
@@ -518,9 +530,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     message,
                 })
             });
-            if object.status.as_ref() == Some(&status) {
+            if wrote.is_so(&name, recorded, &status) {
                 continue;
             }
+            wrote.note(&name, &status);
             status.hub_epoch = Some(epoch);
             next_write.insert(name.clone(), Boot(now.0 + PACE));
             writing.insert(name.clone());
@@ -594,6 +607,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     let name = written.name.clone();
                     writing.remove(&name);
                     dirty.insert(name.clone());
+                    if !written.went_through() {
+                        wrote.forget(&name);
+                    }
                     if written.failed() {
                         // Refused or lost: a while later, not all at once.
                         look = true;

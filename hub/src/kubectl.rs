@@ -7,6 +7,7 @@ mod clusters;
 mod complete;
 mod deployments;
 mod exit_code;
+mod explain;
 mod join;
 mod layout;
 mod leave;
@@ -68,6 +69,8 @@ pub struct Cli {
 enum Command {
     /// Print a table of clusters, Tenants or KryptonDeployments.
     Get(Get),
+    /// Tell of a Tenant how it stands, why, and what comes next, from home to each cluster.
+    Explain(explain::Explain),
     /// Have nothing written for an object, on whichever cluster it is, but its status.
     Pause(change::Change),
     /// End such a pause.
@@ -200,6 +203,13 @@ pub enum KubectlError {
         name: String,
         place: String,
     },
+    #[error(
+        "there is no Tenant {tenant} on the cluster {context:?}; one that was made on a member alone is told of there: give that cluster's --context, or --on MEMBER for what home knows of the member"
+    )]
+    NoTenant { context: String, tenant: String },
+    /// It is told how it stands, and `printed` says it.
+    #[error("the Tenant is not Ready, or that is not known")]
+    NotReady { printed: Printed },
     /// The state of things does not allow it now.
     #[error("{why}")]
     Refused { why: String },
@@ -326,6 +336,10 @@ pub async fn run(
     };
     match cli.command {
         Command::Get(get) => Box::pin(run_get(get, env, now, out)).await,
+        Command::Explain(args) => {
+            let home = connect(&args.home, env).await?;
+            Box::pin(explain::run(args, &home, now)).await
+        }
         Command::Pause(args) => {
             let home = args.home.clone();
             changed(Verb::Pause, args.into(), home).await

@@ -924,6 +924,7 @@ fn installed(generation: i64) -> TenantReport {
     TenantReport {
         observed_generation: generation,
         applied_chart: String::new(),
+        next: None,
         state: ClusterState {
             ready: State::new(Truth::True, "Installed", ""),
             progress: None,

@@ -13,7 +13,7 @@ use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdo
 use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_common::placed::{PlacedReport, PlacedSpec, PlacedTenant};
 use krypton_common::root_digest::{ROOTS_MAX, RootDigest};
-use krypton_common::tenant::{TenantKey, TenantReport};
+use krypton_common::tenant::{Next, Step, TenantKey, TenantReport};
 use thiserror::Error;
 
 use crate::v1;
@@ -505,11 +505,15 @@ impl v1::Tenant {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
             state: report.map(|report| {
-                v1::TenantState::new(
+                let state = v1::TenantState::new(
                     report.observed_generation,
                     &report.applied_chart,
                     &report.state,
-                )
+                );
+                v1::TenantState {
+                    next: report.next.map(v1::Next::new),
+                    ..state
+                }
             }),
         }
     }
@@ -532,6 +536,7 @@ impl v1::Tenant {
         let report = TenantReport {
             observed_generation: state.observed_generation,
             applied_chart: state.applied_chart.clone(),
+            next: state.next.as_ref().and_then(v1::Next::read),
             state: state.read("a Tenant's state")?,
         };
         Ok((key, Some(report.trimmed())))
@@ -546,6 +551,7 @@ impl v1::TenantState {
             ready: Some((&state.ready).into()),
             progress: state.progress.as_ref().map(Into::into),
             error: state.error.as_ref().map(Into::into),
+            next: None,
         }
     }
 
@@ -555,6 +561,21 @@ impl v1::TenantState {
             progress: self.progress.map(Into::into),
             error: self.error.map(Into::into),
         })
+    }
+}
+
+impl v1::Next {
+    fn new(next: Next) -> Self {
+        Self {
+            what: next.step.as_str().to_owned(),
+            at: next.second(),
+            attempts: next.attempts,
+        }
+    }
+
+    /// None of what is not known, or is at no time that there is.
+    fn read(&self) -> Option<Next> {
+        Next::at_second(Step::of(&self.what)?, self.at, self.attempts)
     }
 }
 
@@ -967,6 +988,7 @@ mod tests {
             observed_generation: 1,
             applied_chart: String::new(),
             state,
+            next: None,
         }
         .trimmed();
         let (_, heard) = v1::Tenant::new(&key, Some(&said)).read().unwrap();
@@ -990,10 +1012,12 @@ mod tests {
         fn a_report_arrives_as_it_was_sent(
             generation: i64, applied_chart in ".{0,40}", ready in state(),
             progress in proptest::option::of(state()), error in proptest::option::of(state()),
+            next in proptest::option::of((0..4_usize, proptest::option::of(0..4_000_000_000_i64), 0..9_u32)),
         ) {
+            let next = next.and_then(|(step, at, attempts)| Next::at_second(Step::ALL[step], at, attempts));
             let key = TenantKey { namespace: "n".to_owned(), name: "t".to_owned() };
             let state = ClusterState { ready, progress, error };
-            let report = TenantReport { observed_generation: generation, applied_chart, state };
+            let report = TenantReport { observed_generation: generation, applied_chart, state, next };
             let (read_key, read) = v1::Tenant::new(&key, Some(&report)).read().unwrap();
             prop_assert_eq!(read_key, key);
             prop_assert_eq!(read, Some(report));

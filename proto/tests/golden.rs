@@ -23,11 +23,12 @@ use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState, Version as DomainVersion};
 use krypton_common::drift::{DriftMode, DriftPolicy};
 use krypton_common::placed::{PlacedSpec, PlacedTenant};
+use krypton_common::tenant::{Next as Coming, Step};
 use krypton_proto::WireError;
 use krypton_proto::v1::{
     AgentMessage, Applied, Chart, Condition, Deployment, DeploymentState, Desired, Drain,
-    Heartbeat, Hello, HubMessage, Member, Placed, PlacedState, Report, Resync, Tenant, TenantState,
-    Truth, Version, Welcome, agent_message::Kind as Said, hub_message::Kind as Say,
+    Heartbeat, Hello, HubMessage, Member, Next, Placed, PlacedState, Report, Resync, Tenant,
+    TenantState, Truth, Version, Welcome, agent_message::Kind as Said, hub_message::Kind as Say,
 };
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
@@ -132,6 +133,7 @@ fn tenant(truth: i32) -> Tenant {
             ready: Some(condition(truth)),
             progress: Some(condition(Truth::False.into())),
             error: None,
+            next: None,
         }),
     }
 }
@@ -558,4 +560,39 @@ fn a_chart_is_whole_or_refused() {
         DesiredState::try_from(desired),
         Err(WireError::Digest)
     ));
+}
+
+#[test]
+fn what_an_agent_says_of_what_comes_next_is_read_as_it_was_meant() {
+    let said = |what: &str, at, attempts| {
+        let mut said = tenant(Truth::False.into());
+        let what = what.to_owned();
+        if let Some(state) = &mut said.state {
+            state.next = Some(Next { what, at, attempts });
+        }
+        said
+    };
+    let report = || {
+        Said::Report(Report {
+            tenants: vec![
+                said("Retry", Some(1_800_000_000), 3),
+                said("GivenUp", None, 6),
+                // Of a version after ours, and at no time that there is.
+                said("Ponder", Some(1_800_000_000), 0),
+                said("Wait", Some(i64::MAX), 0),
+            ],
+            ..Report::default()
+        })
+    };
+    let now = [agent_message(report())];
+    let heard: Vec<AgentMessage> = read(&recorded("agent-coming.stream", &stream(&now)));
+    assert_eq!(heard[0].kind, Some(report()));
+    let Some(Said::Report(report)) = heard[0].kind.clone() else {
+        panic!("{heard:?}");
+    };
+    let next = |tenant: Tenant| tenant.read().unwrap().1.unwrap().next;
+    let next: Vec<_> = report.tenants.into_iter().map(next).collect();
+    let retry = Coming::at_second(Step::Retry, Some(1_800_000_000), 3);
+    let given_up = Coming::at_second(Step::GivenUp, None, 6);
+    assert_eq!(next, [retry, given_up, None, None]);
 }

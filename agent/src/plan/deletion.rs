@@ -3,7 +3,7 @@
 use krypton_common::conditions::{ClusterState, Truth, reason};
 use krypton_common::names;
 
-use super::{Action, Ownership, Permit, Plan, View, state};
+use super::{Action, Coming, Ownership, Permit, Plan, View, state};
 use crate::subject::Subject;
 
 /// The Tenant has been deleted, or home orders the deployment to go.
@@ -72,6 +72,7 @@ fn removal(view: &View<'_>) -> Plan {
             }
             Some(failure) if view.now < failure.retry_at => Plan {
                 wake: Some(failure.retry_at),
+                next: Coming::retry(failure),
                 ..Plan::wait(ClusterState {
                     error: Some(state(Truth::True, failure.reason, failure.message.clone())),
                     ..deleting(going)

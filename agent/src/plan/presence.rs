@@ -2,10 +2,13 @@
 
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
 use krypton_common::handling::WaitPolicy;
+use krypton_common::tenant::Step;
 use krypton_common::{names, values};
 
 use super::repair::{self, Remedy, inherited};
-use super::{Action, Failure, Ownership, Permit, Plan, Remediation, Run, View, state, waiting};
+use super::{
+    Action, Coming, Failure, Ownership, Permit, Plan, Remediation, Run, View, state, waiting,
+};
 use crate::index::Revision;
 use crate::progress::QUIET;
 use crate::release::{ORIGINALS_NAMESPACE, Status};
@@ -56,7 +59,9 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
                 ..Plan::wait(next.state)
             }
         }
-        _ => next,
+        // What would come does not, as long as that is so.
+        Some(_) => Plan { next: None, ..next },
+        None => next,
     }
 }
 
@@ -278,8 +283,14 @@ fn locked(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
     );
     let mut waiting = announced(view, None, run);
     waiting.progress = Some(state(Truth::True, reason::LOCKED, message));
+    let end = crate::clock::Boot(since.0 + grace);
     Plan {
-        wake: Some(crate::clock::Boot(since.0 + grace)),
+        wake: Some(end),
+        next: Some(Coming {
+            step: Step::Unlock,
+            at: Some(end),
+            attempts: 0,
+        }),
         ..Plan::wait(waiting)
     }
 }
@@ -292,6 +303,7 @@ fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
         Some(failure) if !unlocks && is_given_up(view, failure) => given_up(view, failure),
         Some(failure) if view.now < failure.retry_at => Plan {
             wake: Some(failure.retry_at),
+            next: Coming::retry(failure),
             ..Plan::wait(after_failure(view, failure.reason, &failure.message))
         },
         _ => Plan::new(action, announced(view, Some(Currency::Outdated), run)),
@@ -323,6 +335,7 @@ fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
         return if failure.reason == reason::ROLLBACK_FAILED && view.now < failure.retry_at {
             Plan {
                 wake: Some(failure.retry_at),
+                next: Coming::retry(failure),
                 ..Plan::wait(state)
             }
         } else {
@@ -336,7 +349,14 @@ fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
         view.subject.kind(),
         names::RECONCILE_REQUESTED_ANNOTATION
     );
-    Plan::wait(after_failure(view, failure.reason, &message))
+    Plan {
+        next: Some(Coming {
+            step: Step::GivenUp,
+            at: None,
+            attempts: failure.attempts,
+        }),
+        ..Plan::wait(after_failure(view, failure.reason, &message))
+    }
 }
 
 /// The conditions after a failed attempt. A chart that could not be fetched leaves what runs as it is, and
@@ -421,12 +441,12 @@ fn is_helm_or_chart(why: &str) -> bool {
 fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     let said = view.said();
     let wait = view.desired.handling.wait;
-    let (settled, wake) = match (wait, view.unready) {
+    let (settled, wake, next) = match (wait, view.unready) {
         (WaitPolicy::Ready, Some(detail)) => unready(view, newest, said.as_ref(), detail),
         (_, unready) => {
             let mut settled = ready(view, said.as_ref());
             settled.ready.message = waiting::told(&settled.ready.message, wait, unready);
-            (settled, None)
+            (settled, None, None)
         }
     };
     let wanted = krypton_common::fingerprint::original(
@@ -449,6 +469,7 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     });
     Plan {
         wake,
+        next,
         applied_chart: (!quiet).then(|| view.chart.applied_name()),
         settled: true,
         ..Plan::new(action, settled)
@@ -527,7 +548,7 @@ fn unready(
     newest: &Revision,
     said: Option<&ClusterState>,
     detail: &str,
-) -> (ClusterState, Option<crate::clock::Boot>) {
+) -> (ClusterState, Option<crate::clock::Boot>, Option<Coming>) {
     let was_ready = said.is_some_and(|said| {
         said.ready.truth == Truth::True || said.ready.reason == reason::NOT_READY
     });
@@ -555,7 +576,7 @@ fn unready(
             progress: said.and_then(|said| said.progress.clone()),
             error: Some(no_error()),
         };
-        return (lost, None);
+        return (lost, None, None);
     }
     if view.now < deadline {
         let error = said.and_then(|said| said.error.clone());
@@ -572,6 +593,12 @@ fn unready(
         } else {
             format!("{verb} applied, waiting: {detail}")
         };
+        // Beside the words alone: else it would be a write of its own.
+        let next = (view.now >= told).then_some(Coming {
+            step: Step::Wait,
+            at: Some(deadline),
+            attempts: 0,
+        });
         let deadline = if view.now < told {
             told.min(deadline)
         } else {
@@ -582,13 +609,13 @@ fn unready(
             progress: Some(state(Truth::True, going, message)),
             error: Some(error.unwrap_or_else(no_error)),
         };
-        return (waiting, Some(deadline));
+        return (waiting, Some(deadline), next);
     }
     let message = format!(
         "not ready {} s after the {verb}: {detail}",
         view.policy.helm_timeout.as_secs()
     );
-    (failed(failed_reason, &message, failed_reason), None)
+    (failed(failed_reason, &message, failed_reason), None, None)
 }
 
 fn failed(why: &str, message: &str, progress: &str) -> ClusterState {

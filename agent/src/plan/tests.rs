@@ -1,3 +1,4 @@
+mod coming;
 mod deployments;
 
 use std::sync::Arc;

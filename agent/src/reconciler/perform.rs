@@ -21,6 +21,7 @@ use krypton_common::deployment::{Deed, DesiredDeployment};
 use krypton_common::desired::{ChartState, DesiredState};
 use krypton_common::error_chain::chain;
 use krypton_common::names;
+use krypton_common::tenant::Next;
 use krypton_crds::tenant::Tenant;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::ObjectList;
@@ -66,6 +67,8 @@ pub(super) struct Job {
     pub plan: Plan,
     /// What was told of it before.
     pub told: Option<ClusterState>,
+    /// What comes next, as it is said with the plan's state.
+    pub next: Option<Next>,
     pub release: ReleaseKey,
     pub newest: Option<Revision>,
     /// All of them, the newest too.
@@ -101,6 +104,8 @@ pub(super) struct Done {
     pub said: Option<ClusterState>,
     /// The same, when it was with the Lease: written, and its events told.
     pub told: Option<ClusterState>,
+    /// And this with it.
+    pub next: Option<Next>,
     pub tenant: Option<Tenant>,
     pub release: Option<ReleaseNews>,
     pub facts: Option<Release>,
@@ -176,6 +181,7 @@ impl Performer {
                 .map(str::to_owned),
             said: None,
             told: None,
+            next: job.next,
             tenant: None,
             release: None,
             facts: None,

@@ -7,12 +7,13 @@ use jiff::Timestamp;
 use krypton_common::conditions::reason as why;
 use krypton_common::desired::DesiredState;
 use krypton_common::names;
+use krypton_common::tenant::Next;
 use tokio::task::{Id, JoinError};
 
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
 use super::turns::{Place, Turns};
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
-use crate::clock::Boot;
+use crate::clock::{self, Boot};
 use crate::fence::Hold;
 use crate::index::{CrdState, Revision};
 use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
@@ -126,6 +127,7 @@ impl Reconciler {
         if slot.memory.known_since.is_none() {
             slot.memory.known_since = Some(now);
             slot.memory.told = subject.on_status(&self.member.name);
+            slot.memory.told_next = subject.next_on_status(&self.member.name);
         }
         let revisions = self.index.release(&release_key);
         slot.memory.locked = revisions
@@ -207,6 +209,10 @@ impl Reconciler {
         let workspace_exists = view.workspace.is_some();
         let before = slot.memory.last_word(&subject, &self.member.name);
         let told = slot.memory.told.clone();
+        let next = plan.next.map(|next| {
+            let next = next.on_the_wall(now, clock::wall());
+            next.settled(slot.memory.said_next.or(slot.memory.told_next))
+        });
         if let Some(at) = slot.wake.take() {
             self.wakes.remove(&(at, key.clone()));
         }
@@ -217,7 +223,7 @@ impl Reconciler {
         // The first look is a report in itself: until then it would seem not to be here.
         if plan.ours && !self.board.has(key) {
             let state = before.unwrap_or_else(|| plan.state.clone());
-            self.board.put(&subject, state, "", plan.gone);
+            self.board.put(&subject, state, "", next, plan.gone);
         }
         let newest = revisions.last().map(|newest| (*newest).clone());
         let revision = newest.as_ref().map(|newest| newest.revision);
@@ -228,7 +234,7 @@ impl Reconciler {
             self.wakes.insert((at, key.clone()));
             return;
         }
-        if plan.action == Action::Nothing && !self.news(key, &subject, &plan) {
+        if plan.action == Action::Nothing && !self.news(key, &subject, &plan, next) {
             self.begin_drift(key, &subject, plan, (&release_key, revision), now);
             return;
         }
@@ -261,6 +267,7 @@ impl Reconciler {
             subject,
             plan,
             told,
+            next,
             release: release_key,
             workspace_exists,
             tenants: self.index.crd().unwrap_or(CrdState::Missing),
@@ -302,13 +309,22 @@ impl Reconciler {
     }
 
     /// Whether there is anything to say. When not, the pass over it costs nothing.
-    fn news(&self, key: &SubjectKey, subject: &Subject, plan: &plan::Plan) -> bool {
+    fn news(
+        &self,
+        key: &SubjectKey,
+        subject: &Subject,
+        plan: &plan::Plan,
+        next: Option<Next>,
+    ) -> bool {
+        let now = (Some(&plan.state), next);
         let memory = self.slots.get(key).map(|slot| &slot.memory);
-        if memory.and_then(|memory| memory.said.as_ref()) != Some(&plan.state) {
+        let said = memory.map(|memory| (memory.said.as_ref(), memory.said_next));
+        if said != Some(now) {
             return true;
         }
         // What was only observed until now is told when the Lease comes.
-        if self.permitted && memory.and_then(|memory| memory.told.as_ref()) != Some(&plan.state) {
+        let told = memory.map(|memory| (memory.told.as_ref(), memory.told_next));
+        if self.permitted && told != Some(now) {
             return true;
         }
         let written = subject.tenant().filter(|_| {
@@ -322,6 +338,7 @@ impl Reconciler {
             tenant,
             &self.member.name,
             &plan.state,
+            next,
             plan.applied_chart.as_deref(),
             self.desired_now().handling.allow_chart_skip,
             Timestamp::UNIX_EPOCH,
@@ -399,10 +416,12 @@ impl Reconciler {
         }
         if done.said.is_some() {
             slot.memory.said = done.said;
+            slot.memory.said_next = done.next;
             slot.memory.said_at = Some(now);
         }
         if done.told.is_some() {
             slot.memory.told = done.told;
+            slot.memory.told_next = done.next;
         }
         if let Some(run) = done.applied {
             slot.memory.applied = Some(Applied { run, ended: now });
@@ -516,6 +535,8 @@ fn same_but_for_time(
 ) -> bool {
     let timeless = |status: &krypton_crds::tenant::TenantStatus| {
         let mut status = status.clone();
+        // What was told of it counts: a CRD of an earlier schema does not keep it.
+        status.next.clear();
         for condition in &mut status.conditions {
             condition.last_transition_time.0 = Timestamp::UNIX_EPOCH;
         }

@@ -205,6 +205,7 @@ mod tests {
         TenantReport {
             observed_generation: generation,
             applied_chart: String::new(),
+            next: None,
             state: ClusterState {
                 ready: State::new(Truth::True, "Installed", ""),
                 progress: None,

@@ -79,6 +79,7 @@ fn report(generation: i64) -> TenantReport {
     TenantReport {
         observed_generation: generation,
         applied_chart: String::new(),
+        next: None,
         state: ClusterState {
             ready: State::new(Truth::True, "Installed", ""),
             progress: None,

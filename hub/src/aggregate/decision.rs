@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use krypton_agent::clock::Boot;
 use krypton_agent::placement::placed_on;
+use krypton_agent::status::next_of;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::names;
 use krypton_crds::tenant::{Tenant, TenantStatus};
@@ -98,6 +99,13 @@ pub(super) fn decide(
         match part(name, said, was, targets, now.patient) {
             Part::Member(state) => {
                 members.counted.insert(name.clone(), state);
+                let report = said.and_then(|saying| saying.report.as_ref());
+                // Of whom nothing was heard yet, what is on record stands as its state does.
+                let on_record = || next_of(&recorded, name);
+                let coming = report.map_or_else(on_record, |report| report.next);
+                if let Some(coming) = coming {
+                    members.next.insert(name.clone(), coming);
+                }
             }
             Part::Departed(state) => {
                 members.departed.insert(name.clone(), state);

@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use krypton_agent::status::written;
 use krypton_common::conditions::{
     self, ClusterState, MESSAGE_MAX, Standing, Summary, Tally, Truth, summarise, summarise_many,
 };
+use krypton_common::tenant::Next;
 use krypton_crds::tenant::{ClusterSummary, TenantStatus};
 
 use super::listing::REASON_MAX;
@@ -28,6 +30,8 @@ pub(super) struct Members {
     pub(super) counted: BTreeMap<String, ClusterState>,
     /// They have departed: shown for a while, and not counted.
     pub(super) departed: BTreeMap<String, ClusterState>,
+    /// What members do next by themselves.
+    pub(super) next: BTreeMap<String, Next>,
     /// Members of which only the number is known.
     pub(super) unheard: usize,
 }
@@ -63,6 +67,11 @@ pub(super) fn put(
         conditions::parse_condition_type(&condition.type_)
             .is_none_or(|(_, member)| listed.contains_key(member))
     });
+    let listed_next = members.next.iter();
+    let listed_next = listed_next.filter(|(name, _)| listed.contains_key(name.as_str()));
+    status.next = listed_next
+        .map(|(name, next)| written(name, *next))
+        .collect();
     for (name, state) in &listed {
         conditions::set_cluster(&mut status.conditions, name, state, generation, now);
     }

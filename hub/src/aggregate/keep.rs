@@ -15,7 +15,7 @@ use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::error_chain::chain;
 use krypton_common::names;
 use krypton_common::tenant::TenantKey;
-use krypton_crds::tenant::{Tenant, TenantStatus};
+use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{Config, Event, watcher};
@@ -52,6 +52,8 @@ struct Slot {
     next: Boot,
     /// A write is in flight, and after it, it is looked at again.
     writing: bool,
+    /// What was last written of what comes next: a CRD of an earlier schema does not keep it.
+    wrote_next: Option<Vec<NextStep>>,
 }
 
 impl Slot {
@@ -61,7 +63,23 @@ impl Slot {
             memory: Memory::default(),
             next: Boot::default(),
             writing: false,
+            wrote_next: None,
         }
+    }
+
+    /// Whether all of it is on record, or was not kept.
+    fn says(&self, status: &TenantStatus) -> bool {
+        let recorded = self.tenant.status.as_ref();
+        let wrote = self.wrote_next.as_ref() == Some(&status.next);
+        let but_for_next = |recorded: &TenantStatus| {
+            let next = status.next.clone();
+            wrote
+                && (TenantStatus {
+                    next,
+                    ..recorded.clone()
+                }) == *status
+        };
+        recorded.is_some_and(|recorded| recorded == status || but_for_next(recorded))
     }
 
     fn version(&self) -> Option<&String> {
@@ -319,12 +337,13 @@ impl Desk {
             let change = match verdict.step {
                 Step::Begin(member) => Change::Begin(member),
                 Step::End { orphaned } => Change::End { orphaned },
-                Step::Nothing if recorded == Some(&decision.status) => {
+                Step::Nothing if slot.says(&decision.status) => {
                     slot.next = Boot(now.boot.0 + LOOK_EVERY);
                     continue;
                 }
                 Step::Nothing => {
                     decision.status.hub_epoch = Some(epoch);
+                    slot.wrote_next = Some(decision.status.next.clone());
                     Change::Status(Box::new(decision.status))
                 }
             };
@@ -440,6 +459,9 @@ impl Desk {
             return;
         };
         slot.writing = false;
+        if written.object.is_none() {
+            slot.wrote_next = None;
+        }
         if let Some(object) = written.object.as_ref().filter(|_| written.recording) {
             match place(object) {
                 // What follows is no write of the status, and somebody waits for it.
@@ -526,6 +548,9 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
                 });
                 // A merge removes only what is null.
                 patch["status"]["summary"] = json!(status.summary);
+                if status.next.is_empty() {
+                    patch["status"]["next"] = json!(null);
+                }
                 let patch = Patch::Merge(&patch);
                 let call = api.patch_status(&key.name, &params, &patch);
                 effect!("home.tenant-status", call).await

@@ -15,6 +15,7 @@ use super::decision::{Memory, Now, decide};
 use super::reports::{Heard, Saying};
 use super::*;
 
+mod coming;
 mod departure;
 mod many;
 
@@ -45,6 +46,7 @@ fn report(truth: Truth, why: &str) -> TenantReport {
     TenantReport {
         observed_generation: 1,
         applied_chart: "r/c:1".to_owned(),
+        next: None,
         state: ClusterState {
             ready: State::new(truth, why, ""),
             progress: None,

@@ -14,6 +14,16 @@ async fn main() -> ExitCode {
     match kubectl::run(args, &env, now, &mut io::stdout()).await {
         Ok(printed) => print(&printed),
         Err(KubectlError::Usage(error)) => error.exit(),
+        Err(error @ KubectlError::NotReady { .. }) => {
+            let code = ExitCode::from(error.exit_code() as u8);
+            let KubectlError::NotReady { printed } = error else {
+                return code;
+            };
+            match print(&printed) == ExitCode::SUCCESS {
+                true => code,
+                false => ExitCode::FAILURE,
+            }
+        }
         Err(error) => {
             if let KubectlError::Incomplete { printed, .. } | KubectlError::Partly { printed, .. } =
                 &error

@@ -162,6 +162,11 @@ impl EdgeClusters {
 }
 
 impl Written {
+    /// What was to be written is there.
+    pub(super) fn went_through(&self) -> bool {
+        self.object.is_some()
+    }
+
     pub(super) fn failed(&self) -> bool {
         self.object.is_none()
     }

@@ -19,7 +19,7 @@ const HEADER: [&str; 7] = [
     "APPLIED",
     "AGE",
 ];
-const WIDE_HEADER: [&str; 4] = ["LAST-SEEN", "HOLDER", "CLUSTER-UID", "MESSAGE"];
+const WIDE_HEADER: [&str; 5] = ["WANTED", "LAST-SEEN", "HOLDER", "CLUSTER-UID", "MESSAGE"];
 
 /// One row for each EdgeCluster; `wide` adds columns.
 pub(super) fn clusters_table(objects: &[Value], wide: bool, now: Timestamp) -> Table {
@@ -66,7 +66,15 @@ fn row(object: &Value, wide: bool, now: Timestamp) -> Vec<String> {
         age_of(object, now),
     ];
     if wide {
+        let wanted = status.desired.as_ref().map(|desired| {
+            Version {
+                epoch: desired.epoch,
+                generation: desired.generation,
+            }
+            .to_string()
+        });
         cells.extend([
+            or_dash(wanted),
             or_dash(status.last_seen.as_ref().map(|time| age(time.0, now))),
             or_dash(status.holder.as_deref().map(one_line)),
             or_dash(status.cluster_uid.as_deref().map(one_line)),

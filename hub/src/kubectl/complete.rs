@@ -174,7 +174,8 @@ fn value_of(option: &Arg) -> Next {
         return Next::Words(words.collect());
     }
     match option.get_long() {
-        Some("namespace") => Next::Names(Objects::Namespaces),
+        Some("namespace" | "hub-namespace") => Next::Names(Objects::Namespaces),
+        Some("on") => Next::Names(Objects::Clusters),
         Some("context") => Next::Contexts,
         Some("kubeconfig" | "output-file" | "chart") => Next::Files,
         _ => Next::Nothing,

@@ -14,11 +14,12 @@ pub enum ExitCode {
     NotFound = 3,
     NotPermitted = 4,
     NoAnswer = 5,
+    NotReady = 6,
     Refused = 7,
 }
 
 /// Each with what it means, as the documentation has it.
-pub const MEANINGS: [(ExitCode, &str); 7] = [
+pub const MEANINGS: [(ExitCode, &str); 8] = [
     (ExitCode::Done, "done"),
     (
         ExitCode::Failed,
@@ -38,6 +39,10 @@ pub const MEANINGS: [(ExitCode, &str); 7] = [
         "the cluster cannot be reached, or did not answer in time",
     ),
     (
+        ExitCode::NotReady,
+        "told, and the Tenant is not Ready, or that is not known",
+    ),
+    (
         ExitCode::Refused,
         "refused, and nothing was changed: the state of things does not allow it now",
     ),
@@ -48,7 +53,10 @@ impl KubectlError {
         match self {
             Self::Usage(error) if error.exit_code() == 0 => ExitCode::Done,
             Self::Usage(_) => ExitCode::Usage,
-            Self::NoSuchKind { .. } | Self::NotFound { .. } => ExitCode::NotFound,
+            Self::NoSuchKind { .. } | Self::NotFound { .. } | Self::NoTenant { .. } => {
+                ExitCode::NotFound
+            }
+            Self::NotReady { .. } => ExitCode::NotReady,
             Self::Forbidden { .. } | Self::Unauthorized { .. } => ExitCode::NotPermitted,
             Self::TimedOut { .. } | Self::Unreachable { .. } => ExitCode::NoAnswer,
             Self::Refused { .. } => ExitCode::Refused,

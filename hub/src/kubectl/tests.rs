@@ -51,6 +51,7 @@ fn fleet() -> Vec<Value> {
                 "kubernetesVersion": "v1.36.3",
                 "tenants": {"total": 4, "ready": 3, "pending": 1, "error": 0},
                 "applied": {"epoch": 1, "generation": 7, "digest": "abc"},
+                "desired": {"epoch": 1, "generation": 8, "chart": "r/c:1"},
                 "conditions": [condition("Connected", "True", "Connected", "ok")],
                 "holder": "hub-0",
                 "clusterUID": "u-1",
@@ -85,9 +86,9 @@ odd       <not readable>
 #[test]
 fn wide_clusters_tell_who_holds_them_and_what_is_wrong() {
     let expected = "\
-NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE    LAST-SEEN   HOLDER   CLUSTER-UID   MESSAGE
-edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s   10s         hub-0    u-1           -
-edge-22   none,paused,banned   False       -       -         -         2m5s   -           -        -             Unreachable: no answer for 30 s [31m
+NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE    WANTED   LAST-SEEN   HOLDER   CLUSTER-UID   MESSAGE
+edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s   1.8      10s         hub-0    u-1           -
+edge-22   none,paused,banned   False       -       -         -         2m5s   -        -           -        -             Unreachable: no answer for 30 s [31m
 ";
     assert_eq!(
         clusters_table(&fleet()[..2], true, now()).render(),

@@ -59,6 +59,7 @@ fn report(why: &str) -> TenantReport {
     TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
+        next: None,
         state: ClusterState {
             ready: State::new(Truth::True, why, ""),
             progress: None,

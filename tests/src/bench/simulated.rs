@@ -265,6 +265,7 @@ pub(crate) fn installed() -> TenantReport {
     TenantReport {
         observed_generation: 1,
         applied_chart: format!("https://charts.example.org/{CHART}:{CHART_VERSION}"),
+        next: None,
         state: ClusterState {
             ready: state(Truth::True, reason::INSTALLED),
             progress: Some(state(Truth::False, reason::INSTALL_COMPLETE)),

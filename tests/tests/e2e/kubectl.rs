@@ -300,15 +300,20 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
         let access = ServiceAccountAccess::new(&home, "people", role).await;
         people.push(access.unwrap());
     }
-    use ExitCode::{Done, NotFound, NotPermitted as No, Refused};
+    use ExitCode::{Done, NotFound, NotPermitted as No, NotReady, Refused};
     let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]);
     let versions = versions.await.unwrap();
     assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
     let folder = tempfile::tempdir().unwrap();
-    let rows: [(&[&str], [ExitCode; 3]); 16] = [
+    let rows: [(&[&str], [ExitCode; 3]); 17] = [
         (&["get", "clusters"], [Done, Done, No]),
         (&["get", "tenants", "-A"], [Done, Done, No]),
         (&["get", "deployments", "-A"], [Done, Done, No]),
+        // Nothing was said of it yet; who may not look is told what is not known.
+        (
+            &["explain", "tenant", "acme", "-n", "default"],
+            [NotReady, NotReady, NotReady],
+        ),
         (&["pause", "cluster", "edge-1"], [No, Done, No]),
         (&["resume", "cluster", "edge-1"], [No, Done, No]),
         (

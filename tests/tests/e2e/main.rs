@@ -22,6 +22,7 @@ mod doubt;
 mod drift;
 mod enrolment;
 mod expiry;
+mod explain;
 mod failpoints;
 mod faults;
 mod fleet;

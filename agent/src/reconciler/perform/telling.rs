@@ -6,7 +6,7 @@ use std::pin::pin;
 use krypton_common::conditions::ClusterState;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Done, Fault, Job, Performer, in_time};
 use crate::clock::{self, Boot};
@@ -32,8 +32,13 @@ impl Performer {
         if job.plan.ours {
             let applied_chart = job.plan.applied_chart.as_deref().unwrap_or_default();
             let subject = &job.subject;
-            self.board
-                .put(subject, state.clone(), applied_chart, job.plan.gone);
+            self.board.put(
+                subject,
+                state.clone(),
+                applied_chart,
+                job.next,
+                job.plan.gone,
+            );
         } else {
             self.board.forget(&job.key);
         }
@@ -48,15 +53,20 @@ impl Performer {
                 newest,
                 &self.member.name,
                 state,
+                job.next,
                 job.plan.applied_chart.as_deref(),
                 job.desired.handling.allow_chart_skip,
                 clock::wall(),
             );
             if newest.status.as_ref() != Some(&next) {
-                let patch = json!({
+                let mut patch = json!({
                     "metadata": { "resourceVersion": newest.metadata.resource_version },
                     "status": next,
                 });
+                // A merge removes only what is null.
+                if next.next.is_empty() {
+                    patch["status"]["next"] = Value::Null;
+                }
                 let api = self.tenants(job.key.namespace());
                 let params = PatchParams::default();
                 let patch = Patch::Merge(&patch);

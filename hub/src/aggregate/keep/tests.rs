@@ -1,5 +1,5 @@
 use krypton_common::conditions::{ClusterState, State, Truth, reason};
-use krypton_common::tenant::TenantReport;
+use krypton_common::tenant::{Next, Step, TenantReport};
 use krypton_crds::tenant::TenantSpec;
 
 use super::super::reports::{Changed, Hearing, Target};
@@ -43,6 +43,7 @@ fn says(reports: &Reports, why: &str) {
     let report = TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
+        next: None,
         state: ClusterState {
             ready: State::new(Truth::True, why, ""),
             progress: None,
@@ -180,4 +181,37 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
             "{change:?}"
         );
     }
+}
+
+#[test]
+fn what_a_crd_of_before_does_not_keep_is_written_once_and_what_was_refused_again() {
+    let (mut desk, reports) = (Desk::default(), Reports::default());
+    desk.put(key(), object("0", None), &reports);
+    let failing = |second| {
+        let next = Next::at_second(Step::Retry, Some(second), 1);
+        let report = TenantReport {
+            observed_generation: 1,
+            applied_chart: String::new(),
+            next,
+            state: ClusterState {
+                ready: State::new(Truth::False, reason::INSTALL_FAILED, ""),
+                progress: None,
+                error: None,
+            },
+        };
+        reports.report(MEMBER, Changed::new([(key(), Some(report))].into()));
+        reports.hearing(MEMBER, Hearing::Full);
+    };
+    failing(100);
+    let mut status = next(&mut desk, &reports, 0).unwrap();
+    assert_eq!(status.next.len(), 1);
+    // The write came back without it.
+    status.next.clear();
+    let kept = object("1", Some(status.clone()));
+    desk.take_written(written("0", Some(kept)), &reports);
+    assert_eq!(next(&mut desk, &reports, 2_000), None);
+    failing(200);
+    assert!(next(&mut desk, &reports, 4_000).is_some(), "it is another");
+    desk.take_written(written("1", None), &reports);
+    assert!(next(&mut desk, &reports, 6_000).is_some(), "it was refused");
 }

@@ -208,6 +208,7 @@ fn any_report() -> impl Strategy<Value = TenantReport> {
         TenantReport {
             observed_generation: 1,
             applied_chart: "c".repeat(MESSAGE_MAX),
+            next: None,
             state: ClusterState {
                 ready: state(ready),
                 progress: Some(state(progress)),

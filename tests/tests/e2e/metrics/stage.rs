@@ -54,6 +54,7 @@ fn report(ready: Truth, error: Option<Truth>) -> TenantReport {
     TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
+        next: None,
         state: ClusterState {
             ready: state(ready),
             progress: None,

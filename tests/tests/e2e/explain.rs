@@ -1,0 +1,63 @@
+//! `kubectl krypton explain`: the cause, what comes next and when, and who has fallen silent.
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use krypton_hub::kubectl::ExitCode;
+use krypton_tests::{
+    Mode, Pair, eventually,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE},
+    in_both_modes,
+    membership::krypton_ends,
+};
+use serde_json::json;
+
+in_both_modes!(a_story_names_the_cause_what_comes_next_and_who_is_silent,);
+
+async fn a_story_names_the_cause_what_comes_next_and_who_is_silent(mode: Mode) {
+    let (mut pair, _repository, values) = Pair::with_small_chart("explain", mode).await.unwrap();
+    let before = Timestamp::now();
+    values
+        .write("replicaCount: 0\nfailWith: because it must")
+        .unwrap();
+    // Home tells of the one on the member by the one of that name.
+    for desk in [Desk::at(pair.home()), pair.desk()] {
+        desk.create("default", "acme", json!({})).await.unwrap();
+    }
+    let failed = tells(&pair, ExitCode::NotReady, "next: it is tried again at ")
+        .await
+        .unwrap();
+    assert!(failed.contains("✗ InstallFailed: "), "{failed}");
+    assert!(failed.contains("because it must"), "{failed}");
+    let at = failed.split("tried again at ").nth(1).unwrap();
+    let (at, rest) = at.split_once(' ').unwrap();
+    assert!(rest.starts_with("(in "), "{failed}");
+    assert!(at.parse::<Timestamp>().unwrap() > before, "{failed}");
+
+    values.write("replicaCount: 0").unwrap();
+    let well = tells(&pair, ExitCode::Done, "✓ Installed: ").await.unwrap();
+    assert!(!well.contains("next: "), "{well}");
+    assert!(well.contains("✓ it has what is wanted: "), "{well}");
+
+    pair.actor().unwrap().kill9().await.unwrap();
+    let since = match mode {
+        Mode::Agent => "nothing was heard of it since 20",
+        Mode::Proxy | Mode::SelfCluster => "no hub has led since 20",
+    };
+    tells(&pair, ExitCode::NotReady, since).await.unwrap();
+}
+
+/// What is told once it says so, and ends with that.
+async fn tells(pair: &Pair, code: ExitCode, text: &str) -> Result<String> {
+    let tenant = ["explain", "tenant", "acme", "-n", "default"];
+    let hub = ["--hub-namespace", HUB_NAMESPACE];
+    let words = [tenant.as_slice(), &hub].concat();
+    eventually(text, PATIENCE, async || {
+        let ran = krypton_ends(pair.home(), &words).await?;
+        let ended = ran.status.code().context("it was killed")?;
+        match ended == code as i32 && ran.stdout.contains(text) {
+            true => Ok(Some(ran.stdout)),
+            false => bail!("{ended}: {}{}", ran.stdout, ran.stderr),
+        }
+    })
+    .await
+}
