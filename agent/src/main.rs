@@ -20,9 +20,11 @@ fn main() -> ExitCode {
         "{},kube_client::client::builder=off",
         telemetry::DEFAULT_FILTER
     );
-    if let Err(error) = telemetry::init_with(flags.log_format, &filter) {
-        return refuse(&chain(&error), 2);
-    }
+    let about = match telemetry::init(flags.log_format, &filter) {
+        Ok(about) => about,
+        Err(error) => return refuse(&chain(&error), 2),
+    };
+    about.put("program", "krypton-agent");
     if rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .is_err()
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
     };
-    match runtime.block_on(krypton_agent::process::run(flags)) {
+    match runtime.block_on(krypton_agent::process::run(flags, about)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&format!("{error:#}"), 1),
     }

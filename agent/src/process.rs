@@ -10,6 +10,7 @@ use krypton_common::allowed::Allowed;
 use krypton_common::bundle::JoinBundle;
 use krypton_common::desired::DesiredState;
 use krypton_common::error_chain::chain;
+use krypton_common::telemetry::AboutProcess;
 use kube::{Client, Config};
 use tempfile::TempPath;
 use tokio::sync::watch;
@@ -49,9 +50,10 @@ const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
 const POD_UID: &str = "POD_UID";
 
 /// Runs the agent until it is told to stop.
-pub async fn run(flags: Flags) -> anyhow::Result<()> {
+pub async fn run(flags: Flags, about: AboutProcess) -> anyhow::Result<()> {
     let env = |name: &str| std::env::var(name).ok();
     let replica = flags.replica(env);
+    about.put("replica", &replica);
     let namespace = flags.namespace(env, service_account_namespace());
     let stop = signals::stop_on_signal()?;
     let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
@@ -139,6 +141,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         return Ok(());
     };
 
+    about.put("member", &enrolled.cluster);
     expiry_tx.send_replace(enrolled.not_after);
     let config = enrolled.client_config(&kept.identity.key)?;
     let dialer = Arc::new(Dialer::new(

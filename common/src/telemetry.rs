@@ -1,12 +1,20 @@
-//! Logs of a process: to stderr, as text or as JSON lines, filtered by `RUST_LOG`.
+//! Logs of a process: to stderr, as text or as JSON lines, filtered by `RUST_LOG` until another filter is set.
+
+mod json_line;
 
 use std::fmt;
 use std::io::IsTerminal as _;
 use std::str::FromStr;
+use std::sync::{Arc, PoisonError, RwLock};
 
+use tracing::subscriber::Interest;
+use tracing::{Metadata, Subscriber};
 use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::fmt::format::JsonFields;
+use tracing_subscriber::layer::{Context, Filter, Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+use json_line::JsonLine;
 
 /// What is logged when neither `RUST_LOG` nor a flag says otherwise.
 pub const DEFAULT_FILTER: &str = "info";
@@ -64,31 +72,80 @@ pub enum TelemetryError {
     AlreadySet(#[source] tracing_subscriber::util::TryInitError),
 }
 
-/// Logs from now on, at level info unless `RUST_LOG` says otherwise. Once per process.
-pub fn init(format: LogFormat) -> Result<(), TelemetryError> {
-    init_with(format, DEFAULT_FILTER)
+/// What each JSON line says of the process. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct AboutProcess(Arc<RwLock<Vec<(&'static str, String)>>>);
+
+impl AboutProcess {
+    /// From now on each line has this field, unless a span or the event has one of the same name.
+    pub fn put(&self, name: &'static str, value: impl Into<String>) {
+        let mut fields = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        fields.retain(|(known, _)| *known != name);
+        fields.push((name, value.into()));
+    }
+
+    fn each(&self, mut take: impl FnMut(&'static str, &str)) {
+        let fields = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, value) in fields.iter() {
+            take(name, value);
+        }
+    }
 }
 
-/// As [`init`], with `default_filter` in the place of info.
-pub fn init_with(format: LogFormat, default_filter: &str) -> Result<(), TelemetryError> {
+/// Logs from now on, at what `default_filter` says unless `RUST_LOG` says otherwise. Once per process.
+pub fn init(format: LogFormat, default_filter: &str) -> Result<AboutProcess, TelemetryError> {
     let filter = filter(std::env::var(VARIABLE).ok().as_deref(), default_filter)?;
-    let lines = tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::TRACE)
-        .with_writer(std::io::stderr);
+    let wanted = Wanted(filter);
+    let process = AboutProcess::default();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     match format {
-        LogFormat::Text => lines
-            .with_ansi(std::io::stderr().is_terminal())
-            .finish()
-            .with(filter)
+        LogFormat::Text => tracing_subscriber::registry()
+            .with(
+                lines
+                    .with_ansi(std::io::stderr().is_terminal())
+                    .with_filter(wanted),
+            )
             .try_init(),
-        LogFormat::Json => lines
-            .json()
-            .flatten_event(true)
-            .finish()
-            .with(filter)
-            .try_init(),
+        LogFormat::Json => {
+            let process = process.clone();
+            let lines = lines
+                .fmt_fields(JsonFields::new())
+                .event_format(JsonLine { process });
+            tracing_subscriber::registry()
+                .with(lines.with_filter(wanted))
+                .try_init()
+        }
     }
-    .map_err(TelemetryError::AlreadySet)
+    .map_err(TelemetryError::AlreadySet)?;
+    Ok(process)
+}
+
+/// Which lines are wanted. Our spans are made whatever that is: their fields belong to lines of others, too.
+struct Wanted(Targets);
+
+impl Wanted {
+    fn is_our_span(metadata: &Metadata<'_>) -> bool {
+        metadata.is_span() && metadata.target().starts_with("krypton")
+    }
+}
+
+impl<S: Subscriber> Filter<S> for Wanted {
+    fn enabled(&self, metadata: &Metadata<'_>, context: &Context<'_, S>) -> bool {
+        Self::is_our_span(metadata) || Filter::enabled(&self.0, metadata, context)
+    }
+
+    fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
+        if Self::is_our_span(metadata) {
+            Interest::always()
+        } else {
+            Filter::<S>::callsite_enabled(&self.0, metadata)
+        }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        // Our spans are of level ERROR.
+        Filter::<S>::max_level_hint(&self.0).map(|level| level.max(LevelFilter::ERROR))
+    }
 }
 
 fn filter(variable: Option<&str>, default_filter: &str) -> Result<Targets, TelemetryError> {
@@ -143,9 +200,9 @@ mod tests {
 
     #[test]
     fn setting_it_up_twice_is_an_error_and_no_panic() {
-        assert!(init(LogFormat::Json).is_ok());
+        assert!(init(LogFormat::Json, DEFAULT_FILTER).is_ok());
         assert!(matches!(
-            init(LogFormat::Text),
+            init(LogFormat::Text, DEFAULT_FILTER),
             Err(TelemetryError::AlreadySet(_))
         ));
     }

@@ -26,8 +26,13 @@ fn main() -> ExitCode {
     };
     // kube logs each failed call at ERROR; whoever made the call says so with its meaning.
     let filter = format!("{},kube_client::client::builder=off", settings.log_filter());
-    if let Err(error) = telemetry::init_with(settings.log_format, &filter) {
-        return refuse(&chain(&error), 2);
+    let about = match telemetry::init(settings.log_format, &filter) {
+        Ok(about) => about,
+        Err(error) => return refuse(&chain(&error), 2),
+    };
+    about.put("program", "krypton-hub");
+    if let Some(replica) = &settings.reporting_instance {
+        about.put("replica", replica);
     }
     if rustls::crypto::aws_lc_rs::default_provider()
         .install_default()

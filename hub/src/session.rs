@@ -24,6 +24,7 @@ use krypton_proto::{REPORTS_PER_MESSAGE, WireError, skew};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
+use tracing::Instrument as _;
 
 use crate::aggregate::TENANTS_MAX;
 use crate::authority::{AgentCertificate, Authority, BACK_DATED};
@@ -159,7 +160,8 @@ impl Sessions {
         let (outgoing, messages) = mpsc::channel(OUTGOING);
         let sessions = Arc::clone(self);
         let watched = format!("the session of member {}", certificate.cluster);
-        tokio::spawn(self.watchdog.watch(watched, async move {
+        let span = tracing::error_span!("session", member = %certificate.cluster);
+        let session = async move {
             let name = certificate.cluster.clone();
             let following = sessions.follow(&member, &certificate, incoming, &outgoing, authority);
             let ended = Box::pin(following).await;
@@ -170,7 +172,8 @@ impl Sessions {
             if tokio::time::timeout(HELLO_DEADLINE, told).await.is_err() {
                 tracing::debug!(member = %name, "the agent did not take its goodbye");
             }
-        }));
+        };
+        tokio::spawn(self.watchdog.watch(watched, session.instrument(span)));
         messages
     }
 
