@@ -1,20 +1,22 @@
 //! Logs of a process: to stderr, as text or as JSON lines, filtered by `RUST_LOG` until another filter is set.
 
 mod json_line;
+mod level;
 
 use std::fmt;
 use std::io::IsTerminal as _;
 use std::str::FromStr;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use tracing::subscriber::Interest;
-use tracing::{Metadata, Subscriber};
-use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::fmt::format::JsonFields;
-use tracing_subscriber::layer::{Context, Filter, Layer as _, SubscriberExt as _};
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use json_line::JsonLine;
+use level::Wanted;
+pub use level::{LogLevel, NotSet, Setting, Shown};
 
 /// What is logged when neither `RUST_LOG` nor a flag says otherwise.
 pub const DEFAULT_FILTER: &str = "info";
@@ -92,20 +94,27 @@ impl AboutProcess {
     }
 }
 
+/// The log of this process. Clones are one.
+#[derive(Clone, Debug)]
+pub struct Log {
+    pub process: AboutProcess,
+    pub level: LogLevel,
+}
+
 /// Logs from now on, at what `default_filter` says unless `RUST_LOG` says otherwise. Once per process.
-pub fn init(format: LogFormat, default_filter: &str) -> Result<AboutProcess, TelemetryError> {
-    let filter = filter(std::env::var(VARIABLE).ok().as_deref(), default_filter)?;
-    let wanted = Wanted(filter);
+pub fn init(format: LogFormat, default_filter: &str) -> Result<Log, TelemetryError> {
+    let variable = std::env::var(VARIABLE).ok();
+    let (text, targets) = filter(variable.as_deref(), default_filter)?;
+    let (wanted, handle) = reload::Layer::new(Wanted(targets));
     let process = AboutProcess::default();
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     match format {
-        LogFormat::Text => tracing_subscriber::registry()
-            .with(
-                lines
-                    .with_ansi(std::io::stderr().is_terminal())
-                    .with_filter(wanted),
-            )
-            .try_init(),
+        LogFormat::Text => {
+            let lines = lines.with_ansi(std::io::stderr().is_terminal());
+            tracing_subscriber::registry()
+                .with(lines.with_filter(wanted))
+                .try_init()
+        }
         LogFormat::Json => {
             let process = process.clone();
             let lines = lines
@@ -117,44 +126,25 @@ pub fn init(format: LogFormat, default_filter: &str) -> Result<AboutProcess, Tel
         }
     }
     .map_err(TelemetryError::AlreadySet)?;
-    Ok(process)
+    Ok(Log {
+        process,
+        level: LogLevel::new(handle, text),
+    })
 }
 
-/// Which lines are wanted. Our spans are made whatever that is: their fields belong to lines of others, too.
-struct Wanted(Targets);
-
-impl Wanted {
-    fn is_our_span(metadata: &Metadata<'_>) -> bool {
-        metadata.is_span() && metadata.target().starts_with("krypton")
-    }
-}
-
-impl<S: Subscriber> Filter<S> for Wanted {
-    fn enabled(&self, metadata: &Metadata<'_>, context: &Context<'_, S>) -> bool {
-        Self::is_our_span(metadata) || Filter::enabled(&self.0, metadata, context)
-    }
-
-    fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
-        if Self::is_our_span(metadata) {
-            Interest::always()
-        } else {
-            Filter::<S>::callsite_enabled(&self.0, metadata)
-        }
-    }
-
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        // Our spans are of level ERROR.
-        Filter::<S>::max_level_hint(&self.0).map(|level| level.max(LevelFilter::ERROR))
-    }
-}
-
-fn filter(variable: Option<&str>, default_filter: &str) -> Result<Targets, TelemetryError> {
+/// The text that counts, and what it means.
+fn filter<'a>(
+    variable: Option<&'a str>,
+    default_filter: &'a str,
+) -> Result<(&'a str, Targets), TelemetryError> {
     let (text, origin) = match variable.map(str::trim).filter(|text| !text.is_empty()) {
         Some(text) => (text, VARIABLE),
         None => (default_filter, "the log level"),
     };
-    text.parse()
-        .map_err(|source| TelemetryError::Filter { origin, source })
+    match level::targets(text) {
+        Ok(targets) => Ok((text, targets)),
+        Err(source) => Err(TelemetryError::Filter { origin, source }),
+    }
 }
 
 #[cfg(test)]
@@ -175,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_variable_wins_over_the_default_unless_it_is_empty() {
-        let shown = |variable| filter(variable, "info").unwrap().to_string();
+        let shown = |variable| filter(variable, "info").unwrap().0.to_owned();
         assert_eq!(shown(None), "info");
         assert_eq!(shown(Some("  ")), "info");
         assert_eq!(shown(Some("debug")), "debug");

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use anyhow::Context;
+use axum::Router;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::chart::{ChartCache, ChartRef, is_range};
 use krypton_agent::drift::DriftMetrics;
@@ -62,6 +63,7 @@ use crate::tasks::Tasks;
 use crate::values_file::{self, ValuesFile};
 use crate::voices::Voices;
 use krypton_common::error_chain::chain;
+use krypton_common::telemetry::Log;
 
 /// A dead member holds its place for ten seconds out of some 25: as many as a large fleet may have of
 /// them, so that those that live do not wait.
@@ -75,7 +77,7 @@ const FLEET: &str = "the fleet";
 type Values = serde_json::Map<String, serde_json::Value>;
 
 /// Runs the hub until it is told to stop.
-pub async fn run(settings: Settings) -> anyhow::Result<()> {
+pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     allow_connections();
     let stop = signals::stop_on_signal()?;
     let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
@@ -88,6 +90,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     };
     let health_listener = match &settings.health_probe_bind_address {
         Some(address) => Some(admin::bind(admin::HEALTH_FLAG, address).await?),
+        None => None,
+    };
+    let debug_listener = match &settings.debug_bind_address {
+        Some(address) => admin::bind_debug(address).await,
         None => None,
     };
     let agents_listener = match &settings.listen {
@@ -172,6 +178,11 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             "metrics",
             admin::serve_metrics(listener, registry, stop.clone()),
         ));
+    }
+
+    if let Some(listener) = debug_listener {
+        let serving = admin::serve_debug(listener, log.level, Router::new(), stop.clone());
+        tasks.spawn(admin::logged("debug", serving));
     }
 
     let clearing = tokio::spawn(Label::cleared(

@@ -238,7 +238,7 @@ impl Sessions {
             certificate,
             trusted,
         };
-        tracing::info!(member = %name, replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
+        tracing::info!(member = %name, agent_replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
         self.metrics.sessions.inc();
         self.found.set_by_agent(name, hello.cluster_uid.clone());
         self.voices.agent(
@@ -379,7 +379,7 @@ impl Live<'_> {
                     silence.as_mut().reset(from + SILENCE);
                     if !wait.is_zero() {
                         if !slowed {
-                            tracing::warn!(member = %self.name, replica = %self.replica, "the agent says more than is read of one member; it is slowed");
+                            tracing::warn!(member = %self.name, agent_replica = %self.replica, "the agent says more than is read of one member; it is slowed");
                         }
                         (listens, slowed) = (false, true);
                         resume.as_mut().reset(from);

@@ -290,7 +290,7 @@ impl Reconciler {
                 slot.not_before = Some(Boot(now.0 + pause));
                 tracing::warn!(member = %self.member.name, tenant = %done.key,
                     generation = done.order.generation, reason = state.reason,
-                    message = state.message, retry_in_seconds = pause.as_secs(), "not placed");
+                    problem = state.message, retry_in_seconds = pause.as_secs(), "not placed");
                 words = Some((state, false));
             }
         }

@@ -464,7 +464,7 @@ impl Reconciler {
                 } else {
                     plan::backoff(attempts, cap, rand::random())
                 };
-                tracing::warn!(member = %self.member.name, reason, %message,
+                tracing::warn!(member = %self.member.name, reason, problem = %message,
                     attempts, retry_in_seconds = pause.as_secs(), "failed");
                 // To say so may be a write, too; and what was given up is not begun anew for this.
                 if reason == why::SUSPENDED || stands {

@@ -74,11 +74,12 @@ struct Fields {
 impl Fields {
     fn put(&mut self, name: &str, value: Value) {
         let name = name.strip_prefix("r#").unwrap_or(name);
-        if name == MESSAGE {
+        // The words themselves come first.
+        if name == MESSAGE && self.message.is_none() {
             self.message = Some(value);
             return;
         }
-        let name = if RESERVED.contains(&name) {
+        let name = if name == MESSAGE || RESERVED.contains(&name) {
             format!("{name}_")
         } else {
             name.to_owned()
@@ -154,7 +155,7 @@ impl Serialize for Line<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io;
     use std::sync::{Arc, Mutex};
 
@@ -230,11 +231,18 @@ mod tests {
             let span = error_span!("job", member = "a", later = tracing::field::Empty);
             span.record("later", "now");
             let _in = span.entered();
-            info!(member = "b", level = "of a field", target = "too", "said");
+            info!(
+                member = "b",
+                level = "of a field",
+                target = "too",
+                message = "third",
+                "said"
+            );
         });
         let text = written.text();
         assert_eq!(text.matches("\"member\":").count(), 1, "{text}");
         assert_eq!(text.matches("\"level\":").count(), 1, "{text}");
+        assert_eq!(text.matches("\"message\":\"said\"").count(), 1, "{text}");
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
             (
@@ -281,10 +289,10 @@ mod tests {
     }
 
     #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
+    pub(in super::super) struct Written(Arc<Mutex<Vec<u8>>>);
 
     impl Written {
-        fn text(&self) -> String {
+        pub(in super::super) fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }

@@ -39,6 +39,7 @@ mod leader_label;
 mod leaks;
 mod leaving;
 mod leftovers;
+mod logs;
 mod member_sources;
 mod members;
 mod metrics;
