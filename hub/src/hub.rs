@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::Router;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::chart::{ChartCache, ChartRef, is_range};
+use krypton_agent::clock;
 use krypton_agent::drift::DriftMetrics;
 use krypton_agent::fence::Times;
 use krypton_agent::helm::{Helm, HelmConfig, Keyring};
@@ -44,6 +44,7 @@ use crate::discovery::labelled_secrets::LabelledSecrets;
 use crate::discovery::named_secrets::NamedSecrets;
 use crate::discovery::paired::Paired;
 use crate::discovery::{self, Provider};
+use crate::dump::{self, Dumper};
 use crate::facts::FactsBoard;
 use crate::fleet::{self, Fleet, Given, Overlaying};
 use crate::found::Found;
@@ -181,7 +182,14 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     }
 
     if let Some(listener) = debug_listener {
-        let serving = admin::serve_debug(listener, log.level, Router::new(), stop.clone());
+        let dumper = Arc::new(Dumper {
+            replica: settings.reporting_instance.clone(),
+            started: clock::wall(),
+            view: Arc::clone(&view),
+            helm: Arc::clone(&helm),
+        });
+        let more = dump::router(dumper);
+        let serving = admin::serve_debug(listener, log.level, more, stop.clone());
         tasks.spawn(admin::logged("debug", serving));
     }
 

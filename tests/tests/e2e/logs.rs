@@ -128,6 +128,23 @@ async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is
     edge_desk.delete("default", "acme").await.unwrap();
     edge_desk.gone("default", "acme").await.unwrap();
 
+    let dump: Value = serde_json::from_str(&hub.debug("fleet.json").await.unwrap()).unwrap();
+    assert_eq!(dump["lead"]["stand"], "leads", "{dump}");
+    assert_eq!(dump["replica"], "krypton-hub-0");
+    assert_eq!(dump["chart"]["name"], "small", "{dump}");
+    let member = &dump["members"]["edge-1"];
+    let acts = if mode == Mode::Agent {
+        "agent"
+    } else {
+        "proxy"
+    };
+    assert_eq!(member["mode"], acts, "{dump}");
+    assert_eq!(member["conditions"]["Connected"]["status"], "True");
+    assert!(member["seat"]["wanted"]["digest"].is_string(), "{dump}");
+    let other = hub.debug("fleet.json?member=edge-2").await.unwrap();
+    let other: Value = serde_json::from_str(&other).unwrap();
+    assert_eq!(other["members"], json!({}));
+
     let hubs = lines(&hub);
     check(&hubs, "krypton-hub");
     assert!(hubs.iter().all(|line| line["replica"] == "krypton-hub-0"));
