@@ -1,7 +1,8 @@
-//! The two HTTP servers of a process, metrics and health, and what "ready" means.
+//! The HTTP servers of a process, metrics, health and debug, and what "ready" means.
 
 mod bind_address;
 mod bounded_listener;
+mod debug;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,6 +25,7 @@ use bounded_listener::BoundedListener;
 use crate::watchdog::Watchdog;
 
 pub use bind_address::{BindAddress, NotABindAddress};
+pub use debug::{DEBUG_DEFAULT, DEBUG_FLAG, bind_debug, is_loopback, serve_debug};
 
 /// The flag of the metrics server, for messages.
 pub const METRICS_FLAG: &str = "--metrics-bind-address";

@@ -70,7 +70,7 @@ pub struct ChartRef {
 
 impl ChartRef {
     /// The repository's URL without user and password, for people.
-    fn repo_shown(&self) -> String {
+    pub fn repo_shown(&self) -> String {
         match reqwest::Url::parse(&self.repo) {
             Ok(mut url) => {
                 let hidden = url.set_username("").and_then(|()| url.set_password(None));

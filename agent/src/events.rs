@@ -9,6 +9,7 @@ use kube::api::{Api, PostParams};
 use kube::{Client, Resource, ResourceExt};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
+use tracing::Instrument as _;
 
 use crate::clock;
 use crate::effect;
@@ -32,7 +33,7 @@ impl Events {
     /// Starts the one task that writes events to the cluster of `client`.
     pub fn start(client: Client, instance: String) -> Self {
         let (queue, mut told) = mpsc::channel::<Event>(QUEUE);
-        tokio::spawn(async move {
+        let writing = async move {
             while let Some(event) = told.recv().await {
                 let namespace = event.metadata.namespace.clone().unwrap_or_default();
                 let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
@@ -45,7 +46,8 @@ impl Events {
                     Err(_) => tracing::debug!("event lost: no answer in time"),
                 }
             }
-        });
+        };
+        tokio::spawn(writing.in_current_span());
         Self {
             queue,
             instance,
@@ -88,7 +90,7 @@ impl Events {
         };
         if self.queue.try_send(event).is_err() {
             self.dropped.inc();
-            tracing::warn!(tenant = %tenant.name_any(), reason = told.reason, "event dropped: queue full");
+            tracing::warn!(object = %tenant.name_any(), reason = told.reason, "event dropped: queue full");
         }
     }
 }

@@ -11,7 +11,7 @@ use krypton_common::names::namespace_name;
 use krypton_common::telemetry::LogFormat;
 
 use crate::access::{LocalSource, ServiceAccount};
-use crate::admin::BindAddress;
+use crate::admin::{BindAddress, DEBUG_DEFAULT, is_loopback};
 use crate::chart::ChartSource;
 use crate::fence::SYSTEM_NAMESPACE;
 use crate::go_values::parse_duration;
@@ -148,6 +148,16 @@ pub struct Flags {
         help_heading = "Process"
     )]
     pub health_probe_bind_address: Listen,
+    /// Address of /debug, which has no password: a loopback address, or 0 to switch it off.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "KRYPTON_DEBUG_BIND_ADDRESS",
+        default_value = DEBUG_DEFAULT,
+        value_parser = debug_address,
+        help_heading = "Process"
+    )]
+    pub debug_bind_address: Listen,
     /// Format of the log: text or json.
     #[arg(
         long,
@@ -269,6 +279,17 @@ fn service_account(text: &str) -> Result<String, &'static str> {
     }
 }
 
+fn debug_address(text: &str) -> Result<Listen, String> {
+    let listen: Listen = text.parse()?;
+    if listen.0.as_ref().is_none_or(is_loopback) {
+        return Ok(listen);
+    }
+    Err(
+        "it has no password: write a loopback address, as 127.0.0.1:8082, or 0 to switch it off"
+            .to_owned(),
+    )
+}
+
 fn hub_address(text: &str) -> Result<String, &'static str> {
     match split_address(text) {
         Some(_) => Ok(text.to_owned()),
@@ -324,6 +345,8 @@ mod tests {
             ("--max-concurrent-helm=65", "1..=64"),
             ("--history-max=1", "2..=100"),
             ("--metrics-bind-address=8080", ":8080"),
+            ("--debug-bind-address=:8082", "loopback"),
+            ("--debug-bind-address=10.0.0.1:8082", "loopback"),
             ("--log-format=xml", "text or json"),
             ("--chart-source=edge", "auto, direct or hub"),
         ] {

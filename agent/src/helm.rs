@@ -27,7 +27,7 @@ mod stop;
 mod supervisor;
 
 pub use keyring::Keyring;
-pub use slots::Slot;
+pub use slots::{Load, Slot};
 #[cfg(test)]
 pub(crate) use stop::{Order, Orders};
 pub use stop::{StopHandle, StopSignal};
@@ -401,6 +401,11 @@ impl Helm {
         }
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(stamp);
         Ok(())
+    }
+
+    /// Who runs helm now, and who waits.
+    pub fn load(&self) -> Load {
+        self.slots.load()
     }
 
     /// How many may run at once for one member, at least 1.

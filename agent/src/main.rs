@@ -15,14 +15,11 @@ fn main() -> ExitCode {
         return krypton_agent::helm::supervise(args.drain(1..));
     }
     let flags = Flags::parse();
-    // kube logs each failed call at ERROR; whoever made the call says so with its meaning.
-    let filter = format!(
-        "{},kube_client::client::builder=off",
-        telemetry::DEFAULT_FILTER
-    );
-    if let Err(error) = telemetry::init_with(flags.log_format, &filter) {
-        return refuse(&chain(&error), 2);
-    }
+    let log = match telemetry::init(flags.log_format, telemetry::DEFAULT_FILTER) {
+        Ok(log) => log,
+        Err(error) => return refuse(&chain(&error), 2),
+    };
+    log.process.put("program", "krypton-agent");
     if rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .is_err()
@@ -38,7 +35,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
     };
-    match runtime.block_on(krypton_agent::process::run(flags)) {
+    match runtime.block_on(krypton_agent::process::run(flags, log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&format!("{error:#}"), 1),
     }

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use arc_swap::ArcSwap;
+use axum::Router;
 use jiff::Timestamp;
 use krypton_common::allowed::Allowed;
 use krypton_common::bundle::JoinBundle;
 use krypton_common::desired::DesiredState;
 use krypton_common::error_chain::chain;
+use krypton_common::telemetry::Log;
 use kube::{Client, Config};
 use tempfile::TempPath;
 use tokio::sync::watch;
@@ -49,9 +51,10 @@ const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
 const POD_UID: &str = "POD_UID";
 
 /// Runs the agent until it is told to stop.
-pub async fn run(flags: Flags) -> anyhow::Result<()> {
+pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
     let env = |name: &str| std::env::var(name).ok();
     let replica = flags.replica(env);
+    log.process.put("replica", &replica);
     let namespace = flags.namespace(env, service_account_namespace());
     let stop = signals::stop_on_signal()?;
     let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
@@ -64,6 +67,10 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
     };
     let health_listener = match &flags.health_probe_bind_address.0 {
         Some(address) => Some(admin::bind(admin::HEALTH_FLAG, address).await?),
+        None => None,
+    };
+    let debug_listener = match &flags.debug_bind_address.0 {
+        Some(address) => admin::bind_debug(address).await,
         None => None,
     };
     let scratch = scratch::folder(&flags.cache_dir(), "agent", "--cache-dir")?;
@@ -104,6 +111,10 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
             admin::serve_health(listener, readiness.clone(), watchdog.clone(), stop.clone());
         endpoints.spawn(admin::logged("health", serving));
     }
+    if let Some(listener) = debug_listener {
+        let serving = admin::serve_debug(listener, log.level, Router::new(), stop.clone());
+        endpoints.spawn(admin::logged("debug", serving));
+    }
     if let Some(listener) = metrics_listener {
         let state = metrics::State {
             link: link.clone(),
@@ -139,6 +150,7 @@ pub async fn run(flags: Flags) -> anyhow::Result<()> {
         return Ok(());
     };
 
+    log.process.put("member", &enrolled.cluster);
     expiry_tx.send_replace(enrolled.not_after);
     let config = enrolled.client_config(&kept.identity.key)?;
     let dialer = Arc::new(Dialer::new(

@@ -24,10 +24,12 @@ use krypton_common::desired::{DesiredState, Version};
 use krypton_common::error_chain::chain;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use kube::Client;
+use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
 use crate::chart::ChartCache;
 use crate::clock::{self, Boot};
@@ -126,10 +128,22 @@ pub async fn run(
     board: Arc<ReportBoard>,
     stop: CancellationToken,
 ) {
+    let span = tracing::error_span!("reconciler", member = %member.name);
+    let reconciling = Box::pin(reconcile(member, tools, desired, board, stop));
+    reconciling.instrument(span).await;
+}
+
+async fn reconcile(
+    member: Member,
+    tools: Tools,
+    desired: watch::Receiver<Arc<DesiredState>>,
+    board: Arc<ReportBoard>,
+    stop: CancellationToken,
+) {
     let (holds, hold) = watch::channel(Hold::default());
     let (wish, wishes) = watch::channel(LeaseWish::Observe);
     let idle = CancellationToken::new();
-    let lease = tokio::spawn(fence::hold(
+    let holding = fence::hold(
         member.client.clone(),
         (LeaseName::of_member(), Times::MEMBER),
         member.holder.clone(),
@@ -137,10 +151,11 @@ pub async fn run(
         holds,
         stop.clone(),
         idle.clone(),
-    ));
+    );
+    let lease = tokio::spawn(holding.in_current_span());
     let (handle, signal) = StopHandle::new();
     let handle = Arc::new(handle);
-    let watchdog = tokio::spawn(watchdog(hold.clone(), Arc::clone(&handle)));
+    let watchdog = tokio::spawn(watchdog(hold.clone(), Arc::clone(&handle)).in_current_span());
     let member = Arc::new(member);
     // As many again have their chart at hand when a run ends; more would only wait, and be stale by then.
     let runs = 2 * tools.helm.max_per_member();
@@ -291,8 +306,8 @@ struct Reconciler {
     /// Why the anchor does not own what is on record, as it was last told.
     unowned: Option<String>,
     jobs: JoinSet<Box<Done>>,
-    /// Whose each of them is.
-    running: HashMap<Id, SubjectKey>,
+    /// Whose each of them is, and its span.
+    running: HashMap<Id, (SubjectKey, Span)>,
     crd_jobs: JoinSet<Result<(), String>>,
     /// The CRD is up to date and nothing waits to be put back.
     crd_checked: bool,
@@ -497,7 +512,8 @@ impl Reconciler {
                     invalid.error
                 );
                 tracing::warn!(member = %self.member.name,
-                    namespace = named.metadata.namespace, name = named.metadata.name, %message);
+                    tenant = %format_args!("{}/{}", named.namespace().unwrap_or_default(), named.name_any()),
+                    generation = named.metadata.generation, "{message}");
                 let told = Told {
                     warning: true,
                     reason: "TenantInvalid",

@@ -324,7 +324,7 @@ async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, Rescu
             if found.is_some_and(|found| found.metadata.deletion_timestamp.is_none()) {
                 return Err(restore(kube::Error::Api(status)));
             }
-            tracing::warn!(tenant = %name, reason = %status.message, "not put back");
+            tracing::warn!(object = %name, reason = %status.message, "not put back");
             None
         }
         Err(error) => return Err(restore(error)),

@@ -11,6 +11,7 @@ use krypton_common::names;
 use krypton_common::tenant::{Next, TenantKey};
 use krypton_crds::tenant::Tenant;
 use serde_json::{Map, Value};
+use tracing::Span;
 
 use crate::index::ReleaseKey;
 use crate::placement::placed_on;
@@ -36,6 +37,19 @@ impl SubjectKey {
         match self {
             Self::Tenant(key) => &key.name,
             Self::Deployment(key) => &key.name,
+        }
+    }
+
+    /// Of what is done for it: each line within says for whom, and for which generation of the object.
+    pub fn span(&self, generation: i64, release: &ReleaseKey) -> Span {
+        let release = &*release.name;
+        match self {
+            Self::Tenant(key) => {
+                tracing::error_span!("work", tenant = %key, generation, release)
+            }
+            Self::Deployment(key) => {
+                tracing::error_span!("work", deployment = %key, generation, release)
+            }
         }
     }
 }

@@ -1,12 +1,22 @@
-//! Logs of a process: to stderr, as text or as JSON lines, filtered by `RUST_LOG`.
+//! Logs of a process: to stderr, as text or as JSON lines, filtered by `RUST_LOG` until another filter is set.
+
+mod json_line;
+mod level;
 
 use std::fmt;
 use std::io::IsTerminal as _;
 use std::str::FromStr;
+use std::sync::{Arc, PoisonError, RwLock};
 
-use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::filter::{ParseError, Targets};
+use tracing_subscriber::fmt::format::JsonFields;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+use json_line::JsonLine;
+use level::Wanted;
+pub use level::{LogLevel, NotSet, Setting, Shown};
 
 /// What is logged when neither `RUST_LOG` nor a flag says otherwise.
 pub const DEFAULT_FILTER: &str = "info";
@@ -64,40 +74,77 @@ pub enum TelemetryError {
     AlreadySet(#[source] tracing_subscriber::util::TryInitError),
 }
 
-/// Logs from now on, at level info unless `RUST_LOG` says otherwise. Once per process.
-pub fn init(format: LogFormat) -> Result<(), TelemetryError> {
-    init_with(format, DEFAULT_FILTER)
-}
+/// What each JSON line says of the process. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct AboutProcess(Arc<RwLock<Vec<(&'static str, String)>>>);
 
-/// As [`init`], with `default_filter` in the place of info.
-pub fn init_with(format: LogFormat, default_filter: &str) -> Result<(), TelemetryError> {
-    let filter = filter(std::env::var(VARIABLE).ok().as_deref(), default_filter)?;
-    let lines = tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::TRACE)
-        .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => lines
-            .with_ansi(std::io::stderr().is_terminal())
-            .finish()
-            .with(filter)
-            .try_init(),
-        LogFormat::Json => lines
-            .json()
-            .flatten_event(true)
-            .finish()
-            .with(filter)
-            .try_init(),
+impl AboutProcess {
+    /// From now on each line has this field, unless a span or the event has one of the same name.
+    pub fn put(&self, name: &'static str, value: impl Into<String>) {
+        let mut fields = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        fields.retain(|(known, _)| *known != name);
+        fields.push((name, value.into()));
     }
-    .map_err(TelemetryError::AlreadySet)
+
+    fn each(&self, mut take: impl FnMut(&'static str, &str)) {
+        let fields = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, value) in fields.iter() {
+            take(name, value);
+        }
+    }
 }
 
-fn filter(variable: Option<&str>, default_filter: &str) -> Result<Targets, TelemetryError> {
+/// The log of this process. Clones are one.
+#[derive(Clone, Debug)]
+pub struct Log {
+    pub process: AboutProcess,
+    pub level: LogLevel,
+}
+
+/// Logs from now on, at what `default_filter` says unless `RUST_LOG` says otherwise. Once per process.
+pub fn init(format: LogFormat, default_filter: &str) -> Result<Log, TelemetryError> {
+    let variable = std::env::var(VARIABLE).ok();
+    let (text, targets) = filter(variable.as_deref(), default_filter)?;
+    let (wanted, handle) = reload::Layer::new(Wanted(targets));
+    let process = AboutProcess::default();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => {
+            let lines = lines.with_ansi(std::io::stderr().is_terminal());
+            tracing_subscriber::registry()
+                .with(lines.with_filter(wanted))
+                .try_init()
+        }
+        LogFormat::Json => {
+            let process = process.clone();
+            let lines = lines
+                .fmt_fields(JsonFields::new())
+                .event_format(JsonLine { process });
+            tracing_subscriber::registry()
+                .with(lines.with_filter(wanted))
+                .try_init()
+        }
+    }
+    .map_err(TelemetryError::AlreadySet)?;
+    Ok(Log {
+        process,
+        level: LogLevel::new(handle, text),
+    })
+}
+
+/// The text that counts, and what it means.
+fn filter<'a>(
+    variable: Option<&'a str>,
+    default_filter: &'a str,
+) -> Result<(&'a str, Targets), TelemetryError> {
     let (text, origin) = match variable.map(str::trim).filter(|text| !text.is_empty()) {
         Some(text) => (text, VARIABLE),
         None => (default_filter, "the log level"),
     };
-    text.parse()
-        .map_err(|source| TelemetryError::Filter { origin, source })
+    match level::targets(text) {
+        Ok(targets) => Ok((text, targets)),
+        Err(source) => Err(TelemetryError::Filter { origin, source }),
+    }
 }
 
 #[cfg(test)]
@@ -118,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_variable_wins_over_the_default_unless_it_is_empty() {
-        let shown = |variable| filter(variable, "info").unwrap().to_string();
+        let shown = |variable| filter(variable, "info").unwrap().0.to_owned();
         assert_eq!(shown(None), "info");
         assert_eq!(shown(Some("  ")), "info");
         assert_eq!(shown(Some("debug")), "debug");
@@ -143,9 +190,9 @@ mod tests {
 
     #[test]
     fn setting_it_up_twice_is_an_error_and_no_panic() {
-        assert!(init(LogFormat::Json).is_ok());
+        assert!(init(LogFormat::Json, DEFAULT_FILTER).is_ok());
         assert!(matches!(
-            init(LogFormat::Text),
+            init(LogFormat::Text, DEFAULT_FILTER),
             Err(TelemetryError::AlreadySet(_))
         ));
     }

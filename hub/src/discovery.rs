@@ -24,6 +24,7 @@ use krypton_common::kubeconfig::Sanitized;
 use krypton_crds::edge_cluster::SourceRef;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 /// What kind of object a member was found by: `spec.sourceRef.kind` of its EdgeCluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -324,7 +325,8 @@ pub fn start(
         let name = provider.describe();
         let following = Arc::clone(&provider).follow(finds);
         let stop = stop.clone();
-        tokio::spawn(async move {
+        let span = tracing::error_span!("discovery", provider = name);
+        let following = async move {
             // A panic of one provider is its own.
             let following = std::panic::AssertUnwindSafe(following).catch_unwind();
             // At the stop those whom it rests on end as well.
@@ -338,7 +340,8 @@ pub fn start(
                 );
             }
             listing.send_modify(|listing| listing.closed = true);
-        });
+        };
+        tokio::spawn(following.instrument(span));
         changes.push(Box::pin(futures::stream::unfold(
             listings,
             move |mut listings| async move {

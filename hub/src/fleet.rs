@@ -31,6 +31,7 @@ use kube::runtime::watcher::{Config, Event, watcher};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use crate::aggregate::{Reports, Retired, Target, Targets};
 use crate::chart_values::{self, Problem};
@@ -873,8 +874,10 @@ fn start(fleet: &Fleet, name: &str, access: Access, member: &Member) -> Running 
         inputs,
         stop.clone(),
     );
+    let span = tracing::error_span!("proxy", member = name);
     let watched = format!("the proxy of member {name}");
-    let task = tokio::spawn(fleet.shared.watchdog.watch(watched, following));
+    let following = fleet.shared.watchdog.watch(watched, following);
+    let task = tokio::spawn(following.instrument(span));
     Running {
         access,
         permit,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::chart::{ChartCache, ChartRef, is_range};
+use krypton_agent::clock;
 use krypton_agent::drift::DriftMetrics;
 use krypton_agent::fence::Times;
 use krypton_agent::helm::{Helm, HelmConfig, Keyring};
@@ -43,6 +44,7 @@ use crate::discovery::labelled_secrets::LabelledSecrets;
 use crate::discovery::named_secrets::NamedSecrets;
 use crate::discovery::paired::Paired;
 use crate::discovery::{self, Provider};
+use crate::dump::{self, Dumper};
 use crate::facts::FactsBoard;
 use crate::fleet::{self, Fleet, Given, Overlaying};
 use crate::found::Found;
@@ -62,6 +64,7 @@ use crate::tasks::Tasks;
 use crate::values_file::{self, ValuesFile};
 use crate::voices::Voices;
 use krypton_common::error_chain::chain;
+use krypton_common::telemetry::Log;
 
 /// A dead member holds its place for ten seconds out of some 25: as many as a large fleet may have of
 /// them, so that those that live do not wait.
@@ -75,7 +78,7 @@ const FLEET: &str = "the fleet";
 type Values = serde_json::Map<String, serde_json::Value>;
 
 /// Runs the hub until it is told to stop.
-pub async fn run(settings: Settings) -> anyhow::Result<()> {
+pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     allow_connections();
     let stop = signals::stop_on_signal()?;
     let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
@@ -88,6 +91,10 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     };
     let health_listener = match &settings.health_probe_bind_address {
         Some(address) => Some(admin::bind(admin::HEALTH_FLAG, address).await?),
+        None => None,
+    };
+    let debug_listener = match &settings.debug_bind_address {
+        Some(address) => admin::bind_debug(address).await,
         None => None,
     };
     let agents_listener = match &settings.listen {
@@ -172,6 +179,18 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
             "metrics",
             admin::serve_metrics(listener, registry, stop.clone()),
         ));
+    }
+
+    if let Some(listener) = debug_listener {
+        let dumper = Arc::new(Dumper {
+            replica: settings.reporting_instance.clone(),
+            started: clock::wall(),
+            view: Arc::clone(&view),
+            helm: Arc::clone(&helm),
+        });
+        let more = dump::router(dumper);
+        let serving = admin::serve_debug(listener, log.level, more, stop.clone());
+        tasks.spawn(admin::logged("debug", serving));
     }
 
     let clearing = tokio::spawn(Label::cleared(

@@ -17,6 +17,7 @@ pub mod deployment;
 pub mod deployments;
 pub mod desired;
 pub mod discovery;
+pub mod dump;
 pub mod enrolment;
 pub mod expiry;
 pub mod facts;

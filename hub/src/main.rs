@@ -24,10 +24,13 @@ fn main() -> ExitCode {
         Ok(settings) => settings,
         Err(error) => return refuse(&chain(&error), 2),
     };
-    // kube logs each failed call at ERROR; whoever made the call says so with its meaning.
-    let filter = format!("{},kube_client::client::builder=off", settings.log_filter());
-    if let Err(error) = telemetry::init_with(settings.log_format, &filter) {
-        return refuse(&chain(&error), 2);
+    let log = match telemetry::init(settings.log_format, settings.log_filter()) {
+        Ok(log) => log,
+        Err(error) => return refuse(&chain(&error), 2),
+    };
+    log.process.put("program", "krypton-hub");
+    if let Some(replica) = &settings.reporting_instance {
+        log.process.put("replica", replica);
     }
     if rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
@@ -42,7 +45,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
     };
-    match runtime.block_on(krypton_hub::hub::run(settings)) {
+    match runtime.block_on(krypton_hub::hub::run(settings, log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&format!("{error:#}"), 1),
     }

@@ -90,7 +90,7 @@ impl Row {
     }
 }
 
-fn mode_name(mode: Mode) -> &'static str {
+pub(crate) fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Agent => "agent",
         Mode::Proxy => "proxy",
@@ -111,6 +111,11 @@ impl FleetView {
     pub fn acts(&self, acting: Acting) {
         // Said once a process.
         drop(self.acting.set(acting));
+    }
+
+    /// What there is once home has answered.
+    pub(crate) fn acting(&self) -> Option<&Acting> {
+        self.acting.get()
     }
 
     /// How long each member has not taken up what it was to take up; zero when it has.

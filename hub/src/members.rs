@@ -176,6 +176,18 @@ impl Member {
     }
 }
 
+/// A member, as it is told of.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    /// Of its EdgeCluster.
+    pub uid: String,
+    pub slot: Option<Slot>,
+    /// Its agents are not let in.
+    pub refused: bool,
+    /// Numbers of the live sessions, by replica.
+    pub sessions: BTreeMap<String, u64>,
+}
+
 /// Why a member is not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotFound {
@@ -235,6 +247,25 @@ impl Members {
             Some((name.clone(), (slot.desired.version, slot.since)))
         });
         wanted.collect()
+    }
+
+    /// What there is to tell of each member, by name.
+    pub fn seats(&self) -> BTreeMap<String, Seat> {
+        let registry = self.lock();
+        let members = registry.members.iter();
+        let seat = |member: &Member| Seat {
+            uid: member.uid.clone(),
+            slot: member.slot.borrow().clone(),
+            refused: member.admission.borrow().refused.is_some(),
+            sessions: member
+                .lock()
+                .iter()
+                .map(|(replica, (number, _))| (replica.clone(), *number))
+                .collect(),
+        };
+        members
+            .map(|(name, member)| (name.clone(), seat(member)))
+            .collect()
     }
 
     /// The member of this EdgeCluster. Another UID than before is another member: the sessions of the

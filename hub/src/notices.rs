@@ -196,7 +196,7 @@ impl Notices {
 }
 
 fn log(notice: &Notice) {
-    tracing::warn!(member = %notice.member, reason = notice.reason, message = %notice.message, "told");
+    tracing::warn!(member = %notice.member, reason = notice.reason, problem = %notice.message, "told");
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use krypton_common::names;
 use kube::Client;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use crate::discovery::{Origin, Sources, Unresolved};
 use crate::facts::{FactsBoard, reason};
@@ -465,7 +466,8 @@ async fn reconcile(
         inner.clone(),
     );
     let watched = format!("the reconciler of member {name}");
-    let running = tokio::spawn(shared.watchdog.watch(watched, running));
+    let running = shared.watchdog.watch(watched, running);
+    let running = tokio::spawn(running.in_current_span());
     let another = another_answers(&reached.client, &reached.uid);
     tokio::pin!(another);
     let ended = loop {

@@ -24,6 +24,7 @@ use krypton_proto::{REPORTS_PER_MESSAGE, WireError, skew};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
+use tracing::Instrument as _;
 
 use crate::aggregate::TENANTS_MAX;
 use crate::authority::{AgentCertificate, Authority, BACK_DATED};
@@ -159,7 +160,8 @@ impl Sessions {
         let (outgoing, messages) = mpsc::channel(OUTGOING);
         let sessions = Arc::clone(self);
         let watched = format!("the session of member {}", certificate.cluster);
-        tokio::spawn(self.watchdog.watch(watched, async move {
+        let span = tracing::error_span!("session", member = %certificate.cluster);
+        let session = async move {
             let name = certificate.cluster.clone();
             let following = sessions.follow(&member, &certificate, incoming, &outgoing, authority);
             let ended = Box::pin(following).await;
@@ -170,7 +172,8 @@ impl Sessions {
             if tokio::time::timeout(HELLO_DEADLINE, told).await.is_err() {
                 tracing::debug!(member = %name, "the agent did not take its goodbye");
             }
-        }));
+        };
+        tokio::spawn(self.watchdog.watch(watched, session.instrument(span)));
         messages
     }
 
@@ -235,7 +238,7 @@ impl Sessions {
             certificate,
             trusted,
         };
-        tracing::info!(member = %name, replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
+        tracing::info!(member = %name, agent_replica = %hello.replica, agent = %hello.agent_version, session = number, "session begins");
         self.metrics.sessions.inc();
         self.found.set_by_agent(name, hello.cluster_uid.clone());
         self.voices.agent(
@@ -376,7 +379,7 @@ impl Live<'_> {
                     silence.as_mut().reset(from + SILENCE);
                     if !wait.is_zero() {
                         if !slowed {
-                            tracing::warn!(member = %self.name, replica = %self.replica, "the agent says more than is read of one member; it is slowed");
+                            tracing::warn!(member = %self.name, agent_replica = %self.replica, "the agent says more than is read of one member; it is slowed");
                         }
                         (listens, slowed) = (false, true);
                         resume.as_mut().reset(from);

@@ -77,6 +77,8 @@ pub struct Settings {
     pub metrics_bind_address: Option<BindAddress>,
     /// `None`: off.
     pub health_probe_bind_address: Option<BindAddress>,
+    /// On loopback; `None`: off.
+    pub debug_bind_address: Option<BindAddress>,
     pub log_format: LogFormat,
     /// `None`: info. `RUST_LOG` beats it either way.
     pub log_level: Option<tracing::Level>,

@@ -427,7 +427,7 @@ impl Voices {
             }
             // While it is only being found out who goes first, its last word stands.
             if let Some((why, message)) = why.as_ref().filter(|why| why.0 != reason::CONNECTING) {
-                tracing::warn!(member, reason = why, %message, "the member is left alone");
+                tracing::warn!(member, reason = why, problem = %message, "the member is left alone");
             }
             found.held_back = why;
             this.settle(member, found, now);

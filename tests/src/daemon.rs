@@ -114,6 +114,7 @@ pub struct Daemon {
     process: Process,
     metrics: Port,
     health: Port,
+    debug: Port,
     folder: Option<TempDir>,
 }
 
@@ -130,7 +131,7 @@ impl Daemon {
             fs::create_dir(part).with_context(|| format!("making {}", part.display()))?;
         }
         let cache = start.cache_flag.map(|flag| (flag, cache.into_os_string()));
-        let (metrics, health) = (Port::reserve()?, Port::reserve()?);
+        let [metrics, health, debug] = [Port::reserve()?, Port::reserve()?, Port::reserve()?];
         let address = |port: &Port| port.address().to_string().into();
         let own = [
             ("--metrics-bind-address", address(&metrics)),
@@ -160,7 +161,8 @@ impl Daemon {
         invocation = invocation
             .args(start.args)
             .env("PATH", path_with(&tools))
-            .env("TMPDIR", scratch);
+            .env("TMPDIR", scratch)
+            .env("KRYPTON_DEBUG_BIND_ADDRESS", debug.address().to_string());
         for (name, value) in start.env {
             invocation = invocation.env(name, value);
         }
@@ -170,6 +172,7 @@ impl Daemon {
             process,
             metrics,
             health,
+            debug,
             folder: Some(folder),
         })
     }
@@ -287,6 +290,24 @@ impl Daemon {
         fetch(&format!("http://{}/metrics", self.metrics.address())).await
     }
 
+    /// What it answers below `/debug/`.
+    ///
+    /// # Errors
+    /// When it does not serve it.
+    pub async fn debug(&self, path: &str) -> Result<String> {
+        fetch(&format!("http://{}/debug/{path}", self.debug.address())).await
+    }
+
+    /// Has it log by this filter, as `PUT /debug/log` takes it, with what is asked after the path.
+    ///
+    /// # Errors
+    /// When it refuses.
+    pub async fn log_by(&self, filter: &str, query: &str) -> Result<String> {
+        let url = format!("http://{}/debug/log{query}", self.debug.address());
+        let put = client()?.put(url).body(filter.to_owned());
+        Ok(put.send().await?.error_for_status()?.text().await?)
+    }
+
     /// Its resident memory, without what it has started.
     ///
     /// # Errors
@@ -343,12 +364,13 @@ fn is_flag(arg: &str, flag: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
 }
 
+fn client() -> reqwest::Result<reqwest::Client> {
+    let client = reqwest::Client::builder();
+    client.no_proxy().timeout(HTTP_TIMEOUT).build()
+}
+
 async fn fetch(url: &str) -> Result<String> {
-    let client = reqwest::Client::builder()
-        .no_proxy()
-        .timeout(HTTP_TIMEOUT)
-        .build()?;
-    Ok(client
+    Ok(client()?
         .get(url)
         .send()
         .await?

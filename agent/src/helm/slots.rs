@@ -37,6 +37,18 @@ struct State {
     last: Option<Urgency>,
 }
 
+/// Who runs helm, and who waits for it.
+#[derive(Clone, Debug, Default)]
+pub struct Load {
+    /// How many may run at once, in all and for one member.
+    pub in_all: usize,
+    pub per_member: usize,
+    /// Of each member that has any.
+    pub running: BTreeMap<String, usize>,
+    /// In the order in which they came, with since when.
+    pub waiting: Vec<(String, Urgency, Boot)>,
+}
+
 #[derive(Debug)]
 struct Waiting {
     member: String,
@@ -121,6 +133,19 @@ impl Slots {
         let slot = taken.await;
         drop(leaving);
         slot.expect("who waits is taken out of the queue with a slot, or by its own end")
+    }
+
+    pub(super) fn load(&self) -> Load {
+        let state = self.lock();
+        let waiting = state.waiting.values();
+        Load {
+            in_all: self.0.limits.in_all,
+            per_member: self.0.limits.per_member,
+            running: state.running.clone(),
+            waiting: waiting
+                .map(|waiting| (waiting.member.clone(), waiting.urgency, waiting.since))
+                .collect(),
+        }
     }
 
     /// Gives all slots that are free.

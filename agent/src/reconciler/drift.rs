@@ -10,6 +10,7 @@ use kube::api::Api;
 use serde_json::Value;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::Reconciler;
 use super::perform::Performer;
@@ -236,7 +237,9 @@ impl Reconciler {
             cancel,
             notes,
         });
-        rounds.jobs.spawn(Arc::clone(&self.performer).look(look));
+        let span = key.span(subject.generation(), release);
+        let looking = Arc::clone(&self.performer).look(look);
+        rounds.jobs.spawn(looking.instrument(span));
     }
 
     pub(super) fn finish_drift(&mut self, done: Result<Box<Looked>, JoinError>) {
@@ -290,7 +293,7 @@ impl Performer {
                     }
                     Blind::Otherwise(problem) => problem,
                 };
-                tracing::info!(member = %self.member.name, subject = %look.key, %problem,
+                tracing::info!(member = %self.member.name, %problem,
                     "a look for drift came to nothing; the next one comes in its time");
                 None
             }
@@ -308,7 +311,7 @@ impl Performer {
             return Ok(None);
         };
         if unread > 0 {
-            tracing::warn!(member = %self.member.name, subject = %look.key, unread,
+            tracing::warn!(member = %self.member.name, unread,
                 "documents of the release's manifest cannot be read and are not looked at");
         }
         let task = Task {

@@ -10,6 +10,7 @@ use krypton_crds::tenant::Tenant;
 use kube::api::Api;
 use kube::{Client, CustomResourceExt, ResourceExt};
 use std::time::Duration;
+use tracing::Instrument as _;
 
 use super::{CRD_EVERY, ListedUnder, Reconciler};
 use crate::clock::Boot;
@@ -68,11 +69,12 @@ impl Reconciler {
         if !on_record && self.recording.is_empty() {
             let client = self.member.client.clone();
             let pause = retry_pause(self.recording_failures, RECORD_RETRY_MAX);
-            self.recording.spawn(async move {
+            let recording = async move {
                 tokio::time::sleep(pause).await;
                 let result = ledger::record(&client, &wanted).await;
                 (wanted, result.map_err(|error| chain(&error)))
-            });
+            };
+            self.recording.spawn(recording.in_current_span());
         }
         if let Some(state) = self.index.crd()
             && !self.crd_checked
@@ -82,8 +84,8 @@ impl Reconciler {
             let client = self.member.client.clone();
             let events = self.performer.events.clone();
             let known = self.deletions();
-            self.crd_jobs
-                .spawn(async move { see_to_crd(&client, state, &known, &events).await });
+            let seeing = async move { see_to_crd(&client, state, &known, &events).await };
+            self.crd_jobs.spawn(seeing.in_current_span());
         }
     }
 

@@ -580,8 +580,7 @@ impl Performer {
             again,
             cache_key: self.member.name.clone(),
         };
-        tracing::info!(subject = %job.key, member = %self.member.name, release = %job.release.name,
-            chart = %chart.applied_name(), ?run, "running helm");
+        tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));
         let ended = match run {
@@ -610,8 +609,7 @@ impl Performer {
             done.facts = facts;
             done.applied = Some(run);
             done.progressed = true;
-            tracing::info!(subject = %job.key, member = %self.member.name, release = %job.release.name,
-                revision = expected, "deployed");
+            tracing::info!(member = %self.member.name, revision = expected, "deployed");
             return Ok(());
         }
         self.relist(job, done).await?;
@@ -683,8 +681,7 @@ impl Performer {
             timeout: self.member.policy.helm_timeout,
             cache_key: self.member.name.clone(),
         };
-        tracing::info!(subject = %job.key, member = %self.member.name, release = %job.release.name,
-            "running helm uninstall");
+        tracing::info!(member = %self.member.name, "running helm uninstall");
         let running = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));
         let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
         let running = effect!("helm.uninstall", running);

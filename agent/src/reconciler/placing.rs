@@ -16,6 +16,7 @@ use krypton_crds::tenant::Tenant;
 use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use tokio::task::{Id, JoinError, JoinSet};
+use tracing::Instrument as _;
 
 use super::perform::Performer;
 use super::{AFTER_CONFLICT, Reconciler};
@@ -196,7 +197,8 @@ impl Reconciler {
         slot.busy = true;
         let performer = Arc::clone(&self.performer);
         let of = key.clone();
-        let job = self.placings.jobs.spawn(async move {
+        let span = tracing::error_span!("placing", tenant = %key, generation = order.generation);
+        let placing = async move {
             let said = match &step {
                 Placing::Confirm(state) => Some(state.clone()),
                 _ => None,
@@ -208,7 +210,8 @@ impl Reconciler {
                 result,
                 said,
             })
-        });
+        };
+        let job = self.placings.jobs.spawn(placing.instrument(span));
         self.placings.running.insert(job.id(), key.clone());
     }
 
@@ -285,8 +288,9 @@ impl Reconciler {
                 slot.failures += 1;
                 let pause = plan::backoff(slot.failures, retry_max, rand::random());
                 slot.not_before = Some(Boot(now.0 + pause));
-                tracing::warn!(member = %self.member.name, tenant = %done.key, reason = state.reason,
-                    message = state.message, retry_in_seconds = pause.as_secs(), "not placed");
+                tracing::warn!(member = %self.member.name, tenant = %done.key,
+                    generation = done.order.generation, reason = state.reason,
+                    problem = state.message, retry_in_seconds = pause.as_secs(), "not placed");
                 words = Some((state, false));
             }
         }

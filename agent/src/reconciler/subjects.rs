@@ -9,6 +9,7 @@ use krypton_common::desired::DesiredState;
 use krypton_common::names;
 use krypton_common::tenant::Next;
 use tokio::task::{Id, JoinError};
+use tracing::{Instrument as _, Span};
 
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
 use super::turns::{Place, Turns};
@@ -276,9 +277,10 @@ impl Reconciler {
             urgency,
             turn,
         };
+        let span = key.span(job.subject.generation(), &job.release);
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
-        let task = self.jobs.spawn(performing).id();
-        self.running.insert(task, key.clone());
+        let task = self.jobs.spawn(performing.instrument(span.clone())).id();
+        self.running.insert(task, (key.clone(), span));
     }
 
     /// Nothing of the deployment is left to be done, so it uses nothing.
@@ -351,14 +353,14 @@ impl Reconciler {
 
     pub(super) fn finish(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
         let now = Boot::now();
+        let task = done.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
+        let (key, span) = self.running.remove(&task).unzip();
+        // What is said of it from here on is of the same work.
+        let _within = span.map(Span::entered);
         let done = match done {
-            Ok((task, done)) => {
-                self.running.remove(&task);
-                *done
-            }
+            Ok((_, done)) => *done,
             Err(error) => {
-                let key = self.running.remove(&error.id());
-                tracing::error!(%error, member = %self.member.name, subject = ?key, "an action ended badly");
+                tracing::error!(%error, member = %self.member.name, "an action ended badly");
                 if let Some(key) = key
                     && let Some(slot) = self.slots.get_mut(&key)
                 {
@@ -445,7 +447,7 @@ impl Reconciler {
                 slot.stumbles += 1;
                 let pause = plan::backoff(slot.stumbles, self.member.retry_max, rand::random());
                 slot.not_before = Some(Boot(now.0 + pause));
-                tracing::warn!(member = %self.member.name, subject = %done.key, %problem,
+                tracing::warn!(member = %self.member.name, %problem,
                     retry_in_seconds = pause.as_secs(), "not done");
             }
             Some(Fault::Shown {
@@ -481,7 +483,7 @@ impl Reconciler {
                 } else {
                     plan::backoff(attempts, cap, rand::random())
                 };
-                tracing::warn!(member = %self.member.name, subject = %done.key, reason, %message,
+                tracing::warn!(member = %self.member.name, reason, problem = %message,
                     attempts, retry_in_seconds = pause.as_secs(), "failed");
                 // To say so may be a write, too; and what was given up is not begun anew for this.
                 if reason == why::SUSPENDED || stands {

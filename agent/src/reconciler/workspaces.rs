@@ -13,6 +13,7 @@ use krypton_common::names;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::Value;
 use tokio::task::{JoinError, JoinSet};
+use tracing::Instrument as _;
 
 use super::perform::Performer;
 use super::{AFTER_CONFLICT, Reconciler};
@@ -148,10 +149,11 @@ impl Reconciler {
         let slot = self.workspaces.slots.entry(name.clone()).or_default();
         slot.busy = true;
         let performer = Arc::clone(&self.performer);
-        self.workspaces.jobs.spawn(async move {
+        let configuring = async move {
             let result = performer.configure(&name, &uid, version, change).await;
             Written { name, result }
-        });
+        };
+        self.workspaces.jobs.spawn(configuring.in_current_span());
     }
 
     pub(super) fn finish_workspace(&mut self, done: Result<Written, JoinError>) {

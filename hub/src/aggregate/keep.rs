@@ -23,6 +23,7 @@ use kube::{Client, CustomResourceExt, ResourceExt};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
 use super::decision::{Memory, Now, Rules, decide};
 use super::placement::{self, Deletion, Step, Verdict};
@@ -205,7 +206,9 @@ pub async fn run(
                 && writes.len() < WRITERS
                 && let Some((key, tenant, change)) = desk.next(&reports, &rules, &lead, now)
             {
-                writes.spawn(lead.tracked(write(client.clone(), key, tenant, change)));
+                let span = span(&key, &tenant);
+                let write = write(client.clone(), key, tenant, change);
+                writes.spawn(lead.tracked(write.instrument(span)));
             }
             let wakes = desk.wakes().filter(|_| desk.synced);
             wake = wake.into_iter().chain(wakes).min();
@@ -523,6 +526,13 @@ fn orphaned(message: &str) -> Told {
     }
 }
 
+/// Each line of a write says of what. The member is the one that the Tenant names, else home itself.
+fn span(key: &TenantKey, tenant: &Tenant) -> Span {
+    let member = tenant.names_member().unwrap_or(names::SELF_CLUSTER);
+    let generation = tenant.metadata.generation;
+    tracing::error_span!("home", tenant = %key, member, generation)
+}
+
 /// One write, on top of the version that the decision was made on.
 async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Change) -> Written {
     let api: Api<Tenant> = Api::namespaced(client, &key.namespace);
@@ -578,11 +588,11 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
             (None, Wrote::Conflict)
         }
         Ok(Err(error)) => {
-            tracing::warn!(tenant = %key, error = %chain(&error), "writing home's Tenant failed; it is tried again");
+            tracing::warn!(error = %chain(&error), "writing home's Tenant failed; it is tried again");
             (None, Wrote::Failed)
         }
         Err(_) => {
-            tracing::warn!(tenant = %key, "writing home's Tenant: no answer in time; it is tried again");
+            tracing::warn!("writing home's Tenant: no answer in time; it is tried again");
             (None, Wrote::Failed)
         }
     };

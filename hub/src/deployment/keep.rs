@@ -22,6 +22,7 @@ use kube::{Client, Resource as _, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
 use super::aim::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use super::decision::{At, Decision, Deletion, News, Site, View, decide, warning};
@@ -186,12 +187,15 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
                 match step {
                     Step::Read => {
                         let uid = slot.object.metadata.uid.clone().unwrap_or_default();
-                        readings.spawn(read(keep.client.clone(), key, uid));
+                        let span = span(&key, &slot.object);
+                        let read = read(keep.client.clone(), key, uid);
+                        readings.spawn(read.instrument(span));
                     }
                     Step::Write(what, news) => {
                         let object = Arc::clone(&slot.object);
+                        let span = span(&key, &object);
                         let write = write(keep.client.clone(), key, object, what, news);
-                        writes.spawn(lead.tracked(write));
+                        writes.spawn(lead.tracked(write.instrument(span)));
                     }
                 }
             }
@@ -583,11 +587,12 @@ impl Desk {
 
     /// What was written counts, unless the watch has brought something else since.
     fn take_written(&mut self, written: Written, notices: &Notices) {
-        if written.forgets && self.forgets.is_none() {
-            tracing::warn!(deployment = %written.key, "{FORGETS}");
-            if let Some(slot) = self.slots.get(&written.key) {
-                tell(&slot.object, vec![warning("CrdOutdated", FORGETS)], notices);
-            }
+        if written.forgets
+            && self.forgets.is_none()
+            && let Some(slot) = self.slots.get(&written.key)
+        {
+            span(&written.key, &slot.object).in_scope(|| tracing::warn!("{FORGETS}"));
+            tell(&slot.object, vec![warning("CrdOutdated", FORGETS)], notices);
         }
         if written.forgets {
             self.forgets = Some(Boot(Boot::now().0 + TRY_AGAIN));
@@ -644,6 +649,13 @@ fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &Notices) {
 }
 
 /// The places on record.
+/// Each line of a read or write says of what, and where it is deployed, once it is.
+fn span(key: &DeploymentKey, object: &KryptonDeployment) -> Span {
+    let member = recorded(object).last().map(|place| &*place.cluster);
+    let generation = object.metadata.generation;
+    tracing::error_span!("home", deployment = %key, member, generation)
+}
+
 fn recorded(object: &KryptonDeployment) -> &[Place] {
     let status = object.status.as_ref();
     status

@@ -70,11 +70,11 @@ pub(super) async fn write(
             None
         }
         Ok(Err(error)) => {
-            tracing::warn!(deployment = %key, error = %chain(&error), "writing a KryptonDeployment failed; it is tried again");
+            tracing::warn!(error = %chain(&error), "writing a KryptonDeployment failed; it is tried again");
             None
         }
         Err(_) => {
-            tracing::warn!(deployment = %key, "writing a KryptonDeployment: no answer in time; it is tried again");
+            tracing::warn!("writing a KryptonDeployment: no answer in time; it is tried again");
             None
         }
     };
@@ -183,11 +183,13 @@ pub(super) async fn read(client: Client, key: DeploymentKey, uid: String) -> Rea
         Ok(Ok(found)) => found,
         Ok(Err(error)) => {
             let error: kube::Error = error;
-            tracing::warn!(deployment = %key, problem = %chain(&error), "reading the deletion of the KryptonDeployment failed; it is tried again");
+            tracing::warn!(problem = %chain(&error), "reading the deletion of the KryptonDeployment failed; it is tried again");
             None
         }
         Err(_) => {
-            tracing::warn!(deployment = %key, "reading the deletion of the KryptonDeployment: no answer in time; it is tried again");
+            tracing::warn!(
+                "reading the deletion of the KryptonDeployment: no answer in time; it is tried again"
+            );
             None
         }
     };

@@ -16,6 +16,7 @@ use tempfile::TempPath;
 use thiserror::Error;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
 
 use super::{Access, Shared};
 use crate::discovery::{Origin, Unresolved};
@@ -109,7 +110,8 @@ pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reache
         };
         let kubeconfig = access::write_kubeconfig(&shared.scratch, &yaml)
             .map_err(|error| ReachError::Write(shared.scratch.clone(), error))?;
-        let doubting = tokio::spawn(doubt(Arc::clone(shared), origin.clone(), refused));
+        let doubting = doubt(Arc::clone(shared), origin.clone(), refused);
+        let doubting = tokio::spawn(doubting.in_current_span());
         Ok(Reached {
             client,
             helm_client,

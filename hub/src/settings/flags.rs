@@ -209,6 +209,9 @@ pub struct Flags {
     /// Address of /healthz and /readyz; :PORT means all addresses, 0 switches it off.
     #[arg(long, value_name = "ADDRESS", help_heading = "Process")]
     pub health_probe_bind_address: Option<String>,
+    /// Address of /debug, which has no password: a loopback address, or 0 to switch it off.
+    #[arg(long, value_name = "ADDRESS", help_heading = "Process")]
+    pub debug_bind_address: Option<String>,
     /// Format of the log: text or json.
     #[arg(long, value_name = "FORMAT", help_heading = "Process")]
     pub log_format: Option<String>,

@@ -241,6 +241,18 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
         ),
         (&["--listen=7443"], &[], "flag --listen", "a listen address"),
         (
+            &["--debug-bind-address=0.0.0.0:8082"],
+            &[],
+            "flag --debug-bind-address",
+            "a loopback address",
+        ),
+        (
+            &[],
+            &[("KRYPTON_DEBUG_BIND_ADDRESS", ":8082")],
+            "variable KRYPTON_DEBUG_BIND_ADDRESS",
+            "a loopback address",
+        ),
+        (
             &[],
             &[("KRYPTON_ADVERTISE", "hub.example.org:7443,hub")],
             "variable KRYPTON_ADVERTISE",

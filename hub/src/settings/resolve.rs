@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use krypton_agent::admin::is_loopback;
 use krypton_agent::plan::{HISTORY, Remediation};
 use krypton_common::bundle::split_address;
 use krypton_common::drift::DriftPolicy;
@@ -39,7 +40,7 @@ pub(super) fn resolve(
     };
     let namespace = inputs.namespace(flags, service_account_namespace)?;
     let home = inputs.home(flags, &namespace)?;
-    let [listen, metrics, health] = inputs.bind_addresses(flags)?;
+    let [listen, metrics, health, debug] = inputs.bind_addresses(flags)?;
     let (log_format, log_level) = inputs.log(flags)?;
     let helm = inputs.helm(flags, &namespace)?;
     let discovery = inputs.discovery(flags, &namespace)?;
@@ -76,6 +77,7 @@ pub(super) fn resolve(
         check_interval: inputs.check_interval(),
         metrics_bind_address: metrics,
         health_probe_bind_address: health,
+        debug_bind_address: debug,
         log_format,
         log_level,
         reporting_instance: inputs
@@ -693,8 +695,8 @@ impl Inputs<'_> {
         })
     }
 
-    /// Those of agents, metrics and health.
-    fn bind_addresses(&mut self, flags: &Flags) -> Result<[Option<BindAddress>; 3], SettingsError> {
+    /// Those of agents, metrics, health and debug.
+    fn bind_addresses(&mut self, flags: &Flags) -> Result<[Option<BindAddress>; 4], SettingsError> {
         let given = [
             ("listen", &flags.listen),
             ("metrics-bind-address", &flags.metrics_bind_address),
@@ -702,9 +704,10 @@ impl Inputs<'_> {
                 "health-probe-bind-address",
                 &flags.health_probe_bind_address,
             ),
+            ("debug-bind-address", &flags.debug_bind_address),
         ]
         .map(|(name, flag)| self.text(name, &non_empty(flag.clone())));
-        let mut addresses = [None, None, None];
+        let mut addresses = [const { None }; 4];
         for (index, one) in given.iter().enumerate() {
             let address = bind_address(one)?;
             let same = addresses
@@ -720,6 +723,13 @@ impl Inputs<'_> {
                 }
                 _ => addresses[index] = address,
             }
+        }
+        let [.., debug] = &given;
+        if !addresses[3].as_ref().is_none_or(is_loopback) {
+            return Err(debug.invalid(
+                "a loopback address",
+                "it has no password: write it as 127.0.0.1:8082, or 0 to switch it off",
+            ));
         }
         Ok(addresses)
     }

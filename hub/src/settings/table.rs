@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use clap::CommandFactory;
+use krypton_agent::admin::DEBUG_DEFAULT;
 
 use super::flags::Flags;
 
@@ -325,6 +326,12 @@ pub const ROWS: &[Row] = &[
         &[],
         ":8081",
         "G1/G2: off. HEAD: `:8081`, fixed.",
+    ),
+    flag(
+        "debug-bind-address",
+        &["KRYPTON_DEBUG_BIND_ADDRESS"],
+        DEBUG_DEFAULT,
+        NEW,
     ),
     flag("log-format", &[], "text", NEW),
     flag(

@@ -375,6 +375,10 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
     let mut said: Vec<(String, Vec<u8>)> = vec![
         ("the hub's log".to_owned(), hub.log().unwrap().into_bytes()),
         (
+            "the hub's dump".to_owned(),
+            hub.debug("fleet.json").await.unwrap().into_bytes(),
+        ),
+        (
             "the agent's log".to_owned(),
             agent.log().unwrap().into_bytes(),
         ),
@@ -413,6 +417,7 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
         "TRACE",
         "UpgradeFailed",
         "EnrolmentRefused",
+        "\"edgeClusterUid\":",
     ] {
         assert!(all(words), "nothing says {words:?}");
     }

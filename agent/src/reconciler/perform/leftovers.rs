@@ -165,7 +165,7 @@ impl Performer {
                 Ok(Fate::NotThere) => {}
                 Err(Refused::Forbidden) => stays.push(shown),
                 Err(Refused::Fault(Fault::Passing(problem))) if anyhow => {
-                    tracing::warn!(subject = %job.key, object = %shown, %problem, "not removed");
+                    tracing::warn!(object = %shown, %problem, "not removed");
                     stays.push(shown);
                 }
                 Err(Refused::Fault(fault)) => return Err(fault),

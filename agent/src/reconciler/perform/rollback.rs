@@ -63,8 +63,7 @@ impl Performer {
             secret_paths: job.desired.chart.secret_paths().to_vec(),
             cache_key: self.member.name.clone(),
         };
-        tracing::info!(subject = %job.key, member = %self.member.name, release = %job.release.name, to,
-            "running helm rollback");
+        tracing::info!(member = %self.member.name, to, "running helm rollback");
         let ending = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop));
         let ended = effect!("helm.rollback", ending).await;
         self.relist(job, done).await?;

@@ -121,7 +121,7 @@ impl Performer {
                 told = Box::pin(self.tell_hook(job, done, revision)) => {
                     // It is said the next time, or by the next look when helm has ended.
                     if let Err(fault) = told {
-                        tracing::debug!(subject = %job.key, problem = fault.text(), "progress not told");
+                        tracing::debug!(problem = fault.text(), "progress not told");
                     }
                 }
             }

@@ -92,7 +92,7 @@ impl Performer {
             reason: "ReleaseUnreadable",
             message,
         };
-        tracing::warn!(subject = %job.key, member = %self.member.name, secret = %name, error = %why,
+        tracing::warn!(member = %self.member.name, secret = %name, error = %why,
             "a release that nobody can decode was set aside");
         self.tell(&job.subject, told);
         self.relist(job, done).await

@@ -186,7 +186,7 @@ impl Plugins {
             }
         };
         if timeout(LAST_WORDS, rest).await.is_err() {
-            tracing::warn!(program = %command.program, "a process that it has started has left its group and goes on");
+            tracing::warn!(plugin = %command.program, "a process that it has started has left its group and goes on");
         }
         let status = process.child.wait().await.map_err(failed)?;
         process.group.reaped = true;
@@ -194,7 +194,7 @@ impl Plugins {
             .await
             .is_err()
         {
-            tracing::warn!(program = %command.program, "a killed process that it has started is still there");
+            tracing::warn!(plugin = %command.program, "a killed process that it has started is still there");
         }
         let program = command.program.clone();
         let said = || {

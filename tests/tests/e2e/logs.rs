@@ -1,0 +1,180 @@
+//! What is logged of a Tenant says of which, and how much is logged is changed while it runs.
+
+use krypton_tests::{
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
+    Parts, bundle, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
+    membership::write_secret,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+/// Where nothing is done but for one Tenant or deployment.
+const OF_A_TENANT: [&str; 3] = [
+    "krypton_agent::reconciler::perform",
+    "krypton_agent::helm",
+    "krypton_agent::drift",
+];
+
+in_both_modes!(
+    each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is_changed_meanwhile,
+);
+
+/// All that was logged, each line as the object that it is.
+fn lines(daemon: &Daemon) -> Vec<Value> {
+    let log = daemon.log().unwrap();
+    let line = |line: &str| -> Value {
+        let read = serde_json::from_str(line);
+        read.unwrap_or_else(|error| panic!("{error} in line {line}"))
+    };
+    log.lines().map(line).collect()
+}
+
+fn is(line: &Value, message: &str) -> bool {
+    line["message"] == message
+}
+
+fn check(lines: &[Value], program: &str) {
+    assert!(!lines.is_empty());
+    for line in lines {
+        for key in ["timestamp", "level", "target", "message"] {
+            assert!(line[key].is_string(), "{key} of {line}");
+        }
+        assert_eq!(line["program"], program, "{line}");
+        let target = line["target"].as_str().unwrap();
+        let of_one = line["tenant"].is_string() || line["deployment"].is_string();
+        if OF_A_TENANT.iter().any(|of| target.starts_with(of)) {
+            assert!(of_one, "{line}");
+        }
+        if of_one {
+            assert!(line["member"].is_string(), "{line}");
+            assert!(line["generation"].is_number(), "{line}");
+        }
+    }
+}
+
+async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is_changed_meanwhile(
+    mode: Mode,
+) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("logs-home", Parts::ControlPlane),
+        Cluster::start("logs-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)])
+        .args(["--self-cluster=false", "--log-format=json"])
+        .env("POD_NAME", "krypton-hub-0");
+    let mut hub = Hub::start(&options).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let mut agent = None;
+    if mode == Mode::Agent {
+        let join = folder.path().join("bundle.yaml");
+        write_secret(&join, &bundle(&home, "edge-1").await.unwrap()).unwrap();
+        let json = [("KRYPTON_LOG_FORMAT".to_owned(), "json".to_owned())];
+        let options = AgentOptions::new(edge.kubeconfig())
+            .join_file(&join)
+            .env(json);
+        agent = Some(Agent::start(&options).unwrap());
+        agent.as_mut().unwrap().ready(PATIENCE).await.unwrap();
+    } else {
+        let access = edge.kubeconfig_with_token();
+        desk.add_member("edge-1", &access).await.unwrap();
+    }
+    let actor: &Daemon = match &agent {
+        Some(agent) => agent,
+        None => &hub,
+    };
+    assert_eq!(actor.debug("log").await.unwrap(), "info\n");
+    assert!(actor.log_by("loud", "").await.is_err());
+    assert!(actor.log_by("debug", "?for=25h").await.is_err());
+    let set = actor.log_by("debug", "?for=24h").await.unwrap();
+    assert!(
+        set.starts_with("debug until ") && set.ends_with(", then info\n"),
+        "{set}"
+    );
+
+    edge_desk
+        .create("default", "acme", json!({}))
+        .await
+        .unwrap();
+    edge_desk
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    values.write("{replicaCount: 0, broken: true}").unwrap();
+    let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
+    edge_desk.shows("default", "acme", &[failed]).await.unwrap();
+    // And home's own of that name, which the hub writes.
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[failed]).await.unwrap();
+
+    actor.log_by("debug", "?for=1s").await.unwrap();
+    eventually("the level of the start", PATIENCE, async || {
+        let now = actor.debug("log").await?;
+        Ok((now == "info\n").then_some(()))
+    })
+    .await
+    .unwrap();
+    edge_desk.delete("default", "acme").await.unwrap();
+    edge_desk.gone("default", "acme").await.unwrap();
+
+    let dump: Value = serde_json::from_str(&hub.debug("fleet.json").await.unwrap()).unwrap();
+    assert_eq!(dump["lead"]["stand"], "leads", "{dump}");
+    assert_eq!(dump["replica"], "krypton-hub-0");
+    assert_eq!(dump["chart"]["name"], "small", "{dump}");
+    let member = &dump["members"]["edge-1"];
+    let acts = if mode == Mode::Agent {
+        "agent"
+    } else {
+        "proxy"
+    };
+    assert_eq!(member["mode"], acts, "{dump}");
+    assert_eq!(member["conditions"]["Connected"]["status"], "True");
+    assert!(member["seat"]["wanted"]["digest"].is_string(), "{dump}");
+    let other = hub.debug("fleet.json?member=edge-2").await.unwrap();
+    let other: Value = serde_json::from_str(&other).unwrap();
+    assert_eq!(other["members"], json!({}));
+
+    let hubs = lines(&hub);
+    check(&hubs, "krypton-hub");
+    assert!(hubs.iter().all(|line| line["replica"] == "krypton-hub-0"));
+    if let Some(agent) = &agent {
+        check(&lines(agent), "krypton-agent");
+    }
+    let said = lines(actor);
+    let of_acme = |message: &str| {
+        let mut found = said.iter().filter(|line| is(line, message));
+        let line = found
+            .next()
+            .unwrap_or_else(|| panic!("nothing says {message:?}"));
+        assert_eq!(line["tenant"], "default/acme", "{line}");
+        assert_eq!(line["member"], "edge-1", "{line}");
+        assert_eq!(line["release"], "tenant-acme-edge-1", "{line}");
+    };
+    for message in [
+        "running helm",
+        "deployed",
+        "failed",
+        "running helm uninstall",
+    ] {
+        of_acme(message);
+    }
+    let at = |message: &str| said.iter().position(|line| is(line, message));
+    let first = at("what is logged was changed by PUT /debug/log").unwrap();
+    let last = at("running helm uninstall").unwrap();
+    let debug = |line: &Value| line["level"] == "DEBUG";
+    assert!(!said[..first].iter().any(debug));
+    assert!(said[first..last].iter().any(debug));
+    assert!(!said[last..].iter().any(debug));
+    assert!(at("what is logged is as at the start again").is_some());
+}
