@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_filter_lasts_a_quarter_of_an_hour_unless_told_otherwise_and_a_day_at_most() {
-        let minutes = |minutes| Ok(Some(Duration::from_secs(60 * minutes)));
+        let minutes = |minutes: u64| Ok(Some(Duration::from_secs(60 * minutes)));
         assert_eq!(lasts(None), minutes(15));
         assert_eq!(lasts(Some("")), minutes(15));
         assert_eq!(lasts(Some("for=2h")), minutes(120));
