@@ -9,7 +9,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
-    process::{self, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -29,6 +28,7 @@ use pages::{Command, commands, is_mention, pages, root, typed, words};
 use story::Story;
 
 const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+const DEADLINE: Duration = Duration::from_secs(60);
 const DEMO_DEADLINE: Duration = Duration::from_secs(400);
 /// The parts of the story that the list of commands may name; each is played below.
 const PARTS: [&str; 9] = [
@@ -51,16 +51,16 @@ const BLOCKS: [&str; 5] = [
     "without-pods",
 ];
 
-fn all() -> Vec<Command> {
+async fn all() -> Vec<Command> {
     let found = pages().into_iter().map(|page| commands(&page));
     let found: Result<Vec<_>, _> = found.collect();
     let mut all = found.unwrap().concat();
-    all.extend(notes());
+    all.extend(notes().await);
     all
 }
 
 /// What the charts say after an installation.
-fn notes() -> Vec<Command> {
+async fn notes() -> Vec<Command> {
     let mut all = Vec::new();
     for (chart, values) in [
         (OwnChart::Hub, "replicaCount=2"),
@@ -71,7 +71,7 @@ fn notes() -> Vec<Command> {
         let folder = folder.to_str().unwrap();
         let place = ["--dry-run=client", "-n", chart.namespace(), "--set", values];
         let args = ["install", chart.name(), folder].into_iter().chain(place);
-        let said = asked("helm", &args.collect::<Vec<_>>()).unwrap();
+        let said = asked("helm", &args.collect::<Vec<_>>()).await.unwrap();
         let (_, notes) = said.split_once("\nNOTES:\n").unwrap();
         // What is to be typed is indented, or follows a colon in a sentence.
         let notes = notes.replace(": kubectl", ":\n  kubectl");
@@ -87,24 +87,17 @@ fn notes() -> Vec<Command> {
 }
 
 /// What one of the tools prints, without any cluster.
-fn asked(tool: &str, args: &[&str]) -> Result<String, String> {
-    let mut command = process::Command::new(Tools::find().unwrap().binary(tool));
-    let ran = command
-        .args(args)
-        .env("KUBECONFIG", "/nonexistent")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let said = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    match ran.status.success() {
-        true => Ok(said(&ran.stdout)),
-        false => Err(format!("{tool} {args:?}: {}", said(&ran.stderr))),
-    }
+async fn asked(tool: &str, args: &[&str]) -> Result<String, String> {
+    let command = Invocation::new(Tools::find().unwrap().binary(tool))
+        .args(args.iter().copied())
+        .env("KUBECONFIG", "/nonexistent");
+    let printed = command.output(DEADLINE).await;
+    printed.map_err(|error| format!("{error:#}"))
 }
 
-#[test]
-fn each_command_of_the_pages_is_run_by_a_test() {
-    let (all, entries) = (all(), entries());
+#[tokio::test]
+async fn each_command_of_the_pages_is_run_by_a_test() {
+    let (all, entries) = (all().await, entries());
     let told: BTreeSet<&str> = all.iter().map(|command| command.text.as_str()).collect();
     let listed: BTreeSet<&str> = entries.iter().map(|entry| entry.command.as_str()).collect();
     let mut wrong: Vec<String> = Vec::new();
@@ -168,17 +161,17 @@ fn why_not(entry: &Entry) -> Option<String> {
     (!there).then(|| format!("there is no test {module}::{name}"))
 }
 
-#[test]
-fn each_command_of_the_pages_is_one_that_its_program_takes() {
+#[tokio::test]
+async fn each_command_of_the_pages_is_one_that_its_program_takes() {
     let mut wrong: Vec<String> = Vec::new();
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
-    for Command { page, text, .. } in all() {
+    for Command { page, text, .. } in all().await {
         let mut words = words(&text).unwrap();
         let program = words.remove(0);
         let outcome = match program.as_str() {
             "kubectl" if words.first().is_some_and(|verb| verb == "krypton") => krypton(&words),
-            "kubectl" | "helm" => flags(&program, &words),
-            "make" => target(&words),
+            "kubectl" | "helm" => flags(&program, &words).await,
+            "make" => target(&words).await,
             "krypton-hub" => known(&words, &krypton_hub::settings::command()),
             "krypton-agent" => known(&words, &krypton_agent::flags::Flags::command()),
             _ => Ok(()),
@@ -216,7 +209,7 @@ fn krypton(words: &[String]) -> Result<(), String> {
 }
 
 /// Whether the help of this verb names each flag.
-fn flags(program: &str, words: &[String]) -> Result<(), String> {
+async fn flags(program: &str, words: &[String]) -> Result<(), String> {
     let ours = || words.iter().take_while(|word| *word != "--");
     let is_flag = |word: &&String| word.len() > 1 && word.starts_with('-');
     let flag = |word: &String| word.split('=').next().unwrap_or_default().to_owned();
@@ -231,20 +224,18 @@ fn flags(program: &str, words: &[String]) -> Result<(), String> {
         return Ok(());
     };
     // Objects are no part of the help: it is that of the longest row of words that is known.
-    let mut help = (1..=verb.len())
-        .rev()
-        .find_map(|length| {
-            let asked_for: Vec<&str> = verb
-                .iter()
-                .take(length)
-                .copied()
-                .chain(["--help"])
-                .collect();
-            asked(program, &asked_for).ok()
-        })
-        .ok_or_else(|| format!("there is no {first}"))?;
+    let mut help = Err(format!("there is no {first}"));
+    for length in (1..=verb.len()).rev() {
+        let row = verb.iter().take(length).copied();
+        let row: Vec<&str> = row.chain(["--help"]).collect();
+        if let Ok(known) = asked(program, &row).await {
+            help = Ok(known);
+            break;
+        }
+    }
+    let mut help = help?;
     if program == "kubectl" {
-        help += &asked(program, &["options"])?;
+        help += &asked(program, &["options"]).await?;
     }
     let letter = |letter: char| !(letter.is_ascii_alphanumeric() || letter == '-');
     let known: BTreeSet<&str> = help.split(letter).collect();
@@ -258,18 +249,14 @@ fn flags(program: &str, words: &[String]) -> Result<(), String> {
     }
 }
 
-fn target(words: &[String]) -> Result<(), String> {
-    let mut make = process::Command::new("make");
-    let ran = make
-        .arg("-n")
-        .args(words)
-        .current_dir(root())
-        .stdin(Stdio::null());
-    let ran = ran.output().map_err(|error| error.to_string())?;
-    match ran.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&ran.stderr).into_owned()),
-    }
+async fn target(words: &[String]) -> Result<(), String> {
+    let folder = root();
+    let make = Invocation::new("make")
+        .args(["-n", "-C", folder.to_str().unwrap_or_default()])
+        .args(words.iter())
+        .env("PATH", "/usr/bin:/bin");
+    let printed = make.output(DEADLINE).await;
+    printed.map(drop).map_err(|error| format!("{error:#}"))
 }
 
 fn known(words: &[String], command: &clap::Command) -> Result<(), String> {
