@@ -137,7 +137,8 @@ impl LogLevel {
     /// everything is logged, and of all others nothing.
     pub fn set(&self, filter: &str, until: Option<Timestamp>) -> Result<Setting, NotSet> {
         let filter = filter.trim();
-        let is_level = |part: &str| part.parse::<LevelFilter>().is_ok();
+        // An empty one would be read as error.
+        let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
         let good = |part: &str| is_level(part.trim()) || part.contains('=');
         if filter.len() > FILTER_MAX || !filter.split(',').all(good) {
             return Err(NotSet::NotAFilter);
