@@ -1,12 +1,14 @@
 //! The server of `/debug/`: what is logged, and what else a process has to tell of itself to whoever may go
 //! into its pod. It has no password, so it is on loopback and nowhere else.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::RawQuery;
-use axum::http::StatusCode;
+use axum::extract::{RawQuery, Request};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use krypton_common::error_chain::chain;
 use krypton_common::telemetry::LogLevel;
@@ -69,7 +71,31 @@ pub async fn serve_debug(
         }
     };
     let router = more.route("/debug/log", get(show).put(set));
+    let router = router.layer(from_fn(asked_here));
     serve(DEBUG_FLAG, listener, router, stop).await
+}
+
+/// A page in the browser of whoever has forwarded the port may have its own name lead here, and is not answered.
+async fn asked_here(request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST);
+    let host = host.and_then(|host| host.to_str().ok());
+    match host.is_some_and(is_here) {
+        true => next.run(request).await,
+        false => {
+            let why = "ask by localhost or a loopback address\n";
+            (StatusCode::FORBIDDEN, why).into_response()
+        }
+    }
+}
+
+/// Whether a Host header names this machine itself.
+fn is_here(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let ip: Result<IpAddr, _> = name.trim_matches(['[', ']']).parse();
+    name.eq_ignore_ascii_case("localhost") || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
 /// Sets the filter, and takes it back in time.
@@ -143,6 +169,28 @@ mod tests {
         }
         for text in [":8082", "0.0.0.0:8082", "[::]:1", "10.0.0.1:1", "hub:1"] {
             assert!(!is(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_who_asks_by_a_name_of_this_machine_is_answered() {
+        for host in [
+            "localhost:8082",
+            "LOCALHOST",
+            "127.0.0.1:80",
+            "127.0.0.2",
+            "[::1]:8082",
+        ] {
+            assert!(is_here(host), "{host}");
+        }
+        for host in [
+            "evil.example.org:8082",
+            "localhost.example.org",
+            "10.0.0.1:8082",
+            "",
+            ":1",
+        ] {
+            assert!(!is_here(host), "{host}");
         }
     }
 
