@@ -31,6 +31,8 @@ pub use times::Times;
 
 /// Where Krypton keeps its own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
+/// The Lease of a member there.
+pub const LEASE_NAME: &str = "krypton-agent";
 /// Which Lease. Its namespace is made when it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName {
@@ -43,7 +45,7 @@ impl LeaseName {
     pub fn of_member() -> Self {
         Self {
             namespace: SYSTEM_NAMESPACE.to_owned(),
-            name: "krypton-agent".to_owned(),
+            name: LEASE_NAME.to_owned(),
         }
     }
 }

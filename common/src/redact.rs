@@ -29,24 +29,24 @@ pub fn is_secret_name(name: &str) -> bool {
         && !name.contains("pullsecret")
 }
 
-/// In running text only whole words count: `spec.tokenExpirationSeconds: Invalid value` is to stay.
+/// In running text only names that end so count: `spec.tokenExpirationSeconds: Invalid value` is to stay.
 fn is_secret_word(word: &str) -> bool {
-    let last = word.rsplit('.').next().unwrap_or_default();
-    let words = [
+    let last = normal(word.rsplit('.').next().unwrap_or_default());
+    let ends = [
         "password",
         "passwd",
         "passphrase",
         "secret",
-        "clientsecret",
         "token",
-        "accesstoken",
         "apikey",
         "accesskey",
         "secretkey",
         "privatekey",
         "authorization",
     ];
-    words.contains(&normal(last).as_str())
+    ends.iter().any(|end| last.ends_with(end))
+        && !last.starts_with("existing")
+        && !last.contains("pullsecret")
 }
 
 fn normal(name: &str) -> String {
@@ -94,51 +94,95 @@ fn redact_userinfo(text: &str) -> String {
 /// Hides tokens by their looks, and what follows `Bearer`, `password:` and the like.
 fn redact_words(text: &str) -> String {
     let is_word = |c: char| c.is_ascii_alphanumeric() || "+/_=.-~".contains(c);
-    let mut kept = String::new();
-    let mut last_word = String::new();
+    let mut kept = String::with_capacity(text.len());
+    let mut before = "";
     let mut rest = text;
     while !rest.is_empty() {
-        let gap_end = rest.find(is_word).unwrap_or(rest.len());
-        let (gap, after) = rest.split_at(gap_end);
-        let word_end = after.find(|c| !is_word(c)).unwrap_or(after.len());
-        let (word, after) = after.split_at(word_end);
+        let (gap, after) = rest.split_at(rest.find(is_word).unwrap_or(rest.len()));
+        let end = after.find(|c| !is_word(c)).unwrap_or(after.len());
+        let name = after[..end].split('=').next().unwrap_or_default();
+        let end = if is_secret_word(name) {
+            name.len()
+        } else {
+            end
+        };
+        let (word, after) = after.split_at(end);
         kept.push_str(gap);
-        kept.push_str(&shown(&last_word, gap, word));
-        last_word = word.to_owned();
-        rest = after;
+        kept.push_str(if is_secret(before, gap, word) {
+            HIDDEN
+        } else {
+            word
+        });
+        (before, rest) = (word, after);
+        if is_secret_word(word)
+            && let Some((sign, value, after)) = assigned(after)
+        {
+            kept.push_str(sign);
+            kept.push_str(HIDDEN);
+            (before, rest) = (value, after);
+        }
     }
     kept
 }
 
-fn shown(before: &str, gap: &str, word: &str) -> String {
-    let scheme = ["bearer", "basic"].contains(&before.to_ascii_lowercase().as_str());
-    let assigned = is_secret_word(before)
-        && gap.contains([':', '='])
-        && gap.chars().all(|c| ":='\"\\ ".contains(c));
-    // The apiserver's words after a field's name.
-    let verdict = [
+/// What stands between a name and its value, the value, and what follows; none where none is given, or a verdict on it.
+fn assigned(after: &str) -> Option<(&str, &str, &str)> {
+    let unquoted = after.trim_start_matches(['"', '\'', '\\']);
+    let of_json = unquoted.len() < after.len();
+    let value = unquoted.trim_start_matches(' ');
+    let value = value.strip_prefix([':', '='])?;
+    let value = value.trim_start_matches([' ', ':', '=']);
+    // The apiserver's words after a field's name: some are followed by what it has found.
+    let found = [
+        "Invalid value: ",
+        "Unsupported value: ",
+        "Duplicate value: ",
+    ];
+    let found = found.iter().find_map(|words| value.strip_prefix(words));
+    let verdicts = [
         "Invalid",
         "Required",
         "Forbidden",
         "Unsupported",
         "Duplicate",
-        "got",
+        "got ",
     ];
-    if (scheme && gap.trim().is_empty() && word.len() >= 8)
-        || (assigned && !verdict.contains(&word))
-        || looks_like_token(word)
-    {
-        return HIDDEN.to_owned();
+    if found.is_none() && verdicts.iter().any(|words| value.starts_with(words)) {
+        return None;
     }
-    match word.split_once('=') {
-        Some((name, value)) if is_secret_word(name) && !value.is_empty() => {
-            format!("{name}={HIDDEN}")
-        }
-        _ => word.to_owned(),
-    }
+    let value = found.unwrap_or(value);
+    let quote = ["\\\"", "\"", "'"]
+        .into_iter()
+        .find(|quote| value.starts_with(quote));
+    let value = value.strip_prefix(quote.unwrap_or_default())?;
+    let end = match quote {
+        Some(quote) => closing(value, quote),
+        None => value.find(|c: char| c.is_whitespace() || of_json && ",}]".contains(c)),
+    };
+    let (value, rest) = value.split_at(end.unwrap_or(value.len()));
+    let sign = after.get(..after.len() - value.len() - rest.len())?;
+    (!value.is_empty()).then_some((sign, value, rest))
+}
+
+/// Where a quoted text ends.
+fn closing(text: &str, quote: &str) -> Option<usize> {
+    let mut ends = text.match_indices(quote).map(|(at, _)| at);
+    ends.find(|at| quote.len() > 1 || !text[..*at].ends_with('\\'))
+}
+
+/// Whether a word is one itself, or follows what announces one.
+fn is_secret(before: &str, gap: &str, word: &str) -> bool {
+    let apart = gap.trim().is_empty();
+    let scheme = ["bearer", "basic"].contains(&before.to_ascii_lowercase().as_str());
+    let flag = before.starts_with("--") && is_secret_word(before) && !word.starts_with("--");
+    (apart && (scheme && word.len() >= 8 || flag && !word.is_empty())) || looks_like_token(word)
 }
 
 fn looks_like_token(word: &str) -> bool {
+    // Types of conditions end with the name of a cluster.
+    let of_cluster = ["ClusterReady/", "ClusterProgress/", "ClusterError/"];
+    let of_cluster = of_cluster.iter().find_map(|type_| word.strip_prefix(type_));
+    let word = of_cluster.unwrap_or(word);
     let has = |kind: fn(&char) -> bool| word.chars().any(|c| kind(&c));
     let jwt = word.starts_with("eyJ") && word.len() >= 20;
     // Names in Kubernetes are lower case and digests are hex, so neither is hidden.
@@ -148,4 +192,58 @@ fn looks_like_token(word: &str) -> bool {
         && has(char::is_ascii_lowercase)
         && has(char::is_ascii_digit);
     jwt || opaque
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_hidden_whole_however_it_is_written() {
+        for (said, shown) in [
+            (r#"password: "p@ssw0rd!x" a"#, r#"password: "[redacted]" a"#),
+            (
+                r#"password: "$ecret words" a"#,
+                r#"password: "[redacted]" a"#,
+            ),
+            ("password: p@ss,w0rd!x a", "password: [redacted] a"),
+            ("POSTGRES_PASSWORD=x a", "POSTGRES_PASSWORD=[redacted] a"),
+            ("adminPassword: x a", "adminPassword: [redacted] a"),
+            (
+                r#"spec.password: Invalid value: "x y": no"#,
+                r#"spec.password: Invalid value: "[redacted]": no"#,
+            ),
+            ("password: Required value", "password: Required value"),
+            ("--token x --paused y", "--token [redacted] --paused y"),
+            ("--token-file x", "--token-file x"),
+            (r#"{"token":12,"a":"b"}"#, r#"{"token":[redacted],"a":"b"}"#),
+            (
+                r#"{\"token\":\"a b\",\"c\":1}"#,
+                r#"{\"token\":\"[redacted]\",\"c\":1}"#,
+            ),
+            (r#"password="a \" b" c"#, r#"password="[redacted]" c"#),
+            ("password='unended", "password='[redacted]"),
+            ("password: ", "password: "),
+            ("existingSecret: db-login", "existingSecret: db-login"),
+            (
+                "ClusterProgress/edge-eu-central-1-of-many",
+                "ClusterProgress/edge-eu-central-1-of-many",
+            ),
+            ("Bearer abcdefgh12345678", "Bearer [redacted]"),
+        ] {
+            assert_eq!(redact(said), shown, "{said}");
+        }
+    }
+
+    #[test]
+    fn nothing_that_can_be_written_is_cut_in_the_middle_of_a_letter() {
+        for said in [
+            "password: ä",
+            "\u{1F511}token=\u{1F511}",
+            "secret:'\u{e9}'",
+            "é://é@é",
+        ] {
+            assert!(!redact(said).is_empty());
+        }
+    }
 }

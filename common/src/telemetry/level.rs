@@ -11,8 +11,9 @@ use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
 use tracing_subscriber::layer::{Context, Filter};
 use tracing_subscriber::reload::Handle;
 
-/// kube logs each failed call at ERROR; whoever made the call says so with its meaning.
-const KUBE_CALLS: &str = "kube_client::client::builder";
+/// kube logs each failed call at ERROR, and an answer that it cannot read whole, values and all; whoever made the call
+/// says so with its meaning.
+const KUBE_CALLS: &str = "kube_client::client";
 
 /// Longer ones are no filters that a person writes.
 const FILTER_MAX: usize = 4096;

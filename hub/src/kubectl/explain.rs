@@ -29,7 +29,7 @@ pub(super) struct Explain {
     /// Tell of this member of the fleet alone.
     #[arg(long, value_name = "MEMBER")]
     on: Option<String>,
-    /// Namespace of the hub; by default krypton-system, else that of the context.
+    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context.
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name)]
     hub_namespace: Option<String>,
     /// For programs.

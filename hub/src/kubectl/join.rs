@@ -20,6 +20,9 @@ use crate::join_info::{self, JoinInfo, JoinInfoError};
 use crate::join_token::{self, LONGEST_LIFE, SHORTEST_LIFE, TokenError};
 use crate::settings::parse_duration;
 
+/// Where our pages install the hub.
+const USUAL_NAMESPACE: &str = "krypton";
+
 #[derive(Clone, Debug, Args)]
 pub(super) struct Join {
     /// Name of the cluster in the fleet.
@@ -33,7 +36,7 @@ pub(super) struct Join {
     /// How long the bundle can be used, 1m to 24h; it can be used by one agent's key only.
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = life)]
     ttl: Duration,
-    /// Namespace of the hub; by default krypton-system, else that of the context.
+    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context.
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     /// HOST:PORT by which the cluster reaches the hub, instead of what the hub advertises; may be repeated.
@@ -215,8 +218,13 @@ fn quoted(word: &str) -> String {
 pub(super) fn places(named: Option<&str>, of_context: &str) -> Vec<String> {
     match named {
         Some(namespace) => vec![namespace.to_owned()],
-        None if of_context == SYSTEM_NAMESPACE => vec![of_context.to_owned()],
-        None => vec![SYSTEM_NAMESPACE.to_owned(), of_context.to_owned()],
+        None => {
+            let mut places = vec![SYSTEM_NAMESPACE.to_owned(), USUAL_NAMESPACE.to_owned()];
+            if !places.iter().any(|place| place == of_context) {
+                places.push(of_context.to_owned());
+            }
+            places
+        }
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) struct RotateCa {
         requires = "force"
     )]
     lock_out: Vec<String>,
-    /// Namespace of the hub; by default krypton-system, else that of the context.
+    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context.
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     #[command(flatten)]

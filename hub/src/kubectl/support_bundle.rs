@@ -13,6 +13,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_agent::fence::LEASE_NAME;
 use krypton_common::names::namespace_name;
 use krypton_common::redact::redact;
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -20,13 +21,14 @@ use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use kube::api::{Api, DynamicObject, ListParams, LogParams};
 use kube::core::ApiResource;
-use kube::{Resource, ResourceExt};
+use kube::{CustomResourceExt as _, Resource, ResourceExt};
 use serde_json::{Map, Value, json};
 
 use super::{
     Connection, HomeArgs, KubectlError, Output, PAGE_SIZE, Place, Printed, as_value, connect,
     encode, explain, join,
 };
+use crate::lead::HUB_LEASE;
 use crate::{chart_pin, desired, discovery, join_info};
 use contents::Contents;
 
@@ -35,6 +37,8 @@ const OBJECTS_MOST: usize = 2_000;
 /// The newest lines of one container's log.
 const LOG_LINES: i64 = 20_000;
 const LOG_BYTES: i64 = 8 << 20;
+/// Fewer are not asked for.
+const LOG_LINES_LEAST: i64 = 1_000;
 /// After this nothing more is asked for.
 const DEADLINE: Duration = Duration::from_secs(300);
 /// What the containers of hub and agent are called by their charts.
@@ -52,7 +56,7 @@ pub(super) struct SupportBundle {
     /// The file to be made; by default krypton-support-TIME.tar.gz here. One that is there is not written over.
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Namespace of the hub, or of the agent; by default krypton-system, and that of the context.
+    /// Namespace of the hub, or of the agent; by default krypton-system, krypton, and that of the context.
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     #[command(flatten)]
@@ -121,13 +125,22 @@ struct Reading<'a> {
 impl Reading<'_> {
     async fn all(&mut self, namespaces: &[String]) {
         self.versions().await;
+        // First what is gone first, and must have its room.
+        let mut here = false;
+        for namespace in namespaces {
+            here |= self.near(namespace).await;
+        }
+        if !here {
+            let why = format!(
+                "none in {}: name its namespace with -n",
+                namespaces.join(" or ")
+            );
+            self.contents.missing("pods and logs of hub or agent", &why);
+        }
         self.objects::<EdgeCluster>("clusters.yaml").await;
         self.objects::<Tenant>("tenants.yaml").await;
         self.objects::<KryptonDeployment>("deployments.yaml").await;
         self.definitions().await;
-        for namespace in namespaces {
-            self.near(namespace).await;
-        }
         self.events(namespaces).await;
         self.releases().await;
     }
@@ -148,20 +161,25 @@ impl Reading<'_> {
         let kind = ApiResource::erase::<K>(&());
         let listed = self.list(&kind, &Place::Cluster, "").await;
         if let Some(objects) = self.had(file, listed) {
-            self.yaml(file, objects);
+            self.yaml(file, &objects);
         }
     }
 
     /// The CRDs without their schemas.
     async fn definitions(&mut self) {
         let kind = ApiResource::erase::<CustomResourceDefinition>(&());
-        let listed = self.list(&kind, &Place::Cluster, "").await;
-        let Some(mut objects) = self.had("crds.yaml", listed) else {
+        let names = [
+            EdgeCluster::crd_name(),
+            Tenant::crd_name(),
+            KryptonDeployment::crd_name(),
+        ];
+        let found = self
+            .named(&kind, &Place::Cluster, &names, "crds.yaml")
+            .await;
+        let Some(mut found) = self.had("crds.yaml", found) else {
             return;
         };
-        let group = |crd: &Value| crd.pointer("/spec/group") == Some(&json!("mesh.openkcm.io"));
-        objects.retain(group);
-        for version in objects
+        for version in found
             .iter_mut()
             .filter_map(|crd| crd.pointer_mut("/spec/versions")?.as_array_mut())
             .flatten()
@@ -170,23 +188,28 @@ impl Reading<'_> {
             version.remove("schema");
             version.remove("additionalPrinterColumns");
         }
-        self.yaml("crds.yaml", objects);
+        let shown: Vec<Value> = found.iter().map(redaction::shown).collect();
+        self.yaml("crds.yaml", &shown);
     }
 
-    /// What is in a namespace that hub or agent may run in.
-    async fn near(&mut self, namespace: &str) {
+    /// What is in a namespace that hub or agent may run in; whether one of them was seen there, or might have been.
+    async fn near(&mut self, namespace: &str) -> bool {
         let place = Place::Namespace(namespace.to_owned());
         let kind = ApiResource::erase::<Lease>(&());
         let file = format!("{namespace}/leases.yaml");
-        let leases = self.named(&kind, namespace, &["krypton-hub", "krypton-agent"]);
-        let leases = leases.await;
-        if let Some(leases) = self.had(&file, leases) {
-            self.yaml(&file, leases);
+        let leases = self
+            .named(&kind, &place, &[HUB_LEASE, LEASE_NAME], &file)
+            .await;
+        let leases = self.had(&file, leases);
+        let mut here = leases.as_ref().is_none_or(|leases| !leases.is_empty());
+        if let Some(leases) = leases.filter(|leases| !leases.is_empty()) {
+            let shown: Vec<Value> = leases.iter().map(redaction::shown).collect();
+            self.yaml(&file, &shown);
         }
         let kind = ApiResource::erase::<ConfigMap>(&());
         let file = format!("{namespace}/configmaps.yaml");
-        let maps = self.named(&kind, namespace, &CONFIG_MAPS).await;
-        if let Some(maps) = self.had(&file, maps) {
+        let maps = self.named(&kind, &place, &CONFIG_MAPS, &file).await;
+        if let Some(maps) = self.had(&file, maps).filter(|maps| !maps.is_empty()) {
             let told = |map: &Value| {
                 let data = map.get("data").and_then(Value::as_object).cloned();
                 let data = data.unwrap_or_default().into_iter();
@@ -196,15 +219,19 @@ impl Reading<'_> {
                 json!({"name": map.pointer("/metadata/name"), "data": data})
             };
             let told: Vec<Value> = maps.iter().map(told).collect();
-            self.put(&file, encode(Output::Yaml, told));
+            self.yaml(&file, &told);
         }
         let kind = ApiResource::erase::<Pod>(&());
         let file = format!("{namespace}/pods.yaml");
         let pods = self.list(&kind, &place, "").await;
         let Some(mut pods) = self.had(&file, pods) else {
-            return;
+            return true;
         };
         pods.retain(|pod| containers(pod).next().is_some());
+        if pods.is_empty() {
+            return here;
+        }
+        here = true;
         let of_pods: Vec<(String, String)> = pods
             .iter()
             .filter_map(|pod| Some((pod.pointer("/metadata/name")?.as_str()?, pod)))
@@ -212,75 +239,89 @@ impl Reading<'_> {
                 containers(pod).map(move |container| (name.to_owned(), container.to_owned()))
             })
             .collect();
-        self.yaml(&file, pods);
+        self.yaml(&file, &pods);
         for (pod, container) in of_pods {
             for previous in [false, true] {
                 self.log(namespace, &pod, &container, previous).await;
             }
         }
+        here
     }
 
+    /// The newest lines, and fewer of them where they are long or come slowly: the apiserver cuts a log off at its end.
     async fn log(&mut self, namespace: &str, pod: &str, container: &str, previous: bool) {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), namespace);
-        let params = LogParams {
-            container: Some(container.to_owned()),
-            previous,
-            tail_lines: Some(LOG_LINES),
-            limit_bytes: Some(LOG_BYTES),
-            timestamps: false,
-            ..LogParams::default()
-        };
         let end = if previous { "previous.log" } else { "log" };
         let file = format!("{namespace}/logs/{pod}.{end}");
-        let place = Place::Namespace(namespace.to_owned());
-        match self.cluster.in_time(pods.logs(pod, &params)).await {
-            Ok(Ok(log)) => {
-                self.read = true;
-                self.contents.add(&file, redact(&log));
+        let mut lines = LOG_LINES;
+        loop {
+            let params = LogParams {
+                container: Some(container.to_owned()),
+                previous,
+                tail_lines: Some(lines),
+                limit_bytes: Some(LOG_BYTES),
+                ..LogParams::default()
+            };
+            let cut = |log: &str| i64::try_from(log.len()).is_ok_and(|bytes| bytes >= LOG_BYTES);
+            let few = lines <= LOG_LINES_LEAST;
+            match self.cluster.in_time(pods.logs(pod, &params)).await {
+                Ok(Ok(log)) if few || !cut(&log) => {
+                    self.read = true;
+                    self.contents.add(&file, redact(&log));
+                    if lines < LOG_LINES {
+                        let why = format!("only its last {lines} lines are in it");
+                        self.contents.missing(&file, &why);
+                    }
+                    return;
+                }
+                Ok(Ok(_)) => {}
+                // There is none before the first restart.
+                Ok(Err(kube::Error::Api(status))) if previous && status.code == 400 => return,
+                Ok(Err(error)) => {
+                    let kind = ApiResource {
+                        plural: "pods/log".to_owned(),
+                        ..ApiResource::erase::<Pod>(&())
+                    };
+                    let place = Place::Namespace(namespace.to_owned());
+                    let error = explain(error, "get", &kind, &place, &self.cluster.context);
+                    self.had::<()>(&file, Err(error));
+                    return;
+                }
+                Err(error) if few => {
+                    self.had::<()>(&file, Err(error));
+                    return;
+                }
+                Err(_) => {}
             }
-            // There is none before the first restart.
-            Ok(Err(kube::Error::Api(status))) if previous && status.code == 400 => {}
-            Ok(Err(error)) => {
-                let kind = ApiResource {
-                    plural: "pods/log".to_owned(),
-                    ..ApiResource::erase::<Pod>(&())
-                };
-                let error = explain(error, "get", &kind, &place, &self.cluster.context);
-                self.had::<()>(&file, Err(error));
-            }
-            Err(error) => {
-                self.had::<()>(&file, Err(error));
-            }
+            lines /= 4;
         }
     }
 
     /// Of Krypton's kinds everywhere, and of all in the namespaces of hub and agent; the newest last.
     async fn events(&mut self, namespaces: &[String]) {
         let kind = ApiResource::erase::<Event>(&());
-        let listed = self.list(&kind, &Place::Cluster, "").await;
-        let Some(mut events) = self.had("events.yaml", listed) else {
-            return;
-        };
-        events.retain(|event| {
-            let text = |at: &str| {
-                event
-                    .pointer(at)
-                    .and_then(Value::as_str)
-                    .unwrap_or_default()
+        let near = namespaces.iter().map(|namespace| {
+            let place = Place::Namespace(namespace.clone());
+            (place, String::new(), format!("{namespace}/events.yaml"))
+        });
+        let of_kinds = ["EdgeCluster", "Tenant", "KryptonDeployment"].map(|of| {
+            let fields = format!("regarding.kind={of}");
+            (Place::Cluster, fields, format!("events-{of}.yaml"))
+        });
+        for (place, fields, file) in near.chain(of_kinds) {
+            let listed = self.list(&kind, &place, &fields).await;
+            let Some(mut events) = self.had(&file, listed) else {
+                continue;
             };
-            text("/regarding/apiVersion").starts_with("mesh.openkcm.io/")
-                || namespaces
-                    .iter()
-                    .any(|namespace| namespace == text("/metadata/namespace"))
-        });
-        events.sort_by_cached_key(|event| {
-            let time = |at| event.pointer(at).and_then(Value::as_str);
-            let last = time("/series/lastObservedTime").or_else(|| time("/eventTime"));
-            last.or_else(|| time("/deprecatedLastTimestamp"))
-                .unwrap_or_default()
-                .to_owned()
-        });
-        self.yaml("events.yaml", events);
+            events.sort_by_cached_key(|event| {
+                let time = |at| event.pointer(at).and_then(Value::as_str);
+                let last = time("/series/lastObservedTime").or_else(|| time("/eventTime"));
+                last.or_else(|| time("/deprecatedLastTimestamp"))
+                    .unwrap_or_default()
+                    .to_owned()
+            });
+            self.yaml(&file, &events);
+        }
     }
 
     /// Names and labels of Helm's release Secrets, without what they hold.
@@ -316,25 +357,27 @@ impl Reading<'_> {
         }
     }
 
+    /// As they may be shown.
     async fn list(
         &mut self,
         kind: &ApiResource,
         place: &Place,
-        labels: &str,
+        fields: &str,
     ) -> Result<Vec<Value>, KubectlError> {
         let client = self.cluster.client.clone();
         let api: Api<DynamicObject> = match place {
             Place::Cluster => Api::all_with(client, kind),
             Place::Namespace(namespace) => Api::namespaced_with(client, namespace, kind),
         };
-        let mut params = ListParams::default().labels(labels).limit(PAGE_SIZE);
+        let mut params = ListParams::default().fields(fields).limit(PAGE_SIZE);
         let mut objects = Vec::new();
         loop {
             let page = self.cluster.in_time(api.list(&params)).await?;
             let page =
                 page.map_err(|error| explain(error, "list", kind, place, &self.cluster.context))?;
+            // At once, since values may be large.
             for object in page.items {
-                objects.push(as_value(object, kind)?);
+                objects.push(redaction::shown(&as_value(object, kind)?));
             }
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(_) if objects.len() >= OBJECTS_MOST => {
@@ -349,16 +392,19 @@ impl Reading<'_> {
         }
     }
 
-    /// Those of these names that there are.
+    /// Those of these names that there are, as they are; of `file`, for what is refused.
     async fn named(
-        &self,
+        &mut self,
         kind: &ApiResource,
-        namespace: &str,
+        place: &Place,
         names: &[&str],
+        file: &str,
     ) -> Result<Vec<Value>, KubectlError> {
         let client = self.cluster.client.clone();
-        let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, kind);
-        let place = Place::Namespace(namespace.to_owned());
+        let api: Api<DynamicObject> = match place {
+            Place::Cluster => Api::all_with(client, kind),
+            Place::Namespace(namespace) => Api::namespaced_with(client, namespace, kind),
+        };
         let mut found = Vec::new();
         let mut refused = None;
         for name in names {
@@ -366,14 +412,22 @@ impl Reading<'_> {
                 Ok(Some(object)) => found.push(as_value(object, kind)?),
                 Ok(None) => {}
                 Err(error) => {
-                    let error = explain(error, "get", kind, &place, &self.cluster.context);
-                    refused.get_or_insert(error);
+                    let error = explain(error, "get", kind, place, &self.cluster.context);
+                    if let Some((before, why)) = refused.replace((name, error)) {
+                        self.contents
+                            .missing(&format!("{file}, {before}"), &why.to_string());
+                    }
                 }
             }
         }
         match refused {
-            Some(error) if found.is_empty() => Err(error),
-            _ => Ok(found),
+            Some((_, error)) if found.is_empty() => Err(error),
+            Some((name, error)) => {
+                self.contents
+                    .missing(&format!("{file}, {name}"), &error.to_string());
+                Ok(found)
+            }
+            None => Ok(found),
         }
     }
 
@@ -392,9 +446,8 @@ impl Reading<'_> {
         }
     }
 
-    fn yaml(&mut self, file: &str, objects: Vec<Value>) {
-        let shown = objects.iter().map(redaction::shown).collect();
-        self.put(file, encode(Output::Yaml, shown));
+    fn yaml(&mut self, file: &str, shown: &[Value]) {
+        self.put(file, encode(Output::Yaml, shown.to_vec()));
     }
 
     fn put(&mut self, file: &str, text: Result<String, KubectlError>) {

@@ -572,25 +572,29 @@ async fn a_bundle_is_printed_that_an_agent_can_read_and_the_next_command() {
 async fn the_hub_is_looked_for_where_it_may_be() {
     let forbidden = || failure(403, "Forbidden", "configmaps is forbidden: no");
     for first in [nothing(), forbidden()] {
-        let server = Server::start(vec![first, join_info("hub:1"), a_secret()]).await;
+        let answers = vec![first, nothing(), join_info("hub:1"), a_secret()];
+        let server = Server::start(answers).await;
         server.run(&["join", "edge-1"]).await.unwrap();
-        assert!(server.asked()[2].contains("/team/secrets"));
+        assert!(server.asked()[3].contains("/team/secrets"));
     }
+    let server = Server::start(vec![nothing(), join_info("hub:1"), a_secret()]).await;
+    server.run(&["join", "edge-1"]).await.unwrap();
+    assert!(server.asked()[2].contains("/krypton/secrets"));
     let server = Server::start(vec![join_info("hub:1"), a_secret()]).await;
     server.run(&["join", "edge-1", "-n", "hub"]).await.unwrap();
     assert!(server.asked()[1].contains("/hub/secrets"));
 
-    let server = Server::start(vec![nothing(), nothing()]).await;
+    let server = Server::start(vec![nothing(), nothing(), nothing()]).await;
     let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
     assert!(
-        text.contains("in the namespaces krypton-system and team"),
+        text.contains("in the namespaces krypton-system and krypton and team"),
         "{text}"
     );
     let server = Server::start(vec![nothing()]).await;
     let error = server.run(&["join", "edge-1", "-n", "hub"]).await;
     let text = whole_text(&error.unwrap_err());
     assert!(text.contains("in the namespace hub,"), "{text}");
-    let server = Server::start(vec![forbidden(), nothing()]).await;
+    let server = Server::start(vec![forbidden(), nothing(), nothing()]).await;
     let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
     assert!(
         text.contains("verb get on configmaps") && text.contains("krypton-system/krypton-hub-join"),
@@ -874,10 +878,13 @@ async fn who_may_not_rotate_is_told_what_is_missing() {
     let forbidden = || failure(403, "Forbidden", "secrets is forbidden: no");
     let missing = || failure(404, "NotFound", "not found");
     for (answers, word) in [
-        (vec![forbidden(), forbidden()], "verb get"),
+        (vec![forbidden(), forbidden(), forbidden()], "verb get"),
         (vec![authority(json!({})), forbidden()], "verb patch"),
         (vec![stands("Announced"), forbidden()], "verb list"),
-        (vec![missing(), missing()], "krypton-system and team"),
+        (
+            vec![missing(), missing(), missing()],
+            "krypton-system and krypton and team",
+        ),
     ] {
         let server = Server::start(answers).await;
         let text = whole_text(&server.run(&["rotate-ca"]).await.unwrap_err());

@@ -17,7 +17,7 @@ pub(super) struct Versions {
     /// Of this program alone; no cluster is asked.
     #[arg(long)]
     client: bool,
-    /// Namespace of the hub; by default krypton-system, else that of the context.
+    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context.
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
     #[command(flatten)]

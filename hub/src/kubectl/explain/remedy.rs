@@ -26,7 +26,7 @@ pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
         of_tenant::SUSPENDED => "nothing: it goes on when the cluster takes writes again",
         of_tenant::NOT_READY => "look at the workload that is named, on that cluster",
         of_tenant::RELEASE_IN_USE => {
-            "take another spec.workspace, or annotate with mesh.openkcm.io/adopt=true where the message offers it"
+            "annotate with mesh.openkcm.io/adopt=true where the message offers it; else delete the Tenant, which leaves the release that is not its own, and create it anew with another spec.workspace"
         }
         of_tenant::NAMESPACE_NOT_OWNED => {
             "delete the Tenant, and create it anew with another spec.workspace"
@@ -49,10 +49,10 @@ pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
             "correct spec.clusterRef, or add the cluster; kubectl krypton get clusters lists them"
         }
         of_tenant::CLUSTER_REF_CHANGED => {
-            "put spec.clusterRef back, or delete the Tenant and create it anew"
+            "put spec.clusterRef back; to move it, delete the Tenant, which uninstalls it unless it has the annotation mesh.openkcm.io/orphan=true, and create it anew"
         }
         of_tenant::ALREADY_THERE => {
-            "it is shown, and left alone: delete the one on the member to have home place it"
+            "it is shown, and left alone; deleting the one on the member has home place it, and uninstalls the release first unless that Tenant has the annotation mesh.openkcm.io/orphan=true"
         }
         of_tenant::BELONGS_TO_ANOTHER => {
             "annotate the Tenant at home with mesh.openkcm.io/adopt=true to take it over"
@@ -74,10 +74,12 @@ pub(super) fn of_member(reason: &str) -> Option<&'static str> {
         of_member::KUBECONFIG_INVALID | of_member::CLIENT_FAILED => {
             "correct the kubeconfig in its Secret"
         }
-        of_member::SOURCE_GONE => "label its Secret again, or delete the EdgeCluster",
+        of_member::SOURCE_GONE => {
+            "label its Secret again, or kubectl krypton leave NAME --orphan, which leaves what is installed"
+        }
         of_member::DUPLICATE => "take one of the two members out of the fleet",
         of_member::RENAMED => {
-            "put the Secret back under the old name, or delete the old EdgeCluster"
+            "put the Secret back under the old name, or kubectl krypton leave NAME --orphan for the old one: what is installed stays under its name, and all is installed anew"
         }
         of_member::IDENTITY_CHANGED => {
             "correct the kubeconfig; if the cluster was rebuilt: kubectl krypton join NAME --replace"

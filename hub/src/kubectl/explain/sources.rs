@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use krypton_agent::access::reason_of;
+use krypton_agent::fence::{LEASE_NAME, SYSTEM_NAMESPACE};
 use krypton_common::conditions::{self, Standing};
 use krypton_common::tenant::TenantKey;
 use krypton_crds::edge_cluster::EdgeCluster;
@@ -47,7 +48,9 @@ pub(super) struct Sources {
     pub(super) tenant: Asking<Tenant>,
     /// The hubs' Lease.
     pub(super) lead: Asking<Lease>,
-    /// Where that was looked for.
+    /// The Lease of this cluster, where it is an edge.
+    pub(super) acts: Asking<Lease>,
+    /// Where the hubs' was looked for.
     pub(super) hub_namespaces: Vec<String>,
     /// Of the members that are told of.
     pub(super) members: BTreeMap<String, Asking<EdgeCluster>>,
@@ -73,8 +76,9 @@ pub(super) async fn gather(
     asked: Asked<'_>,
     home: &Connection,
 ) -> Result<Sources, KubectlError> {
-    let (tenant, (lead, hub_namespaces), events) = tokio::join!(
+    let (tenant, acts, (lead, hub_namespaces), events) = tokio::join!(
         tenant(key, home),
+        acts(home),
         lead(asked.hub_namespace, home),
         events(key, home),
     );
@@ -98,6 +102,7 @@ pub(super) async fn gather(
     Ok(Sources {
         tenant,
         lead,
+        acts,
         hub_namespaces,
         members: members.into_iter().collect(),
         events,
@@ -157,6 +162,12 @@ async fn lead(named: Option<&str>, home: &Connection) -> (Asking<Lease>, Vec<Str
         }
     }
     (answer, places)
+}
+
+async fn acts(cluster: &Connection) -> Asking<Lease> {
+    let api: Api<Lease> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
+    let what = format!("get leases in the namespace {SYSTEM_NAMESPACE}");
+    asked_for(&what, api.get(LEASE_NAME)).await
 }
 
 async fn events(key: &TenantKey, home: &Connection) -> Asking<Vec<Happened>> {

@@ -18,6 +18,8 @@ use super::sources::{Asking, Sources};
 /// A Lease that was not renewed for so long, in seconds, is held by nobody who lives: twelve times what the hub lets
 /// pass by default, as clocks differ.
 const LEASE_IS_OLD: i64 = 60;
+/// The same of the Lease on a member, which stands for a minute.
+const HOLD_IS_OLD: i64 = 120;
 const EVENTS: usize = 8;
 /// From more members on, those that are well have one line together.
 const FEW: usize = 3;
@@ -83,7 +85,7 @@ pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: T
             Mark::Note,
             "this cluster is not home: what follows is what it says itself",
         );
-        None
+        teller.acts(&sources.acts)
     };
     let heard = teller.members(sources, found, &status, is_home);
     teller.member = None;
@@ -92,7 +94,7 @@ pub(super) fn story(key: &TenantKey, on: Option<&str>, sources: &Sources, now: T
     }
     teller.events(&sources.events);
     Story {
-        ready: led != Some(false)
+        ready: led == Some(true)
             && heard
             && found.is_some_and(|tenant| is_ready(tenant, &status, on)),
         lines: teller.lines,
@@ -263,6 +265,9 @@ impl Teller<'_> {
         let spec = lease.spec.as_ref();
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
         let renewed = spec.and_then(|spec| spec.renew_time.as_ref().map(|time| time.0));
+        if self.is_ahead(renewed) {
+            return None;
+        }
         let old = renewed.is_none_or(|at| self.now.as_second() - at.as_second() > LEASE_IS_OLD);
         if let Some(holder) = holder.filter(|holder| !holder.is_empty() && !old) {
             self.say(Mark::Well, format!("the hub {holder} leads"));
@@ -273,6 +278,56 @@ impl Teller<'_> {
         let remedy = "look at the hub's pods and their log; what is installed runs on";
         self.push(Mark::Wrong, text, Some(remedy.to_owned()));
         Some(false)
+    }
+
+    /// Whether somebody acts on this edge, where that is known.
+    fn acts(&mut self, asked: &Asking<Lease>) -> Option<bool> {
+        if self.not_known("who acts on this cluster", asked) {
+            return None;
+        }
+        let spec = match asked {
+            Asking::Found(lease) => lease.spec.as_ref(),
+            _ => None,
+        };
+        let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
+        let renewed = spec.and_then(|spec| spec.renew_time.as_ref().map(|time| time.0));
+        if self.is_ahead(renewed) {
+            return None;
+        }
+        let old = renewed.is_none_or(|at| self.now.as_second() - at.as_second() > HOLD_IS_OLD);
+        if let Some(holder) = holder.filter(|holder| !holder.is_empty() && !old) {
+            self.say(
+                Mark::Well,
+                format!("{holder} holds its Lease, and acts here"),
+            );
+            return Some(true);
+        }
+        let text = match renewed {
+            Some(at) => {
+                let since = self.when(at);
+                format!("nobody has acted here since {since}: what is told below is of then")
+            }
+            None => "nobody has acted here yet".to_owned(),
+        };
+        let remedy =
+            "look at the agent's pods and their log, or at the hub's; what is installed runs on";
+        self.push(Mark::Wrong, text, Some(remedy.to_owned()));
+        Some(false)
+    }
+
+    /// A Lease that was renewed in the future tells of clocks, and of nothing else.
+    fn is_ahead(&mut self, renewed: Option<Timestamp>) -> bool {
+        let Some(at) = renewed.filter(|at| at.as_second() - self.now.as_second() > LEASE_IS_OLD)
+        else {
+            return false;
+        };
+        let text = format!(
+            "who holds the Lease is not known: it was renewed at {}",
+            self.when(at)
+        );
+        let remedy = "compare the clock of this machine with theirs";
+        self.push(Mark::NotKnown, text, Some(remedy.to_owned()));
+        true
     }
 
     /// Those that are not told of one by one.

@@ -117,6 +117,7 @@ fn seen(tenant: Value, members: &[(&str, Value)]) -> Sources {
     Sources {
         tenant: found(tenant),
         lead: found(lease("hub-0", "2026-11-23T00:39:58.000000Z")),
+        acts: Asking::None,
         hub_namespaces: vec!["krypton".to_owned()],
         members: members
             .iter()
@@ -259,7 +260,7 @@ fn each_state_of_a_tenant_has_its_words() {
         (
             error(reason::RELEASE_IN_USE),
             false,
-            "✗ ReleaseInUse: so it is\n      → take another",
+            "✗ ReleaseInUse: so it is\n      → annotate with mesh.openkcm.io/adopt=true",
         ),
         (
             tenant(("False", "Installing", "w"), "Installing", None),
@@ -455,7 +456,18 @@ fn without_a_hub_nothing_counts_as_ready() {
     };
     let line =
         "? there is no Lease of a hub in the namespace krypton\n    → name the hub's namespace";
-    tells(&elsewhere, true, &[line]);
+    tells(&elsewhere, false, &[line]);
+    let ahead = Sources {
+        lead: found(lease("hub-0", "2026-11-23T00:45:00.000000Z")),
+        ..on_edge(well(), edge())
+    };
+    let line = "? who holds the Lease is not known: it was renewed at 2026-11-23T00:45:00Z (in 5m)";
+    tells(&ahead, false, &[line, "→ compare the clock"]);
+    // Its hub is gone, whatever was said of it last.
+    let seen = with(edge(), "/status/lastSeen", json!("2026-11-23T00:34:00Z"));
+    let line =
+        "? home says that it is connected, and has not seen it since 2026-11-23T00:34:00Z (6m ago)";
+    tells(&on_edge(well(), seen), false, &[line]);
 }
 
 #[test]
@@ -463,6 +475,7 @@ fn what_may_not_be_seen_is_a_line_and_no_failure() {
     let blind = Sources {
         tenant: Asking::NotPermitted("get tenants".to_owned()),
         lead: Asking::NoAnswer("no answer within 10 s".to_owned()),
+        acts: Asking::None,
         hub_namespaces: Vec::new(),
         members: BTreeMap::new(),
         events: Asking::NotPermitted("list events".to_owned()),
@@ -481,7 +494,7 @@ fn what_may_not_be_seen_is_a_line_and_no_failure() {
     member.members.insert("edge-1".to_owned(), refused);
     tells(
         &member,
-        true,
+        false,
         &["? how this member stands is not known: you may not get edgeclusters"],
     );
 }
@@ -502,14 +515,32 @@ fn a_member_is_told_of_without_a_tenant_at_home_and_an_edge_by_itself() {
     let mut edge = on_edge(with(well(), "/status/hubEpoch", Value::Null), edge());
     edge.members.insert("edge-1".to_owned(), Asking::None);
     edge.lead = Asking::None;
-    tells(
-        &edge,
-        true,
-        &[
+    for (acts, ready, line) in [
+        (
+            found(lease("agent/a", "2026-11-23T00:39:30.000000Z")),
+            true,
+            "✓ agent/a holds its Lease, and acts here",
+        ),
+        (
+            found(lease("agent/a", "2026-11-23T00:30:00.000000Z")),
+            false,
+            "✗ nobody has acted here since 2026-11-23T00:30:00Z (10m ago)",
+        ),
+        (Asking::None, false, "✗ nobody has acted here yet"),
+        (
+            Asking::NotPermitted("get leases".to_owned()),
+            false,
+            "? who acts on this cluster is not known: you may not get leases",
+        ),
+    ] {
+        edge.acts = acts;
+        let lines = [
             "! this cluster is not home",
+            line,
             "✓ Installed: release installed",
-        ],
-    );
+        ];
+        tells(&edge, ready, &lines);
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ const OF_VALUES: [&str; 3] = ["values", "data", "stringData"];
 pub(super) fn shown(object: &Value) -> Value {
     match object {
         Value::Object(fields) => Value::Object(shown_fields(fields)),
-        Value::Array(items) => items.iter().map(shown).collect(),
+        Value::Array(items) => shown_items(items),
         Value::String(text) => redact(text).into(),
         other => other.clone(),
     }
@@ -32,12 +32,35 @@ fn shown_fields(fields: &Map<String, Value>) -> Map<String, Value> {
                 HIDDEN.into()
             }
             name if OF_VALUES.contains(&name) => keys_of(value),
-            name if is_secret_name(name) && value.is_string() => HIDDEN.into(),
+            name if is_secret_name(name) => hidden(value),
             _ => shown(value),
         };
         next.insert(name.clone(), value);
     }
     next
+}
+
+/// As arguments of a program: what follows `--token` is one.
+fn shown_items(items: &[Value]) -> Value {
+    let mut announced = false;
+    let shown = items.iter().map(|item| {
+        let text = item.as_str();
+        let hide = announced && text.is_some_and(|text| !text.starts_with("--"));
+        announced = text.is_some_and(|text| {
+            text.starts_with("--") && !text.contains('=') && is_secret_name(text)
+        });
+        if hide { HIDDEN.into() } else { shown(item) }
+    });
+    shown.collect()
+}
+
+/// What a secret's name stands for. Of objects each field has a name of its own.
+fn hidden(value: &Value) -> Value {
+    match value {
+        Value::String(_) | Value::Number(_) => HIDDEN.into(),
+        Value::Array(items) => items.iter().map(hidden).collect(),
+        other => shown(other),
+    }
 }
 
 fn is_shown_variable(name: &str) -> bool {
@@ -77,10 +100,13 @@ mod tests {
                 "values": {"db": {"login": "canary", "hosts": ["canary"]}, "none": null},
                 "repo": "https://me:canary@example.org/charts",
                 "clientSecret": "canary",
+                "tokens": ["canary", {"pin": 1}],
+                "pinToken": 1234,
+                "args": ["--token", "canary", "--token=canary", "--verbose", "yes"],
                 "secretName": "named",
-                "paused": true,
+                "automountServiceAccountToken": false,
             },
-            "status": {"conditions": [{"message": "Bearer canary-canary", "reason": "InstallFailed"}]},
+            "status": {"conditions": [{"message": "Bearer canary-canary", "type": "ClusterReady/edge-eu-central-1-of-many-of-them"}]},
         });
         let expected = json!({
             "metadata": {
@@ -91,10 +117,13 @@ mod tests {
                 "values": {"db": {"login": HIDDEN, "hosts": [HIDDEN]}, "none": null},
                 "repo": "https://[redacted]@example.org/charts",
                 "clientSecret": HIDDEN,
+                "tokens": [HIDDEN, {"pin": 1}],
+                "pinToken": HIDDEN,
+                "args": ["--token", HIDDEN, "--token=[redacted]", "--verbose", "yes"],
                 "secretName": "named",
-                "paused": true,
+                "automountServiceAccountToken": false,
             },
-            "status": {"conditions": [{"message": "Bearer [redacted]", "reason": "InstallFailed"}]},
+            "status": {"conditions": [{"message": "Bearer [redacted]", "type": "ClusterReady/edge-eu-central-1-of-many-of-them"}]},
         });
         assert_eq!(shown(&object), expected);
     }

@@ -1,5 +1,6 @@
 //! What is told of one member: who looks after it, what it has, how the Tenant stands there, and what comes next.
 
+use jiff::Timestamp;
 use krypton_agent::status::next_of;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::desired::Version;
@@ -14,6 +15,9 @@ use super::{FEW, Mark, Teller, mark};
 use crate::facts::VALUES_RESOLVED;
 
 const DRIFT: &str = "; drift: ";
+
+/// lastSeen is written once a minute; of longer, in seconds, whoever writes it is not there, or clocks differ.
+const SEEN_IS_OLD: i64 = 300;
 
 impl Teller<'_> {
     /// Of each; false where one of them is silent.
@@ -58,7 +62,7 @@ impl Teller<'_> {
     /// False where it is silent.
     fn member(&mut self, asked: &Asking<EdgeCluster>) -> bool {
         if self.not_known("how this member stands", asked) {
-            return true;
+            return false;
         }
         let Asking::Found(cluster) = asked else {
             let remedy = "kubectl krypton get clusters lists the members";
@@ -103,6 +107,17 @@ impl Teller<'_> {
             return false;
         };
         let seen = status.last_seen.as_ref().map(|time| time.0);
+        let silent = |seen: &Timestamp| self.now.as_second() - seen.as_second() > SEEN_IS_OLD;
+        if connected.truth == Truth::True
+            && let Some(seen) = seen.filter(silent)
+        {
+            let since = self.when(seen);
+            let text = format!("home says that it is connected, and has not seen it since {since}");
+            let remedy =
+                "look at the hub's pods and their log: who is connected is looked at each minute";
+            self.push(Mark::NotKnown, text, Some(remedy.to_owned()));
+            return false;
+        }
         match connected.truth {
             Truth::True => {
                 let who = match (status.mode, &status.agent_version) {
