@@ -127,14 +127,17 @@ pub enum CrdState {
     Present,
 }
 
+/// An answer is on its way for a Helm run at most, in which not nearly as many go.
+const GONE_MOST: usize = 4096;
+
 /// A map that a watch feeds: a single event never takes it back in time, a relist replaces it whole.
 #[derive(Debug)]
 pub struct Watched<K, V> {
     items: BTreeMap<K, (u64, V)>,
     listing: Option<BTreeMap<K, (u64, V)>>,
     synced: bool,
-    /// How far the watch has come: what it does not show at this resourceVersion is not there.
-    seen: u64,
+    /// When those have gone, by resourceVersion, of which an answer may still be on its way; [`GONE_MOST`] at most.
+    gone: BTreeMap<K, u64>,
 }
 
 impl<K, V> Default for Watched<K, V> {
@@ -143,7 +146,7 @@ impl<K, V> Default for Watched<K, V> {
             items: BTreeMap::new(),
             listing: None,
             synced: false,
-            seen: 0,
+            gone: BTreeMap::new(),
         }
     }
 }
@@ -175,20 +178,16 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
         self.synced
     }
 
-    /// Takes in one object that was read or written beside the watch, at `resource_version` or in a list
-    /// of that one. Where the watch has come further and does not show it, it has gone since.
-    fn learn(&mut self, key: K, at: u64, resource_version: u64, value: V) -> Option<K> {
-        // A version that is no number is MAX, and says nothing of an order.
-        let gone = self.seen >= at && at < u64::MAX && !self.items.contains_key(&key);
+    /// Takes in one object that was read or written beside the watch. One that the watch has shown to go since stays
+    /// gone; that it does not show it is no sign, as a list may have left it out.
+    fn learn(&mut self, key: K, resource_version: u64, value: V) -> Option<K> {
+        let gone = self
+            .gone
+            .get(&key)
+            .is_some_and(|end| *end >= resource_version);
         match gone {
             true => None,
             false => self.apply(key, resource_version, value),
-        }
-    }
-
-    fn saw(&mut self, resource_version: u64) {
-        if resource_version < u64::MAX {
-            self.seen = self.seen.max(resource_version);
         }
     }
 
@@ -230,14 +229,17 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
         match event {
             Event::Apply(object) => read(object)
                 .and_then(|(key, version, value)| {
-                    self.saw(version);
+                    self.gone.remove(&key);
                     self.apply(key, version, value)
                 })
                 .into_iter()
                 .collect(),
             Event::Delete(object) => read(object)
                 .and_then(|(key, version, _)| {
-                    self.saw(version);
+                    if self.gone.len() >= GONE_MOST {
+                        self.gone.clear();
+                    }
+                    self.gone.insert(key.clone(), version);
                     self.delete(&key, version)
                 })
                 .into_iter()
@@ -245,7 +247,7 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
             Event::Init => {
                 self.listing = Some(BTreeMap::new());
                 // A restored etcd counts from further back.
-                self.seen = 0;
+                self.gone.clear();
                 BTreeSet::new()
             }
             Event::InitApply(object) => {
@@ -558,8 +560,8 @@ impl Index {
         let Some((key, revision)) = Revision::of(meta) else {
             return BTreeSet::new();
         };
-        let (of, at) = ((key.clone(), revision.revision), version(meta));
-        match self.revisions.learn(of, at, at, revision) {
+        let of = (key.clone(), revision.revision);
+        match self.revisions.learn(of, version(meta), revision) {
             Some(_) => self.claims.get(&key).cloned().unwrap_or_default(),
             None => BTreeSet::new(),
         }
@@ -581,8 +583,7 @@ impl Index {
             if let Some((of, revision)) = Revision::of(&meta) {
                 found.insert(revision.revision);
                 let key = (of, revision.revision);
-                self.revisions
-                    .learn(key, list_version, version(&meta), revision);
+                self.revisions.learn(key, version(&meta), revision);
             }
         }
         for revision in known {
@@ -609,11 +610,9 @@ impl Index {
         &mut self,
         meta: &ObjectMeta,
     ) -> (BTreeSet<String>, BTreeSet<SubjectKey>) {
-        let at = version(meta);
-        let changed = meta
-            .name
-            .clone()
-            .and_then(|name| self.workspaces.learn(name, at, at, Workspace::of(meta)));
+        let workspace = Workspace::of(meta);
+        let name = meta.name.clone();
+        let changed = name.and_then(|name| self.workspaces.learn(name, version(meta), workspace));
         self.with_users(changed.into_iter().collect())
     }
 
@@ -774,26 +773,19 @@ mod tests {
             Event::Apply(("other", 6, "other")),
             Event::Delete(("a", 7, "new")),
         ]);
-        assert_eq!(watched.learn("a", 5, 5, "new"), None, "older than its end");
-        assert_eq!(
-            watched.learn("b", 7, 2, "listed"),
-            None,
-            "listed before it went"
-        );
-        assert_eq!(watched.learn("a", 8, 8, "again"), Some("a"));
-        assert_eq!(watched.learn("other", 9, 9, "newer"), Some("other"));
-        assert_eq!(
-            watched.learn("c", u64::MAX, u64::MAX, "of no order"),
-            Some("c")
-        );
-        for event in [
-            Event::Init,
-            Event::InitApply(("a", 2, "restored")),
-            Event::InitDone,
-        ] {
+        assert_eq!(watched.learn("a", 5, "new"), None, "older than its end");
+        assert_eq!(watched.learn("a", 8, "again"), Some("a"));
+        assert_eq!(watched.learn("other", 9, "newer"), Some("other"));
+        // Left out by a list that was not whole.
+        assert_eq!(watched.learn("b", 2, "old"), Some("b"));
+        watched.event(Event::Apply(("a", 9, "new")), Some);
+        assert_eq!(watched.learn("a", 10, "newer"), Some("a"));
+        // A restored etcd counts from further back.
+        watched.event(Event::Delete(("a", 11, "newer")), Some);
+        for event in [Event::Init, Event::InitDone] {
             watched.event(event, Some);
         }
-        assert_eq!(watched.learn("d", 3, 3, "after the restore"), Some("d"));
+        assert_eq!(watched.learn("a", 3, "restored"), Some("a"));
     }
 
     #[test]

@@ -166,6 +166,8 @@ pub struct Memory {
     pub drift: Option<Drifted>,
     /// The newest revision when it was last seen deployed, and its Secret's version.
     pub deployed: Option<(u32, String)>,
+    /// The revision that was read last, and its Secret's version.
+    pub read_as: Option<(u32, String)>,
     /// A revision that is to be read again: it may be one that helm cannot read any more.
     pub doubted: Option<u32>,
     /// UID of a deployment of which nothing is left to be done; in the place of a finalizer.
@@ -211,10 +213,14 @@ impl Memory {
         self.deployed = now;
     }
 
-    /// What was read is of this version of the Secret: the watch may have shown a later one meanwhile.
+    /// What was read is of this version of the Secret: the watch may have shown a later one meanwhile. Where the same
+    /// is read again, what the watch shows is an earlier one, as after a restore, and no reason to read on.
     pub fn read(&mut self, revision: &Revision) {
         if revision.status == Status::Deployed {
-            self.deployed = Some((revision.revision, revision.resource_version.clone()));
+            let now = Some((revision.revision, revision.resource_version.clone()));
+            let again = self.read_as == now;
+            self.deployed = now.clone().filter(|_| !again);
+            self.read_as = now;
         }
     }
 

@@ -100,13 +100,9 @@ fn redact_words(text: &str) -> String {
     while !rest.is_empty() {
         let (gap, after) = rest.split_at(rest.find(is_word).unwrap_or(rest.len()));
         let end = after.find(|c| !is_word(c)).unwrap_or(after.len());
-        let name = after[..end].split('=').next().unwrap_or_default();
-        let end = if is_secret_word(name) {
-            name.len()
-        } else {
-            end
-        };
-        let (word, after) = after.split_at(end);
+        let name = after.split_at(end).0.split('=').next().unwrap_or_default();
+        let named = is_secret_word(name);
+        let (word, after) = after.split_at(if named { name.len() } else { end });
         kept.push_str(gap);
         kept.push_str(if is_secret(before, gap, word) {
             HIDDEN
@@ -167,7 +163,7 @@ fn assigned(after: &str) -> Option<(&str, &str, &str)> {
 /// Where a quoted text ends.
 fn closing(text: &str, quote: &str) -> Option<usize> {
     let mut ends = text.match_indices(quote).map(|(at, _)| at);
-    ends.find(|at| quote.len() > 1 || !text[..*at].ends_with('\\'))
+    ends.find(|at| quote.len() > 1 || !text.split_at(*at).0.ends_with('\\'))
 }
 
 /// Whether a word is one itself, or follows what announces one.

@@ -327,10 +327,13 @@ pub struct AgentRoots {
 }
 
 impl EdgeClusterStatus {
-    /// Whether the member acts on another desired state than is wanted of it; `None` where that is not known.
+    /// Whether the member acts on an earlier desired state than is wanted of it; `None` where that is not known. A later
+    /// one was given by a hub that does not tell what it gives.
     pub fn is_behind(&self) -> Option<bool> {
         let (applied, desired) = (self.applied.as_ref()?, self.desired.as_ref()?);
-        Some((applied.epoch, applied.generation) != (desired.epoch, desired.generation))
+        let applied = (applied.epoch, applied.generation);
+        let desired = (desired.epoch, desired.generation);
+        (applied <= desired).then_some(applied < desired)
     }
 
     /// When the certificate expires of an agent that has enrolled and not connected since; `None` when

@@ -187,6 +187,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         if leading && led != tenure.map(|tenure| tenure.since) {
             // Another hub may have told of what was to be told of, and written who is a member.
             reminders = Reminders::default();
+            wrote = given::Wrote::default();
             book.read_again();
             dirty.extend(known.objects.keys().cloned());
             led = tenure.map(|tenure| tenure.since);
@@ -518,6 +519,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let slot = member.and_then(|member| member.slot.borrow().clone());
             status.desired = given::desired(
                 recorded.and_then(|status| status.desired.as_ref()),
+                wrote.of(&name),
                 slot.as_ref(),
                 now,
                 clock::wall(),

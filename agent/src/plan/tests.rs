@@ -547,6 +547,11 @@ fn a_deployed_revision_that_somebody_writes_to_is_read_again_and_nothing_else_is
         memory.read(&one);
         memory.saw(Some(shown));
         assert_eq!(memory.doubted, doubted, "{shown:?}");
+        // Read again, and no other: it is not read for ever.
+        (memory.doubted, memory.deployed) = (None, None);
+        memory.read(&one);
+        memory.saw(Some(shown));
+        assert_eq!(memory.doubted, None, "{shown:?}");
     }
     let mut doubted = world;
     assert_eq!(doubted.plan().action, Action::Nothing);

@@ -75,6 +75,7 @@ impl Slot {
         let but_for_next = |recorded: &TenantStatus| {
             let next = status.next.clone();
             wrote
+                && recorded.next.is_empty()
                 && (TenantStatus {
                     next,
                     ..recorded.clone()
@@ -210,7 +211,9 @@ pub async fn run(
                 let write = write(client.clone(), key, tenant, change);
                 writes.spawn(lead.tracked(write.instrument(span)));
             }
-            let wakes = desk.wakes().filter(|_| desk.synced);
+            let wakes = desk
+                .wakes()
+                .filter(|_| desk.synced && writes.len() < WRITERS);
             wake = wake.into_iter().chain(wakes).min();
         }
         tokio::select! {
@@ -374,6 +377,7 @@ impl Desk {
     fn forget(&mut self) {
         for slot in self.slots.values_mut() {
             slot.memory = Memory::default();
+            slot.wrote_next = None;
         }
         self.touch_all();
     }

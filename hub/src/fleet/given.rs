@@ -28,9 +28,14 @@ impl Wrote {
                 desired,
                 ..recorded.clone()
             };
-            wrote && as_wanted == *next
+            wrote && recorded.desired.is_none() && as_wanted == *next
         };
         recorded.is_some_and(|recorded| recorded == next || but_for_desired(recorded))
+    }
+
+    /// What it was written as.
+    pub(super) fn of(&self, name: &str) -> Option<&Desired> {
+        self.0.get(name)?.as_ref()
     }
 
     pub(super) fn note(&mut self, name: &str, next: &EdgeClusterStatus) {
@@ -46,6 +51,7 @@ impl Wrote {
 /// keeps the time that it has.
 pub(super) fn desired(
     recorded: Option<&Desired>,
+    wrote: Option<&Desired>,
     given: Option<&Slot>,
     now: Boot,
     wall: Timestamp,
@@ -58,8 +64,8 @@ pub(super) fn desired(
         (recorded.epoch, recorded.generation) == (version.epoch, version.generation)
             && recorded.chart == chart
     };
-    if let Some(recorded) = recorded.filter(same) {
-        return Some(recorded.clone());
+    if let Some(told) = recorded.filter(same).or(wrote.filter(same)) {
+        return Some(told.clone());
     }
     let ago = i64::try_from(now.since(slot.since).as_secs()).unwrap_or_default();
     let since = wall.checked_sub(ago.seconds()).unwrap_or(wall);
@@ -111,8 +117,8 @@ mod tests {
     fn nothing_given_takes_nothing_away() {
         let now = Boot::default();
         let recorded = said(1);
-        let stands = desired(Some(&recorded), None, now, Timestamp::UNIX_EPOCH);
+        let stands = desired(Some(&recorded), None, None, now, Timestamp::UNIX_EPOCH);
         assert_eq!(stands, Some(recorded));
-        assert_eq!(desired(None, None, now, Timestamp::UNIX_EPOCH), None);
+        assert_eq!(desired(None, None, None, now, Timestamp::UNIX_EPOCH), None);
     }
 }

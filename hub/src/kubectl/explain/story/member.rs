@@ -189,6 +189,13 @@ impl Teller<'_> {
                 let text = format!("it has what is wanted: {chart} (desired state {wanted})");
                 self.say(Mark::Well, text);
             }
+            (Some(applied), None) => {
+                let (epoch, generation) = (applied.epoch, applied.generation);
+                let has = Version { epoch, generation };
+                let text =
+                    format!("it acts on desired state {has}, later than home tells to be wanted");
+                self.say(Mark::Note, text);
+            }
             (Some(applied), _) => {
                 let has = Version {
                     epoch: applied.epoch,
@@ -246,7 +253,8 @@ impl Teller<'_> {
                 resume,
             );
         }
-        match next {
+        // Of one that is Ready, an older program has left it.
+        match next.filter(|_| ready.truth != Truth::True) {
             Some(next) => self.next(next, tenant),
             None if error.is_some_and(|error| error.message.starts_with("not ready ")) => {
                 let text = "nothing is tried again: it is Ready as soon as its workloads are";
