@@ -25,8 +25,12 @@ pub fn is_secret_name(name: &str) -> bool {
     let names = ["name", "namespace", "ref", "keyref"];
     holds.iter().any(|word| name.contains(word))
         && !names.iter().any(|end| name.ends_with(end))
-        && !name.starts_with("existing")
-        && !name.contains("pullsecret")
+        && !is_of_an_object(&name)
+}
+
+/// `existingSecret`, `imagePullSecret`.
+fn is_of_an_object(name: &str) -> bool {
+    name.starts_with("existing") || name.contains("pullsecret")
 }
 
 /// In running text only names that end so count: `spec.tokenExpirationSeconds: Invalid value` is to stay.
@@ -44,9 +48,7 @@ fn is_secret_word(word: &str) -> bool {
         "privatekey",
         "authorization",
     ];
-    ends.iter().any(|end| last.ends_with(end))
-        && !last.starts_with("existing")
-        && !last.contains("pullsecret")
+    ends.iter().any(|end| last.ends_with(end)) && !is_of_an_object(&last)
 }
 
 fn normal(name: &str) -> String {

@@ -166,8 +166,8 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// The lines that come of it, each with the order of its keys.
-    fn lines(process: &AboutProcess, says: impl FnOnce()) -> Vec<(Value, Vec<String>)> {
+    /// What is written of it.
+    fn written(process: &AboutProcess, says: impl FnOnce()) -> String {
         let written = Written::default();
         let to = written.clone();
         let layer = tracing_subscriber::fmt::layer()
@@ -177,7 +177,12 @@ pub(super) mod tests {
                 process: process.clone(),
             });
         tracing::subscriber::with_default(registry().with(layer), says);
-        let text = written.text();
+        written.text()
+    }
+
+    /// The lines that come of it, each with the order of its keys.
+    fn lines(process: &AboutProcess, says: impl FnOnce()) -> Vec<(Value, Vec<String>)> {
+        let text = written(process, says);
         let read = |line: &str| {
             let value: Value = serde_json::from_str(line).unwrap();
             // Each key once: as many as there are of them in the object.
@@ -219,15 +224,7 @@ pub(super) mod tests {
 
     #[test]
     fn each_key_is_there_once_and_the_lines_own_are_taken_by_no_field() {
-        let written = Written::default();
-        let to = written.clone();
-        let layer = tracing_subscriber::fmt::layer()
-            .with_writer(move || to.clone())
-            .fmt_fields(JsonFields::new())
-            .event_format(JsonLine {
-                process: AboutProcess::default(),
-            });
-        tracing::subscriber::with_default(registry().with(layer), || {
+        let text = written(&AboutProcess::default(), || {
             let span = error_span!("job", member = "a", later = tracing::field::Empty);
             span.record("later", "now");
             let _in = span.entered();
@@ -239,7 +236,6 @@ pub(super) mod tests {
                 "said"
             );
         });
-        let text = written.text();
         assert_eq!(text.matches("\"member\":").count(), 1, "{text}");
         assert_eq!(text.matches("\"level\":").count(), 1, "{text}");
         assert_eq!(text.matches("\"message\":\"said\"").count(), 1, "{text}");

@@ -31,6 +31,8 @@ use super::{
 use crate::lead::HUB_LEASE;
 use crate::{chart_pin, desired, discovery, join_info};
 use contents::Contents;
+#[cfg(test)]
+pub(super) use contents::tests::unpacked;
 
 /// Objects of one kind: enough to see what is the matter, also of a large fleet.
 const OBJECTS_MOST: usize = 2_000;
@@ -161,7 +163,7 @@ impl Reading<'_> {
         let kind = ApiResource::erase::<K>(&());
         let listed = self.list(&kind, &Place::Cluster, "").await;
         if let Some(objects) = self.had(file, listed) {
-            self.yaml(file, &objects);
+            self.yaml(file, objects);
         }
     }
 
@@ -189,7 +191,7 @@ impl Reading<'_> {
             version.remove("additionalPrinterColumns");
         }
         let shown: Vec<Value> = found.iter().map(redaction::shown).collect();
-        self.yaml("crds.yaml", &shown);
+        self.yaml("crds.yaml", shown);
     }
 
     /// What is in a namespace that hub or agent may run in; whether one of them was seen there, or might have been.
@@ -204,7 +206,7 @@ impl Reading<'_> {
         let mut here = leases.as_ref().is_none_or(|leases| !leases.is_empty());
         if let Some(leases) = leases.filter(|leases| !leases.is_empty()) {
             let shown: Vec<Value> = leases.iter().map(redaction::shown).collect();
-            self.yaml(&file, &shown);
+            self.yaml(&file, shown);
         }
         let kind = ApiResource::erase::<ConfigMap>(&());
         let file = format!("{namespace}/configmaps.yaml");
@@ -219,7 +221,7 @@ impl Reading<'_> {
                 json!({"name": map.pointer("/metadata/name"), "data": data})
             };
             let told: Vec<Value> = maps.iter().map(told).collect();
-            self.yaml(&file, &told);
+            self.yaml(&file, told);
         }
         let kind = ApiResource::erase::<Pod>(&());
         let file = format!("{namespace}/pods.yaml");
@@ -239,7 +241,7 @@ impl Reading<'_> {
                 containers(pod).map(move |container| (name.to_owned(), container.to_owned()))
             })
             .collect();
-        self.yaml(&file, &pods);
+        self.yaml(&file, pods);
         for (pod, container) in of_pods {
             for previous in [false, true] {
                 self.log(namespace, &pod, &container, previous).await;
@@ -320,7 +322,7 @@ impl Reading<'_> {
                     .unwrap_or_default()
                     .to_owned()
             });
-            self.yaml(&file, &events);
+            self.yaml(&file, events);
         }
     }
 
@@ -353,7 +355,7 @@ impl Reading<'_> {
                 })
             });
             let shown = shown.collect();
-            self.put(file, encode(Output::Yaml, shown));
+            self.yaml(file, shown);
         }
     }
 
@@ -446,8 +448,8 @@ impl Reading<'_> {
         }
     }
 
-    fn yaml(&mut self, file: &str, shown: &[Value]) {
-        self.put(file, encode(Output::Yaml, shown.to_vec()));
+    fn yaml(&mut self, file: &str, shown: Vec<Value>) {
+        self.put(file, encode(Output::Yaml, shown));
     }
 
     fn put(&mut self, file: &str, text: Result<String, KubectlError>) {

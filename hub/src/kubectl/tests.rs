@@ -892,19 +892,6 @@ async fn who_may_not_rotate_is_told_what_is_missing() {
     }
 }
 
-fn unpacked(file: &std::path::Path) -> std::collections::BTreeMap<String, String> {
-    let packed = std::fs::File::open(file).unwrap();
-    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
-    let files = archive.entries().unwrap().map(|entry| {
-        let mut entry = entry.unwrap();
-        let name = entry.path().unwrap().display().to_string();
-        let mut text = String::new();
-        std::io::Read::read_to_string(&mut entry, &mut text).unwrap();
-        (name.replace("krypton-support/", ""), text)
-    });
-    files.collect()
-}
-
 #[tokio::test]
 async fn a_support_bundle_has_what_may_be_read_without_secrets_and_says_what_it_has_not() {
     let pod = |name: &str, container: &str| {
@@ -953,7 +940,7 @@ async fn a_support_bundle_has_what_may_be_read_without_secrets_and_says_what_it_
     assert!(printed.stderr.contains("README.txt"), "{}", printed.stderr);
     let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
     assert_eq!(mode & 0o077, 0);
-    let files = unpacked(&file);
+    let files = support_bundle::unpacked(std::fs::File::open(&file).unwrap());
     let names: Vec<&str> = files.keys().map(String::as_str).collect();
     let expected = [
         "README.txt",

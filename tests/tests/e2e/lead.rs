@@ -73,10 +73,9 @@ impl Stage {
             Cluster::start(&names[1], Parts::WithControllers),
         )
         .unwrap();
-        let port = |name: &&str| ((*name).to_owned(), Arc::new(Port::reserve().unwrap()));
         let mut stage = Self {
             hubs: BTreeMap::new(),
-            ports: hubs.iter().map(port).collect(),
+            ports: BTreeMap::new(),
             desk: Desk::at(&home),
             home,
             edge,
@@ -85,10 +84,17 @@ impl Stage {
             values: ValuesFile::new("replicaCount: 0").unwrap(),
             ways: BTreeMap::new(),
         };
+        stage.expect(hubs);
         for name in hubs {
             stage.start(name).await;
         }
         stage
+    }
+
+    /// Hubs that are started later, by ways of their own.
+    fn expect(&mut self, hubs: &[&str]) {
+        let port = |name: &&str| ((*name).to_owned(), Arc::new(Port::reserve().unwrap()));
+        self.ports.extend(hubs.iter().map(port));
     }
 
     /// Starts one, or another in its place. Agents are told of all.
@@ -455,10 +461,7 @@ async fn an_outage_that_costs_the_lead_ends_nothing_on_a_member_by_kubeconfig() 
 #[tokio::test]
 async fn a_lead_that_is_cut_off_from_home_alone_gives_its_agents_up() {
     let mut stage = Stage::set("cut-off", &[]).await;
-    for name in ["a", "b"] {
-        let port = Arc::new(Port::reserve().unwrap());
-        stage.ports.insert(name.to_owned(), port);
-    }
+    stage.expect(&["a", "b"]);
     let line = FaultProxy::before(&stage.home).await.unwrap();
     stage.ways.insert("a", line.kubeconfig());
     for name in ["a", "b"] {
@@ -536,10 +539,7 @@ async fn the_ca_is_rotated_though_the_lead_changes_meanwhile_and_nobody_is_locke
 #[tokio::test]
 async fn of_hubs_with_other_settings_those_of_the_lead_count() {
     let mut stage = Stage::set("settings", &[]).await;
-    for name in ["a", "b"] {
-        let port = Arc::new(Port::reserve().unwrap());
-        stage.ports.insert(name.to_owned(), port);
-    }
+    stage.expect(&["a", "b"]);
     stage.start("a").await;
     let _member = stage.join(Mode::Agent).await;
     stage.desk.member_shows(EDGE, &[CONNECTED]).await.unwrap();
@@ -583,10 +583,7 @@ async fn of_hubs_with_other_settings_those_of_the_lead_count() {
 #[tokio::test]
 async fn who_was_let_go_is_not_uninstalled_by_a_hub_that_has_not_heard_of_it() {
     let mut stage = Stage::set("let-go", &[]).await;
-    for name in ["a", "b"] {
-        let port = Arc::new(Port::reserve().unwrap());
-        stage.ports.insert(name.to_owned(), port);
-    }
+    stage.expect(&["a", "b"]);
     let way = AnsweringProxy::before(&stage.home).await.unwrap();
     stage.ways.insert("b", way.kubeconfig());
     for name in ["a", "b"] {

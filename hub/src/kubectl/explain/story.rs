@@ -262,14 +262,8 @@ impl Teller<'_> {
             self.push(Mark::NotKnown, text, Some(remedy.to_owned()));
             return None;
         };
-        let spec = lease.spec.as_ref();
-        let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
-        let renewed = spec.and_then(|spec| spec.renew_time.as_ref().map(|time| time.0));
-        if self.is_ahead(renewed) {
-            return None;
-        }
-        let old = renewed.is_none_or(|at| self.now.as_second() - at.as_second() > LEASE_IS_OLD);
-        if let Some(holder) = holder.filter(|holder| !holder.is_empty() && !old) {
+        let (holder, renewed) = self.held(lease, LEASE_IS_OLD)?;
+        if let Some(holder) = holder {
             self.say(Mark::Well, format!("the hub {holder} leads"));
             return Some(true);
         }
@@ -285,17 +279,11 @@ impl Teller<'_> {
         if self.not_known("who acts on this cluster", asked) {
             return None;
         }
-        let spec = match asked {
-            Asking::Found(lease) => lease.spec.as_ref(),
-            _ => None,
+        let (holder, renewed) = match asked {
+            Asking::Found(lease) => self.held(lease, HOLD_IS_OLD)?,
+            _ => (None, None),
         };
-        let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
-        let renewed = spec.and_then(|spec| spec.renew_time.as_ref().map(|time| time.0));
-        if self.is_ahead(renewed) {
-            return None;
-        }
-        let old = renewed.is_none_or(|at| self.now.as_second() - at.as_second() > HOLD_IS_OLD);
-        if let Some(holder) = holder.filter(|holder| !holder.is_empty() && !old) {
+        if let Some(holder) = holder {
             self.say(
                 Mark::Well,
                 format!("{holder} holds its Lease, and acts here"),
@@ -315,19 +303,27 @@ impl Teller<'_> {
         Some(false)
     }
 
-    /// A Lease that was renewed in the future tells of clocks, and of nothing else.
-    fn is_ahead(&mut self, renewed: Option<Timestamp>) -> bool {
-        let Some(at) = renewed.filter(|at| at.as_second() - self.now.as_second() > LEASE_IS_OLD)
-        else {
-            return false;
-        };
-        let text = format!(
-            "who holds the Lease is not known: it was renewed at {}",
-            self.when(at)
-        );
-        let remedy = "compare the clock of this machine with theirs";
-        self.push(Mark::NotKnown, text, Some(remedy.to_owned()));
-        true
+    /// Who holds it, where it is not `old` in seconds, and when it was renewed; none, and a line, where that tells of
+    /// clocks and of nothing else.
+    fn held<'l>(
+        &mut self,
+        lease: &'l Lease,
+        old: i64,
+    ) -> Option<(Option<&'l str>, Option<Timestamp>)> {
+        let spec = lease.spec.as_ref();
+        let renewed = spec.and_then(|spec| spec.renew_time.as_ref().map(|time| time.0));
+        let ago = renewed.map(|at| self.now.as_second() - at.as_second());
+        if let Some(at) = renewed.filter(|_| ago < Some(-LEASE_IS_OLD)) {
+            let at = self.when(at);
+            let text = format!("who holds the Lease is not known: it was renewed at {at}");
+            let remedy = "compare the clock of this machine with theirs";
+            self.push(Mark::NotKnown, text, Some(remedy.to_owned()));
+            return None;
+        }
+        let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
+        let is_old = ago.is_none_or(|ago| ago > old);
+        let holder = holder.filter(|holder| !holder.is_empty() && !is_old);
+        Some((holder, renewed))
     }
 
     /// Those that are not told of one by one.

@@ -87,22 +87,21 @@ impl Contents {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
-    use std::io::Read as _;
+    use std::io::Read;
 
     use super::*;
 
-    fn unpacked(contents: Contents) -> BTreeMap<String, String> {
-        let mut packed = Vec::new();
-        contents.write(&mut packed).unwrap();
-        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed.as_slice()));
+    /// The files of a bundle.
+    pub(in super::super::super) fn unpacked(packed: impl Read) -> BTreeMap<String, String> {
+        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
         let entries = archive.entries().unwrap().map(|entry| {
             let mut entry = entry.unwrap();
             let name = entry.path().unwrap().display().to_string();
             let mut text = String::new();
             entry.read_to_string(&mut text).unwrap();
-            (name, text)
+            (name.replace("krypton-support/", ""), text)
         });
         entries.collect()
     }
@@ -115,17 +114,12 @@ mod tests {
         contents.add("a/large.log", "x".repeat(MOST));
         contents.add("a/small.log", "said\n".to_owned());
         assert_eq!(contents.left_out(), 2);
-        let files = unpacked(contents);
+        let mut packed = Vec::new();
+        contents.write(&mut packed).unwrap();
+        let files = unpacked(packed.as_slice());
         let names: Vec<&str> = files.keys().map(String::as_str).collect();
-        assert_eq!(
-            names,
-            [
-                "krypton-support/README.txt",
-                "krypton-support/a/small.log",
-                "krypton-support/tenants.yaml"
-            ]
-        );
-        let readme = &files["krypton-support/README.txt"];
+        assert_eq!(names, ["README.txt", "a/small.log", "tenants.yaml"]);
+        let readme = &files["README.txt"];
         for line in [
             "  tenants.yaml\n",
             "  a/small.log\n",
