@@ -30,7 +30,7 @@ debug = --features failpoints
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench soak deny run run-pid stop clean rust
+.PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench soak deny console run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,7 +60,7 @@ fuzz: rust ## Feed the reading of kubeconfigs and charts with what a fuzzer find
 
 check: rust ## Formatting and lints; any warning fails
 	cargo fmt --all --check
-	cargo clippy $(CARGO_FLAGS) --workspace $(debug) --all-targets -- -D warnings
+	cargo clippy $(CARGO_FLAGS) --workspace --all-features --all-targets -- -D warnings
 	for script in .ci/run $$(find hack -name '*.sh'); do bash -n "$$script"; done
 
 fmt: rust ## Format the code
@@ -90,6 +90,9 @@ soak: rust tools ## Random faults over two edges for half an hour, and a check o
 deny: rust ## Licences, sources and banned crates; needs cargo-deny and the network, and is not part of check
 	@command -v cargo-deny >/dev/null || { echo "make deny: no cargo-deny found; run 'cargo install --locked cargo-deny'" >&2; exit 1; }
 	cargo deny --workspace check
+
+console: rust ## Build hub and agent for tokio-console, into target/console/debug
+	RUSTFLAGS='--cfg tokio_unstable' cargo build $(CARGO_FLAGS) --target-dir $(target)/console --features krypton-hub/console -p krypton-hub -p krypton-agent --bins
 
 run: rust ## Run the hub in the foreground (ARGS='--namespace krypton ...')
 	$(binaries) $(debug)

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::watch;
+use tracing::Instrument as _;
+use tracing::field::Empty;
 
 use crate::clock::Boot;
 use crate::work_metrics::{ChartMetrics, Counted, WorkMetrics};
@@ -416,7 +418,7 @@ impl ChartCache {
             };
             self.keep(chart, &asked, came).await
         };
-        match (self.counted("hub", given).await, error) {
+        match (self.counted("hub", chart, given).await, error) {
             // A person is told of the repository: the other way is not theirs to mend.
             (Err(ChartError::Hub { problem, .. }), Some(error)) => {
                 tracing::warn!(%chart, %problem, "the chart is not to be had from the hub either");
@@ -426,16 +428,19 @@ impl ChartCache {
         }
     }
 
-    /// Counts what comes of a fetch.
+    /// Counts and traces what comes of a fetch.
     async fn counted(
         &self,
         from: &'static str,
+        chart: &ChartRef,
         fetch: impl Future<Output = Result<Fetched, ChartError>>,
     ) -> Result<Fetched, ChartError> {
+        let span = tracing::error_span!("chart", %chart, from, outcome = Empty);
         let since = Boot::now();
-        let fetched = fetch.await;
+        let fetched = fetch.instrument(span.clone()).await;
         let took = Boot::now().since(since);
-        self.metrics.fetched(from, took, fetched.as_ref().err());
+        let outcome = self.metrics.fetched(from, took, fetched.as_ref().err());
+        span.record("outcome", outcome);
         fetched
     }
 
@@ -486,7 +491,8 @@ impl ChartCache {
             };
             self.keep(chart, asked, came).await
         };
-        self.counted("repository", in_time(chart, fetched)).await
+        self.counted("repository", chart, in_time(chart, fetched))
+            .await
     }
 
     /// The entry of an HTTP repository's index.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Parser;
 use krypton_common::bundle::split_address;
 use krypton_common::names::namespace_name;
-use krypton_common::telemetry::LogFormat;
+use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
 
 use crate::access::{LocalSource, ServiceAccount};
 use crate::admin::{BindAddress, DEBUG_DEFAULT, is_loopback};
@@ -17,6 +17,8 @@ use crate::fence::SYSTEM_NAMESPACE;
 use crate::go_values::parse_duration;
 use crate::join::Places;
 use crate::plan::Remediation;
+use crate::telemetry::Telling;
+use crate::traces::NoEndpoint;
 
 /// Keeps one Helm chart at one version installed for every Tenant of the cluster it runs beside, as its
 /// hub says.
@@ -167,6 +169,15 @@ pub struct Flags {
         help_heading = "Process"
     )]
     pub log_format: LogFormat,
+    /// Collector that takes traces by OTLP over gRPC, as http://otel-collector:4317. Without one no traces are made.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "OTEL_EXPORTER_OTLP_ENDPOINT",
+        hide_env_values = true,
+        help_heading = "Process"
+    )]
+    pub otlp_endpoint: Option<String>,
     /// Name of this one of the cluster's agents, the same after a restart [default: POD_NAME, else
     /// HOSTNAME, else agent].
     #[arg(
@@ -208,6 +219,22 @@ impl fmt::Display for Listen {
 }
 
 impl Flags {
+    /// What the process is to tell of itself.
+    ///
+    /// # Errors
+    /// When there is no collector by that name.
+    pub fn telling(&self) -> Result<Telling<'static>, NoEndpoint> {
+        let otlp = self.otlp_endpoint.as_deref();
+        let otlp = otlp.filter(|endpoint| !endpoint.trim().is_empty());
+        Ok(Telling {
+            program: "krypton-agent",
+            replica: None,
+            format: self.log_format,
+            filter: DEFAULT_FILTER,
+            otlp: otlp.map(str::parse).transpose()?,
+        })
+    }
+
     /// Where the cluster's configuration is looked for; `env` reads a variable.
     pub fn local(&self, env: impl Fn(&str) -> Option<String>) -> LocalSource {
         let list = env("KUBECONFIG").unwrap_or_default();

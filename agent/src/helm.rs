@@ -11,6 +11,8 @@ use std::time::Duration;
 use semver::Version;
 use serde_json::{Map, Value};
 use thiserror::Error;
+use tracing::Instrument as _;
+use tracing::field::Empty;
 
 use crate::clock::Boot;
 use crate::index::{INSTALL_RUN, RUN_LABEL};
@@ -455,16 +457,18 @@ impl Helm {
         slot
     }
 
-    /// Counts what comes of a run.
+    /// Counts and traces what comes of a run.
     async fn counted<T>(
         &self,
         verb: &'static str,
         run: impl Future<Output = Result<T, HelmError>>,
     ) -> Result<T, HelmError> {
+        let span = tracing::error_span!("helm", verb, outcome = Empty);
         let since = Boot::now();
-        let result = run.await;
+        let result = run.instrument(span.clone()).await;
         let took = Boot::now().since(since);
-        self.metrics.ran(verb, took, result.as_ref().err());
+        let outcome = self.metrics.ran(verb, took, result.as_ref().err());
+        span.record("outcome", outcome);
         result
     }
 

@@ -50,6 +50,8 @@ pub mod session;
 pub mod signals;
 pub mod status;
 pub mod subject;
+pub mod telemetry;
+pub mod traces;
 pub mod trust;
 pub mod watch_backoff;
 pub mod watchdog;

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use krypton_agent::flags::Flags;
+use krypton_agent::telemetry::{Telling, TellingError};
 use krypton_common::error_chain::chain;
-use krypton_common::telemetry;
 
 fn main() -> ExitCode {
     let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -15,17 +15,17 @@ fn main() -> ExitCode {
         return krypton_agent::helm::supervise(args.drain(1..));
     }
     let flags = Flags::parse();
-    let log = match telemetry::init(flags.log_format, telemetry::DEFAULT_FILTER) {
-        Ok(log) => log,
-        Err(error) => return refuse(&chain(&error), 2),
-    };
-    log.process.put("program", "krypton-agent");
     if rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .is_err()
     {
         return refuse("another TLS provider was installed before ours", 1);
     }
+    let telling = flags.telling().map_err(TellingError::from);
+    let (log, _traces) = match telling.and_then(Telling::start) {
+        Ok(started) => started,
+        Err(error) => return refuse(&chain(&error), 2),
+    };
     // Next to the cluster's own load there is little to do, and each thread has memory of its own.
     let runtime = match tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(4)

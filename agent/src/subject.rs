@@ -12,6 +12,7 @@ use krypton_common::tenant::{Next, TenantKey};
 use krypton_crds::tenant::Tenant;
 use serde_json::{Map, Value};
 use tracing::Span;
+use tracing::field::Empty;
 
 use crate::index::ReleaseKey;
 use crate::placement::placed_on;
@@ -41,14 +42,30 @@ impl SubjectKey {
     }
 
     /// Of what is done for it: each line within says for whom, and for which generation of the object.
-    pub fn span(&self, generation: i64, release: &ReleaseKey) -> Span {
+    pub fn span(&self, member: &str, generation: i64, release: &ReleaseKey) -> Span {
         let release = &*release.name;
         match self {
             Self::Tenant(key) => {
-                tracing::error_span!("work", tenant = %key, generation, release)
+                tracing::error_span!(
+                    "work",
+                    tenant = %key,
+                    member,
+                    generation,
+                    release,
+                    action = Empty,
+                    outcome = Empty
+                )
             }
             Self::Deployment(key) => {
-                tracing::error_span!("work", deployment = %key, generation, release)
+                tracing::error_span!(
+                    "work",
+                    deployment = %key,
+                    member,
+                    generation,
+                    release,
+                    action = Empty,
+                    outcome = Empty
+                )
             }
         }
     }

@@ -197,8 +197,13 @@ impl Drop for Counted {
 }
 
 impl HelmMetrics {
-    /// What came of a run that had its slot for so long.
-    pub(crate) fn ran(&self, verb: &'static str, took: Duration, error: Option<&HelmError>) {
+    /// What came of a run that had its slot for so long, in a word.
+    pub(crate) fn ran(
+        &self,
+        verb: &'static str,
+        took: Duration,
+        error: Option<&HelmError>,
+    ) -> &'static str {
         let outcome = error.map_or("ok", HelmError::outcome);
         let labels = [("verb", verb), ("outcome", outcome)];
         self.runs.get_or_create(&labels).inc();
@@ -206,6 +211,7 @@ impl HelmMetrics {
             let duration = self.run_duration.get_or_create(&[("verb", verb)]);
             duration.observe(took.as_secs_f64());
         }
+        outcome
     }
 
     /// Somebody waits for a slot for as long as what is returned lives.
@@ -230,8 +236,13 @@ fn name(urgency: Urgency) -> &'static str {
 }
 
 impl ChartMetrics {
-    /// A fetch from the `repository` or the `hub` has ended.
-    pub(crate) fn fetched(&self, from: &'static str, took: Duration, error: Option<&ChartError>) {
+    /// A fetch from the `repository` or the `hub` has ended; what came of it, in a word.
+    pub(crate) fn fetched(
+        &self,
+        from: &'static str,
+        took: Duration,
+        error: Option<&ChartError>,
+    ) -> &'static str {
         let outcome = match error.map(ChartError::fault) {
             None => "ok",
             Some(ChartFault::NotLoaded) => "not_loaded",
@@ -242,6 +253,7 @@ impl ChartMetrics {
         self.fetches.get_or_create(&labels).inc();
         let duration = self.fetch_duration.get_or_create(&[("from", from)]);
         duration.observe(took.as_secs_f64());
+        outcome
     }
 
     /// A chart is here for as long as what is returned lives.

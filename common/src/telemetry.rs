@@ -10,9 +10,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::fmt::format::JsonFields;
-use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
-use tracing_subscriber::reload;
+use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Registry, reload};
 
 use json_line::JsonLine;
 use level::Wanted;
@@ -101,31 +101,39 @@ pub struct Log {
     pub level: LogLevel,
 }
 
+/// What else is to see the spans and events of this process, with a filter of its own.
+pub type Beside = Box<dyn Layer<Registry> + Send + Sync>;
+
 /// Logs from now on, at what `default_filter` says unless `RUST_LOG` says otherwise. Once per process.
-pub fn init(format: LogFormat, default_filter: &str) -> Result<Log, TelemetryError> {
+pub fn init(
+    format: LogFormat,
+    default_filter: &str,
+    beside: Vec<Beside>,
+) -> Result<Log, TelemetryError> {
     let variable = std::env::var(VARIABLE).ok();
     let (text, targets) = filter(variable.as_deref(), default_filter)?;
     let (wanted, handle) = reload::Layer::new(Wanted(targets));
     let process = AboutProcess::default();
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => {
-            let lines = lines.with_ansi(std::io::stderr().is_terminal());
-            tracing_subscriber::registry()
-                .with(lines.with_filter(wanted))
-                .try_init()
-        }
-        LogFormat::Json => {
-            let process = process.clone();
-            let lines = lines
-                .fmt_fields(JsonFields::new())
-                .event_format(JsonLine { process });
-            tracing_subscriber::registry()
-                .with(lines.with_filter(wanted))
-                .try_init()
-        }
-    }
-    .map_err(TelemetryError::AlreadySet)?;
+    let lines = match format {
+        LogFormat::Text => lines
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_filter(wanted)
+            .boxed(),
+        LogFormat::Json => lines
+            .fmt_fields(JsonFields::new())
+            .event_format(JsonLine {
+                process: process.clone(),
+            })
+            .with_filter(wanted)
+            .boxed(),
+    };
+    let mut layers = vec![lines];
+    layers.extend(beside);
+    tracing_subscriber::registry()
+        .with(layers)
+        .try_init()
+        .map_err(TelemetryError::AlreadySet)?;
     Ok(Log {
         process,
         level: LogLevel::new(handle, text),
@@ -190,9 +198,9 @@ mod tests {
 
     #[test]
     fn setting_it_up_twice_is_an_error_and_no_panic() {
-        assert!(init(LogFormat::Json, DEFAULT_FILTER).is_ok());
+        assert!(init(LogFormat::Json, DEFAULT_FILTER, Vec::new()).is_ok());
         assert!(matches!(
-            init(LogFormat::Text, DEFAULT_FILTER),
+            init(LogFormat::Text, DEFAULT_FILTER, Vec::new()),
             Err(TelemetryError::AlreadySet(_))
         ));
     }

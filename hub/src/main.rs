@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use krypton_common::error_chain::chain;
-use krypton_common::telemetry;
 use krypton_hub::settings::{Flags, Settings, service_account_namespace};
 
 fn main() -> ExitCode {
@@ -24,20 +23,16 @@ fn main() -> ExitCode {
         Ok(settings) => settings,
         Err(error) => return refuse(&chain(&error), 2),
     };
-    let log = match telemetry::init(settings.log_format, settings.log_filter()) {
-        Ok(log) => log,
-        Err(error) => return refuse(&chain(&error), 2),
-    };
-    log.process.put("program", "krypton-hub");
-    if let Some(replica) = &settings.reporting_instance {
-        log.process.put("replica", replica);
-    }
     if rustls::crypto::aws_lc_rs::default_provider()
         .install_default()
         .is_err()
     {
         return refuse("another TLS provider was installed before ours", 1);
     }
+    let (log, _traces) = match settings.telling().start() {
+        Ok(started) => started,
+        Err(error) => return refuse(&chain(&error), 2),
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -12,6 +12,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use krypton_agent::plan::Remediation;
+use krypton_agent::telemetry::Telling;
+use krypton_agent::traces::OtlpEndpoint;
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
@@ -82,6 +84,8 @@ pub struct Settings {
     pub log_format: LogFormat,
     /// `None`: info. `RUST_LOG` beats it either way.
     pub log_level: Option<tracing::Level>,
+    /// Where traces go; `None`: nowhere.
+    pub otlp_endpoint: Option<OtlpEndpoint>,
     /// Name of this process in events; `None` when neither `POD_NAME` nor `HOSTNAME` is set.
     pub reporting_instance: Option<String>,
     /// Where it runs, if it has been told all of it.
@@ -259,6 +263,17 @@ impl Settings {
         service_account_namespace: Option<String>,
     ) -> Result<Self, SettingsError> {
         resolve::resolve(&flags, env, service_account_namespace)
+    }
+
+    /// What the process is to tell of itself.
+    pub fn telling(&self) -> Telling<'_> {
+        Telling {
+            program: "krypton-hub",
+            replica: self.reporting_instance.as_deref(),
+            format: self.log_format,
+            filter: self.log_filter(),
+            otlp: self.otlp_endpoint.clone(),
+        }
     }
 
     /// What is logged unless `RUST_LOG` says otherwise.

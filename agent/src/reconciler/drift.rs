@@ -237,7 +237,8 @@ impl Reconciler {
             cancel,
             notes,
         });
-        let span = key.span(subject.generation(), release);
+        let span = key.span(&self.member.name, subject.generation(), release);
+        span.record("action", "look for drift");
         let looking = Arc::clone(&self.performer).look(look);
         rounds.jobs.spawn(looking.instrument(span));
     }

@@ -29,6 +29,7 @@ use kube::core::PartialObjectMeta;
 use kube::{Client, CustomResourceExt, ResourceExt};
 use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, watch};
+use tracing::Span;
 
 use super::{Member, Tools};
 use crate::chart::{ChartFault, ChartRef};
@@ -213,6 +214,7 @@ impl Performer {
         };
         done.fault = result.err();
         let outcome = done.fault.as_ref().map_or("ok", Fault::outcome);
+        Span::current().record("outcome", outcome);
         let took = Boot::now().since(begun);
         let work = &self.tools.work;
         work.reconciled(&job.plan.action, took, outcome);

@@ -197,7 +197,9 @@ impl Reconciler {
         slot.busy = true;
         let performer = Arc::clone(&self.performer);
         let of = key.clone();
-        let span = tracing::error_span!("placing", tenant = %key, generation = order.generation);
+        let member = &*self.member.name;
+        let generation = order.generation;
+        let span = tracing::error_span!("placing", tenant = %key, member, generation);
         let placing = async move {
             let said = match &step {
                 Placing::Confirm(state) => Some(state.clone()),

@@ -277,7 +277,8 @@ impl Reconciler {
             urgency,
             turn,
         };
-        let span = key.span(job.subject.generation(), &job.release);
+        let span = key.span(&self.member.name, job.subject.generation(), &job.release);
+        span.record("action", job.plan.action.name());
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
         let task = self.jobs.spawn(performing.instrument(span.clone())).id();
         self.running.insert(task, (key.clone(), span));

@@ -365,6 +365,9 @@ securityContext:
   "--health-probe-bind-address=:8081"
   (printf "--log-format=%s" .Values.logFormat)
 }}
+{{- with .Values.otlpEndpoint }}
+{{- $args = append $args (printf "--otlp-endpoint=%s" .) }}
+{{- end }}
 {{- toJson $args }}
 {{- end }}
 

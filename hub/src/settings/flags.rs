@@ -215,6 +215,9 @@ pub struct Flags {
     /// Format of the log: text or json.
     #[arg(long, value_name = "FORMAT", help_heading = "Process")]
     pub log_format: Option<String>,
+    /// Collector that takes traces by OTLP over gRPC, as http://otel-collector:4317. Without one no traces are made.
+    #[arg(long, value_name = "URL", help_heading = "Process")]
+    pub otlp_endpoint: Option<String>,
     /// How long the Lease of the hub that leads is good without a renewal, 5s to 60s; all its other times are parts of it. Longer where home's apiserver is slow: a fifth of it is the deadline of each call.
     #[arg(long, value_name = "DURATION", help_heading = "Process")]
     pub leader_lease_duration: Option<String>,

@@ -277,6 +277,18 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "a log format",
         ),
         (
+            &["--otlp-endpoint=otel:4317"],
+            &[],
+            "flag --otlp-endpoint",
+            "the address of a collector",
+        ),
+        (
+            &[],
+            &[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:pass@otel")],
+            "variable OTEL_EXPORTER_OTLP_ENDPOINT",
+            "OTEL_EXPORTER_OTLP_HEADERS",
+        ),
+        (
             &["-zap-encoder=xml"],
             &[],
             "flag --zap-encoder",

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use krypton_agent::admin::is_loopback;
 use krypton_agent::plan::{HISTORY, Remediation};
+use krypton_agent::traces::{NoEndpoint, OtlpEndpoint};
 use krypton_common::bundle::split_address;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
@@ -80,6 +81,7 @@ pub(super) fn resolve(
         debug_bind_address: debug,
         log_format,
         log_level,
+        otlp_endpoint: inputs.otlp_endpoint(flags)?,
         reporting_instance: inputs
             .variable("POD_NAME")
             .or_else(|| inputs.variable("HOSTNAME")),
@@ -792,6 +794,22 @@ impl Inputs<'_> {
             },
         };
         Ok((log_format, log_level))
+    }
+
+    fn otlp_endpoint(&mut self, flags: &Flags) -> Result<Option<OtlpEndpoint>, SettingsError> {
+        let given = self.text("otlp-endpoint", &non_empty(flags.otlp_endpoint.clone()));
+        if given.text.is_empty() {
+            return Ok(None);
+        }
+        let refused = |why| SettingsError::InvalidSecret {
+            origin: given.origin,
+            class: "the address of a collector",
+            remedy: match why {
+                NoEndpoint::Form => "write http://HOST:4317, or https:// for TLS",
+                NoEndpoint::Login => "set OTEL_EXPORTER_OTLP_HEADERS in place of user and password",
+            },
+        };
+        given.text.parse().map(Some).map_err(refused)
     }
 
     fn refuse_foreign_helm_driver(&self) -> Result<(), SettingsError> {

@@ -334,6 +334,12 @@ pub const ROWS: &[Row] = &[
         NEW,
     ),
     flag("log-format", &[], "text", NEW),
+    computed(
+        "otlp-endpoint",
+        &["OTEL_EXPORTER_OTLP_ENDPOINT"],
+        "no traces",
+        NEW,
+    ),
     flag(
         "leader-lease-duration",
         &["KRYPTON_LEADER_LEASE_DURATION"],

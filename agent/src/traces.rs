@@ -1,0 +1,437 @@
+//! Traces of what is done, sent by OTLP over gRPC to a collector, where one is named.
+//!
+//! What stands beside the endpoint in the OpenTelemetry specification counts as it says there:
+//! `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`, `OTEL_TRACES_SAMPLER`, `OTEL_BSP_*`,
+//! `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::Uri;
+use krypton_common::telemetry::Beside;
+use opentelemetry::KeyValue;
+use opentelemetry::trace::{Status, TracerProvider as _};
+use opentelemetry_otlp::{ExporterBuildError, WithExportConfig as _, WithTonicConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::resource::EnvResourceDetector;
+use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
+use tokio::runtime::Runtime;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tracing::{Level, Metadata};
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
+
+/// What is traced: work that ends. The other spans, of sessions and reconcilers, last as long as these.
+const TRACED: [&str; 5] = ["chart", "helm", "home", "placing", "work"];
+
+/// How a span tells what came of it, and what it says when that is good.
+const OUTCOME: (&str, &str) = ("outcome", "ok");
+
+/// Of one export, and of the last one when the process ends.
+const EXPORT: Duration = Duration::from_secs(10);
+const CONNECT: Duration = Duration::from_secs(5);
+const LAST: Duration = Duration::from_secs(3);
+
+const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
+const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
+
+/// Where a collector takes OTLP over gRPC: `http://HOST:PORT` or `https://HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpEndpoint(Uri);
+
+impl fmt::Display for OtlpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Without what was given: it may hold a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoEndpoint {
+    #[error("no address of a collector: write http://HOST:4317, or https:// for TLS")]
+    Form,
+    #[error("a collector's address has no user and password: set OTEL_EXPORTER_OTLP_HEADERS")]
+    Login,
+}
+
+impl FromStr for OtlpEndpoint {
+    type Err = NoEndpoint;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let uri: Uri = text.trim().parse().map_err(|_| NoEndpoint::Form)?;
+        let authority = uri.authority().map_or("", |authority| authority.as_str());
+        if authority.contains('@') {
+            return Err(NoEndpoint::Login);
+        }
+        let known = matches!(uri.scheme_str(), Some("http" | "https"));
+        if !known || authority.is_empty() || uri.path() != "/" || uri.query().is_some() {
+            return Err(NoEndpoint::Form);
+        }
+        Ok(Self(uri))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TracesError {
+    #[error("reading {}, which {CERTIFICATE} names, failed", path.display())]
+    Certificate {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("preparing the connection to the collector {endpoint} failed")]
+    Connection {
+        endpoint: OtlpEndpoint,
+        #[source]
+        source: tonic::transport::Error,
+    },
+    #[error("preparing what sends traces to {endpoint} failed")]
+    Exporter {
+        endpoint: OtlpEndpoint,
+        #[source]
+        source: ExporterBuildError,
+    },
+    #[error("starting the thread that sends traces failed")]
+    Thread(#[source] io::Error),
+}
+
+/// Sends traces until it is dropped, then what is left of them, for 3 s at most.
+#[derive(Debug)]
+pub struct Traces {
+    provider: SdkTracerProvider,
+    /// Of its own: it sends while the process's other threads do something else, or nothing any more.
+    _runtime: Runtime,
+}
+
+impl Traces {
+    /// The collector need not be there. Spans that wait for it are bounded (`OTEL_BSP_MAX_QUEUE_SIZE`, 2,048); more
+    /// are left out.
+    ///
+    /// # Errors
+    /// When a certificate cannot be read, or the process is out of threads.
+    pub fn start(
+        endpoint: &OtlpEndpoint,
+        program: &'static str,
+        replica: Option<&str>,
+    ) -> Result<(Self, Beside), TracesError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("traces")
+            .enable_all()
+            .build()
+            .map_err(TracesError::Thread)?;
+        let channel = {
+            let _within = runtime.enter();
+            channel(endpoint)?
+        };
+        let exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_tonic()
+            .with_channel(channel)
+            .with_timeout(EXPORT)
+            .build()
+            .map_err(|source| TracesError::Exporter {
+                endpoint: endpoint.clone(),
+                source,
+            })?;
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource(program, replica))
+            .with_batch_exporter(Told {
+                to: endpoint.clone(),
+                away: AtomicBool::new(false),
+                exporter,
+            })
+            .build();
+        let layer = layer(&provider, program);
+        let traces = Self {
+            provider,
+            _runtime: runtime,
+        };
+        Ok((traces, layer))
+    }
+}
+
+impl Drop for Traces {
+    fn drop(&mut self) {
+        if let Err(error) = self.provider.shutdown_with_timeout(LAST) {
+            tracing::debug!(%error, "the last traces were not sent");
+        }
+    }
+}
+
+fn channel(endpoint: &OtlpEndpoint) -> Result<Channel, TracesError> {
+    let refused = |source| TracesError::Connection {
+        endpoint: endpoint.clone(),
+        source,
+    };
+    let mut channel = Endpoint::from(endpoint.0.clone())
+        .connect_timeout(CONNECT)
+        .timeout(EXPORT);
+    if endpoint.0.scheme_str() == Some("https") {
+        let tls = ClientTlsConfig::new();
+        let tls = match std::env::var_os(CERTIFICATE).map(PathBuf::from) {
+            None => tls.with_native_roots(),
+            Some(path) => match std::fs::read(&path) {
+                Ok(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
+                Err(source) => return Err(TracesError::Certificate { path, source }),
+            },
+        };
+        channel = channel.tls_config(tls).map_err(refused)?;
+    }
+    Ok(channel.connect_lazy())
+}
+
+fn resource(program: &'static str, replica: Option<&str>) -> Resource {
+    let name = std::env::var(SERVICE_NAME).ok();
+    let name = name.filter(|name| !name.is_empty());
+    let replica = replica.map(|replica| KeyValue::new("service.instance.id", replica.to_owned()));
+    Resource::builder_empty()
+        .with_service_name(program)
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+        .with_attributes(replica)
+        .with_detector(Box::new(EnvResourceDetector::new()))
+        .with_attributes(name.map(|name| KeyValue::new("service.name", name)))
+        .build()
+}
+
+fn layer(provider: &SdkTracerProvider, program: &'static str) -> Beside {
+    tracing_opentelemetry::layer()
+        .with_tracer(provider.tracer(program))
+        // A span's parent is the nearest one around it that is traced.
+        .with_context_activation(false)
+        .with_location(false)
+        .with_threads(false)
+        .with_target(false)
+        .with_tracked_inactivity(false)
+        .with_filter(filter_fn(is_traced).with_max_level_hint(LevelFilter::INFO))
+        .boxed()
+}
+
+/// Of lines, those that the log has by default: a trace says no more than they do.
+fn is_traced(metadata: &Metadata<'_>) -> bool {
+    metadata.target().starts_with("krypton")
+        && if metadata.is_span() {
+            TRACED.contains(&metadata.name())
+        } else {
+            *metadata.level() <= Level::INFO
+        }
+}
+
+/// Says once that a collector is away, and once that it is back.
+#[derive(Debug)]
+struct Told<E> {
+    to: OtlpEndpoint,
+    away: AtomicBool,
+    exporter: E,
+}
+
+impl<E: SpanExporter> SpanExporter for Told<E> {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let sent = self
+            .exporter
+            .export(batch.into_iter().map(judged).collect())
+            .await;
+        let was_away = self.away.swap(sent.is_err(), Ordering::Relaxed);
+        match &sent {
+            Err(error) if !was_away => {
+                tracing::warn!(endpoint = %self.to, %error, "traces are not sent: those that wait too long are left out");
+            }
+            Ok(()) if was_away => {
+                tracing::info!(endpoint = %self.to, "traces are sent again");
+            }
+            _ => {}
+        }
+        sent
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
+}
+
+/// With a status after its outcome: whoever looks at traces asks for those with errors.
+fn judged(mut span: SpanData) -> SpanData {
+    let (name, good) = OUTCOME;
+    let said = span
+        .attributes
+        .iter()
+        .find(|one| one.key.as_str() == name)
+        .map(|one| one.value.to_string());
+    span.status = match said {
+        Some(said) if said == good => Status::Ok,
+        Some(said) => Status::error(said),
+        None => Status::Unset,
+    };
+    span
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::{Arc, Mutex};
+
+    use opentelemetry::trace::SpanId;
+    use opentelemetry_sdk::error::OTelSdkError;
+    use tracing::field::Empty;
+    use tracing_subscriber::filter::dynamic_filter_fn;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_scheme_and_a_host_and_has_no_password() {
+        for good in [
+            "http://otel:4317",
+            "https://collector.example",
+            " http://[::1]:4317/ ",
+        ] {
+            assert!(good.parse::<OtlpEndpoint>().is_ok(), "{good}");
+        }
+        let cases = [
+            ("", NoEndpoint::Form),
+            ("otel:4317", NoEndpoint::Form),
+            ("grpc://otel:4317", NoEndpoint::Form),
+            ("http://otel:4318/v1/traces", NoEndpoint::Form),
+            ("http://otel:4317/?a=b", NoEndpoint::Form),
+            ("http://me:pass@otel:4317", NoEndpoint::Login),
+        ];
+        for (bad, why) in cases {
+            assert_eq!(bad.parse::<OtlpEndpoint>(), Err(why), "{bad}");
+        }
+    }
+
+    /// Stands in for a collector.
+    #[derive(Clone, Debug, Default)]
+    struct Kept {
+        spans: Arc<Mutex<Vec<SpanData>>>,
+        away: Arc<AtomicBool>,
+    }
+
+    impl SpanExporter for Kept {
+        async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+            if self.away.load(Ordering::Relaxed) {
+                return Err(OTelSdkError::InternalFailure("away".to_owned()));
+            }
+            self.spans.lock().unwrap().extend(batch);
+            Ok(())
+        }
+    }
+
+    /// What is sent of it, by name.
+    fn sent(does: impl FnOnce()) -> BTreeMap<String, SpanData> {
+        let kept = Kept::default();
+        let provider = SdkTracerProvider::builder()
+            .with_simple_exporter(Told {
+                to: "http://otel:4317".parse().unwrap(),
+                away: AtomicBool::new(false),
+                exporter: kept.clone(),
+            })
+            .build();
+        let subscriber =
+            tracing_subscriber::registry().with(vec![layer(&provider, "krypton-agent")]);
+        tracing::subscriber::with_default(subscriber, does);
+        let spans = kept.spans.lock().unwrap().clone();
+        let count = spans.len();
+        let by_name: BTreeMap<_, _> = spans
+            .into_iter()
+            .map(|span| (span.name.to_string(), span))
+            .collect();
+        assert_eq!(by_name.len(), count);
+        by_name
+    }
+
+    fn attributes(span: &SpanData) -> BTreeMap<&str, String> {
+        let each = span.attributes.iter();
+        each.map(|one| (one.key.as_str(), one.value.to_string()))
+            .collect()
+    }
+
+    #[test]
+    fn work_that_ends_is_traced_under_the_nearest_work_and_says_what_came_of_it() {
+        let spans = sent(|| {
+            let _forever = tracing::error_span!("reconciler", member = "edge-1").entered();
+            let work =
+                tracing::error_span!("work", tenant = "a/b", generation = 3_i64, outcome = Empty);
+            let within = work.clone().entered();
+            let session = tracing::error_span!("session").entered();
+            let helm = tracing::error_span!("helm", verb = "install", outcome = Empty).entered();
+            tracing::info!(chart = "c", "said");
+            tracing::debug!("a detail");
+            helm.record("outcome", "failed");
+            drop((helm, session));
+            work.record("outcome", "ok");
+            drop((within, work));
+            drop(tracing::error_span!("home", tenant = "a/b"));
+            drop(tracing::error_span!(target: "kube", "helm"));
+        });
+        let names: Vec<&str> = spans.keys().map(String::as_str).collect();
+        assert_eq!(names, ["helm", "home", "work"]);
+        let (helm, home, work) = (&spans["helm"], &spans["home"], &spans["work"]);
+        assert_eq!(work.parent_span_id, SpanId::INVALID);
+        assert_eq!(helm.parent_span_id, work.span_context.span_id());
+        assert_eq!(helm.span_context.trace_id(), work.span_context.trace_id());
+        assert_ne!(home.span_context.trace_id(), work.span_context.trace_id());
+        assert_eq!(work.status, Status::Ok);
+        assert_eq!(helm.status, Status::error("failed"));
+        assert_eq!(home.status, Status::Unset);
+        let of_work = attributes(work);
+        assert_eq!(of_work["tenant"], "a/b");
+        assert_eq!(of_work["generation"], "3");
+        let events: Vec<_> = helm.events.iter().map(|event| &*event.name).collect();
+        assert_eq!(events, ["said"]);
+        assert!(work.events.is_empty());
+    }
+
+    #[test]
+    fn a_collector_that_is_away_is_told_of_once_and_told_of_when_it_is_back() {
+        let kept = Kept::default();
+        let told = Told {
+            to: "http://otel:4317".parse().unwrap(),
+            away: AtomicBool::new(false),
+            exporter: kept.clone(),
+        };
+        let (lines, subscriber) = counted();
+        tracing::subscriber::with_default(subscriber, || {
+            for away in [false, true, true, false, false, true] {
+                kept.away.store(away, Ordering::Relaxed);
+                let sent = futures::executor::block_on(told.export(Vec::new()));
+                assert_eq!(sent.is_err(), away);
+            }
+        });
+        assert_eq!(
+            *lines.lock().unwrap(),
+            [Level::WARN, Level::INFO, Level::WARN]
+        );
+    }
+
+    type Levels = Arc<Mutex<Vec<Level>>>;
+
+    /// The levels of the lines that are said.
+    fn counted() -> (Levels, impl tracing::Subscriber + Send + Sync) {
+        let lines = Levels::default();
+        let to = Arc::clone(&lines);
+        let count = dynamic_filter_fn(move |metadata, _| {
+            if metadata.is_event() {
+                to.lock().unwrap().push(*metadata.level());
+            }
+            false
+        });
+        let layer = tracing_subscriber::fmt::layer().with_writer(io::sink);
+        (
+            lines,
+            tracing_subscriber::registry().with(layer.with_filter(count)),
+        )
+    }
+}

@@ -1,0 +1,191 @@
+//! A stand-in for an OpenTelemetry collector: takes spans by OTLP over gRPC, and keeps them.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::{Context, Result};
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::{
+        ExportTraceServiceRequest, ExportTraceServiceResponse,
+        trace_service_server::{TraceService, TraceServiceServer},
+    },
+    common::v1::{AnyValue, KeyValue, any_value::Value},
+    trace::v1::Span,
+};
+use rcgen::{CertificateParams, KeyPair};
+use tempfile::TempDir;
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{
+    Request, Response, Status,
+    transport::{Identity, Server, ServerTlsConfig},
+};
+
+use crate::port::Port;
+
+/// A span that came, in words.
+#[derive(Clone, Debug)]
+pub struct Traced {
+    /// The program that it is of.
+    pub service: String,
+    pub trace: Vec<u8>,
+    pub id: Vec<u8>,
+    /// Empty of the first of a trace.
+    pub parent: Vec<u8>,
+    pub name: String,
+    pub attributes: BTreeMap<String, String>,
+    /// 0 unset, 1 ok, 2 error.
+    pub status: i32,
+    /// What was said within.
+    pub events: Vec<String>,
+}
+
+impl Traced {
+    /// Its attribute of that name, or nothing.
+    pub fn of(&self, attribute: &str) -> &str {
+        self.attributes.get(attribute).map_or("", String::as_str)
+    }
+}
+
+type Spans = Arc<Mutex<Vec<Traced>>>;
+
+/// Takes what it is sent until it is stopped or dropped.
+#[derive(Debug)]
+pub struct Collector {
+    port: Port,
+    spans: Spans,
+    certificate: Option<(TempDir, PathBuf)>,
+    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Collector {
+    /// Starts it, with TLS or without.
+    ///
+    /// # Errors
+    /// When the port cannot be had, or no certificate made.
+    pub async fn start(tls: bool) -> Result<Self> {
+        crate::install_tls_provider();
+        let port = Port::reserve()?;
+        let spans = Spans::default();
+        let mut server = Server::builder();
+        let mut certificate = None;
+        if tls {
+            let key = KeyPair::generate().context("making a key")?;
+            let names = vec!["127.0.0.1".to_owned()];
+            let own = CertificateParams::new(names)
+                .and_then(|params| params.self_signed(&key))
+                .context("making a certificate")?;
+            let folder = TempDir::with_prefix("krypton-collector-").context("making a folder")?;
+            let file = folder.path().join("ca.pem");
+            std::fs::write(&file, own.pem()).context("writing a certificate")?;
+            certificate = Some((folder, file));
+            let identity = Identity::from_pem(own.pem(), key.serialize_pem());
+            server = server
+                .tls_config(ServerTlsConfig::new().identity(identity))
+                .context("setting up TLS")?;
+        }
+        let listener = port.listen()?;
+        listener.set_nonblocking(true).context("listening")?;
+        let listener = TcpListener::from_std(listener).context("listening")?;
+        let service = TraceServiceServer::new(Keeper(Arc::clone(&spans)));
+        let (stop, stopped) = oneshot::channel();
+        let serving = server.add_service(service).serve_with_incoming_shutdown(
+            TcpListenerStream::new(listener),
+            async move {
+                // Also when whoever would say so is gone.
+                drop(stopped.await);
+            },
+        );
+        let serving = tokio::spawn(async move {
+            if let Err(error) = serving.await {
+                eprintln!("the collector has ended: {error}");
+            }
+        });
+        Ok(Self {
+            port,
+            spans,
+            certificate,
+            running: Some((stop, serving)),
+        })
+    }
+
+    /// The variables by which a process sends to it, soon after each span.
+    pub fn env(&self) -> Vec<(String, String)> {
+        let scheme = self.certificate.as_ref().map_or("http", |_| "https");
+        let endpoint = format!("{scheme}://{}", self.port.address());
+        let mut env = vec![
+            ("OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(), endpoint),
+            ("OTEL_BSP_SCHEDULE_DELAY".to_owned(), "100".to_owned()),
+        ];
+        if let Some((_, file)) = &self.certificate {
+            let file = file.display().to_string();
+            env.push(("OTEL_EXPORTER_OTLP_CERTIFICATE".to_owned(), file));
+        }
+        env
+    }
+
+    /// All that came.
+    pub fn spans(&self) -> Vec<Traced> {
+        let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        spans.clone()
+    }
+
+    /// From now on nobody answers there; connections are ended.
+    pub async fn stop(&mut self) {
+        if let Some((stop, serving)) = self.running.take() {
+            drop(stop);
+            // Its error was shown.
+            drop(serving.await);
+        }
+    }
+}
+
+struct Keeper(Spans);
+
+#[tonic::async_trait]
+impl TraceService for Keeper {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        let mut spans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for of_one in request.into_inner().resource_spans {
+            let resource = of_one.resource.unwrap_or_default();
+            let about = words(resource.attributes);
+            let service = about.get("service.name").cloned().unwrap_or_default();
+            let each = of_one.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            spans.extend(each.map(|span| traced(&service, span)));
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+fn traced(service: &str, span: Span) -> Traced {
+    let events = span.events.into_iter().map(|event| {
+        let fields = words(event.attributes);
+        format!("{} {fields:?}", event.name)
+    });
+    Traced {
+        service: service.to_owned(),
+        trace: span.trace_id,
+        id: span.span_id,
+        parent: span.parent_span_id,
+        name: span.name,
+        attributes: words(span.attributes),
+        status: span.status.map_or(0, |status| status.code),
+        events: events.collect(),
+    }
+}
+
+fn words(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
+    let word = |value: Option<AnyValue>| match value.and_then(|value| value.value) {
+        Some(Value::StringValue(text)) => text,
+        Some(Value::IntValue(number)) => number.to_string(),
+        other => format!("{other:?}"),
+    };
+    let each = attributes.into_iter();
+    each.map(|one| (one.key, word(one.value))).collect()
+}

@@ -1,0 +1,142 @@
+//! What is done is traced to a collector, and nobody waits for one that is away.
+
+use krypton_tests::{
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Collector, Daemon, Hub, HubOptions,
+    Mode, Parts, Traced, bundle, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes,
+    membership::write_secret,
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const SECRET: &str = "hunter2-traced";
+const GOOD: i32 = 1;
+const BAD: i32 = 2;
+
+in_both_modes!(what_is_done_for_a_tenant_is_traced_and_nobody_waits_for_a_collector_that_is_away);
+
+async fn what_is_done_for_a_tenant_is_traced_and_nobody_waits_for_a_collector_that_is_away(
+    mode: Mode,
+) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("traces-home", Parts::ControlPlane),
+        Cluster::start("traces-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let (desk, edge_desk) = (Desk::at(&home), Desk::at(&edge));
+    let mut collector = Collector::start(mode == Mode::Proxy).await.unwrap();
+    let values = ValuesFile::new(&format!("{{replicaCount: 0, token: {SECRET}}}")).unwrap();
+    let mut options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args([values_flag(&values)])
+        .args(["--self-cluster=false"]);
+    for (name, value) in collector.env() {
+        options = options.env(&name, &value);
+    }
+    let mut hub = Hub::start(&options).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let folder = TempDir::new().unwrap();
+    let mut agent = None;
+    if mode == Mode::Agent {
+        let join = folder.path().join("bundle.yaml");
+        write_secret(&join, &bundle(&home, "edge-1").await.unwrap()).unwrap();
+        let options = AgentOptions::new(edge.kubeconfig())
+            .join_file(&join)
+            .env(collector.env());
+        agent = Some(Agent::start(&options).unwrap());
+        agent.as_mut().unwrap().ready(PATIENCE).await.unwrap();
+    } else {
+        let access = edge.kubeconfig_with_token();
+        desk.add_member("edge-1", &access).await.unwrap();
+    }
+
+    edge_desk
+        .create("default", "acme", json!({}))
+        .await
+        .unwrap();
+    edge_desk
+        .shows("default", "acme", &[ALL_READY])
+        .await
+        .unwrap();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let broken = format!("{{replicaCount: 0, broken: true, token: {SECRET}}}");
+    values.write(&broken).unwrap();
+    let failed = ("ClusterError/edge-1", "True", "UpgradeFailed");
+    edge_desk.shows("default", "acme", &[failed]).await.unwrap();
+
+    let program = match mode {
+        Mode::Agent => "krypton-agent",
+        Mode::Proxy | Mode::SelfCluster => "krypton-hub",
+    };
+    let work = |name: &'static str, attribute: &'static str, value: &'static str| {
+        let collector = &collector;
+        eventually(value, PATIENCE, async move || {
+            let spans = collector.spans();
+            let found = spans.into_iter().find(|span| {
+                span.service == program && span.name == name && span.of(attribute) == value
+            });
+            Ok(found)
+        })
+    };
+    let about_acme = |span: &Traced| {
+        assert_eq!(span.of("tenant"), "default/acme", "{span:?}");
+        assert_eq!(span.of("member"), "edge-1", "{span:?}");
+        assert_eq!(span.of("release"), "tenant-acme-edge-1", "{span:?}");
+        assert_eq!(span.of("generation"), "1", "{span:?}");
+        assert_eq!(span.parent, [0_u8; 0], "{span:?}");
+    };
+    let installed = work("work", "action", "install").await.unwrap();
+    about_acme(&installed);
+    assert_eq!(installed.status, GOOD, "{installed:?}");
+    let helm = work("helm", "verb", "install").await.unwrap();
+    assert_eq!(helm.trace, installed.trace);
+    assert_eq!(helm.parent, installed.id);
+    assert_eq!((helm.of("outcome"), helm.status), ("ok", GOOD), "{helm:?}");
+    let said = helm
+        .events
+        .iter()
+        .any(|event| event.contains("running helm"));
+    assert!(
+        said || installed
+            .events
+            .iter()
+            .any(|event| event.contains("running helm"))
+    );
+    let chart = work("chart", "outcome", "ok").await.unwrap();
+    assert!(chart.of("chart").contains("small"), "{chart:?}");
+    let upgraded = work("helm", "outcome", "failed").await.unwrap();
+    assert_eq!(upgraded.of("verb"), "upgrade", "{upgraded:?}");
+    assert_eq!(upgraded.status, BAD, "{upgraded:?}");
+    let homes = collector.spans();
+    let written = homes.iter().find(|span| span.name == "home").unwrap();
+    assert_eq!(written.service, "krypton-hub", "{written:?}");
+    assert_eq!(written.of("tenant"), "default/acme", "{written:?}");
+    let endless = ["reconciler", "session", "proxy", "discovery"];
+    assert!(homes.iter().all(|span| !endless.contains(&&*span.name)));
+    let told = format!("{homes:?}");
+    assert!(!told.contains(SECRET), "{told}");
+
+    collector.stop().await;
+    edge_desk.delete("default", "acme").await.unwrap();
+    edge_desk.gone("default", "acme").await.unwrap();
+    let actor: &mut Daemon = match &mut agent {
+        Some(agent) => agent,
+        None => &mut hub,
+    };
+    let away = "traces are not sent";
+    eventually(
+        "a line that says that the collector is away",
+        PATIENCE,
+        async || Ok(actor.log()?.contains(away).then_some(())),
+    )
+    .await
+    .unwrap();
+    assert!(actor.stop().await.unwrap().success());
+    assert_eq!(actor.log().unwrap().matches(away).count(), 1);
+}
