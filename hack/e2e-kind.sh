@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Hub, agent and a chart that nobody here wrote, as pods on two kind clusters, installed by our own charts and
-# looked at with kubectl: install, upgrade and deletion of a Tenant by an agent, then the same cluster by its
-# kubeconfig, then a hub that is uninstalled and comes back.
+# looked at with kubectl: install, upgrade and deletion of a Tenant by an agent, two hubs of which one is killed, then
+# the same cluster by its kubeconfig, then a hub that is uninstalled and comes back.
 #   E2E_HOME, E2E_EDGE   names of the clusters (krypton-home, krypton-edge). Clusters that exist are used, cleared
 #                        of what an earlier run left, and kept; others are made, and deleted at the end
 #   SKIP_CLEANUP=1       everything stays
@@ -261,11 +261,12 @@ YAML
 } >"$work/hub.yaml"
 image_values krypton-agent >"$work/agent.yaml"
 
-# hub VERSION: the hub's chart, with that version of the fleet's chart.
+# hub VERSION [VALUE...]: the hub's chart, with that version of the fleet's chart.
 hub() {
   local chart
   mapfile -t chart < <(chart_at "$1")
-  helm_home upgrade --install krypton-hub charts/krypton-hub -n "$hub_namespace" -f "$work/hub.yaml" "${chart[@]}" --wait --timeout "${timeout}s" >/dev/null
+  shift
+  helm_home upgrade --install krypton-hub charts/krypton-hub -n "$hub_namespace" -f "$work/hub.yaml" "${chart[@]}" "$@" --wait --timeout "${timeout}s" >/dev/null
 }
 
 # ---------------------------------------------------------------- what is looked at, on the edge
@@ -319,6 +320,24 @@ member_is() {
   found=$(on_home get edgecluster "$member" -o jsonpath='{.status.mode} {.status.conditions[?(@.type=="Connected")].status} {.status.conditions[?(@.type=="Healthy")].status} {.status.holder}')
   [[ $found == "$1 True True "*/"$pod"/* ]]
 }
+# The pods that have the leader's label: one, or none for the moment.
+leading() { on_home get pods -n "$hub_namespace" -l mesh.openkcm.io/leader=true -o jsonpath='{.items[*].metadata.name}'; }
+another_leads() {
+  local found
+  found=$(leading)
+  [ -n "$found" ] && [[ $found != *"$1"* ]]
+}
+# SIGKILL to the hub of a pod, as by the kernel: nothing is said, and nothing handed over.
+kill_hub() { # POD
+  docker exec "$home-control-plane" bash -c '
+    for process in /proc/[0-9]*; do
+      [ "$(cat "$process/comm" 2>/dev/null)" = krypton-hub ] || continue
+      tr "\0" "\n" <"$process/environ" 2>/dev/null | grep -qx "POD_NAME=$0" && kill -9 "${process#/proc/}" && exit 0
+    done
+    exit 1' "$1" || fail "no process of $1 was found to kill"
+}
+epoch() { on_home get edgecluster "$member" -o jsonpath='{.status.hubEpoch}'; }
+heard_by_another() { (($(epoch) > $1)) && member_is agent; }
 no_pods() { [ -z "$(kubectl --kubeconfig "$work/$1.kubeconfig" get pods -n "$2" -o name)" ]; }
 # What nobody may have touched while no one of Krypton ran.
 still_there() {
@@ -373,6 +392,28 @@ install_tenant "$newer"
 well_behaved edge "$agent_namespace"
 well_behaved home "$hub_namespace"
 agent_memory=$(memory "$edge" krypton-agent)
+
+# ---------------------------------------------------------------- two hubs
+
+step "two hubs: kill -9 of the one that leads"
+hub "$newer" --set replicaCount=2
+until_true "one of two hubs leads" another_leads none
+until_true "member $member by its agent" member_is agent
+lead=$(leading)
+before=$(epoch)
+kill_hub "$lead"
+killed=$(date +%s%N)
+until_true "the other hub has the leader's label" another_leads "$lead"
+log "another hub is led to after $((($(date +%s%N) - killed) / 1000000)) ms"
+until_true "member $member has its agent under the other hub" heard_by_another "$before"
+log "its agent is connected to it after $((($(date +%s%N) - killed) / 1000000)) ms"
+still_there "$newer" 1
+delete_tenant
+install_tenant "$newer"
+# Both pods are new, so that what is asked of them below is asked of pods that nobody has killed.
+on_home delete pods --all -n "$hub_namespace" --timeout="${timeout}s" >/dev/null
+hub "$newer"
+until_true "member $member by its agent under one hub" member_is agent
 
 # ---------------------------------------------------------------- without one
 
