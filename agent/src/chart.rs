@@ -1,5 +1,6 @@
 //! The chart cache: each chart is fetched and checked once per process, whoever asks, however often.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -71,21 +72,28 @@ pub struct ChartRef {
 }
 
 impl ChartRef {
-    /// The repository's URL without user and password, for people.
+    /// The repository's URL without user and password, and without a query, which may hold a key: for people.
     pub fn repo_shown(&self) -> String {
-        match reqwest::Url::parse(&self.repo) {
-            Ok(mut url) => {
-                let hidden = url.set_username("").and_then(|()| url.set_password(None));
-                if hidden.is_ok() {
-                    url.to_string()
-                } else {
-                    "(not a URL)".to_owned()
-                }
+        url_shown(&self.repo)
+    }
+}
+
+fn url_shown(text: &str) -> String {
+    match reqwest::Url::parse(text) {
+        Ok(mut url) => {
+            url.set_query(None);
+            url.set_fragment(None);
+            let hidden = url.set_username("").and_then(|()| url.set_password(None));
+            if hidden.is_ok() {
+                url.to_string()
+            } else {
+                "(not a URL)".to_owned()
             }
-            Err(_) => match self.repo.rsplit_once('@') {
-                Some((_, host)) => host.escape_debug().to_string(),
-                None => self.repo.escape_debug().to_string(),
-            },
+        }
+        Err(_) => {
+            let host = text.rsplit_once('@').map_or(text, |(_, host)| host);
+            let path = host.split(['?', '#']).next().unwrap_or_default();
+            path.escape_debug().to_string()
         }
     }
 }
@@ -93,7 +101,13 @@ impl ChartRef {
 impl fmt::Display for ChartRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let short: String = self.version.chars().take(64).collect();
-        match (self.name.as_str(), short.as_str()) {
+        // Or the path of a file, or a whole URL.
+        let name = if self.name.contains("://") {
+            Cow::Owned(url_shown(&self.name))
+        } else {
+            Cow::Borrowed(&*self.name)
+        };
+        match (name, short.as_str()) {
             (name, "") => write!(f, "chart {name}, newest version")?,
             (name, version) => write!(f, "chart {name}, version {}", version.escape_debug())?,
         }

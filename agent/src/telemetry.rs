@@ -37,7 +37,7 @@ impl Telling<'_> {
             .as_ref()
             .map(|endpoint| Traces::start(endpoint, self.program, self.replica))
             .transpose()?;
-        let (traces, layer) = traced.unzip();
+        let (traces, layer) = traced.flatten().unzip();
         let beside: Vec<Beside> = layer.into_iter().chain(console()).collect();
         let log = telemetry::init(self.format, self.filter, beside)?;
         log.process.put("program", self.program);

@@ -1,8 +1,8 @@
 //! Traces of what is done, sent by OTLP over gRPC to a collector, where one is named.
 //!
-//! What stands beside the endpoint in the OpenTelemetry specification counts as it says there:
-//! `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`, `OTEL_TRACES_SAMPLER`, `OTEL_BSP_*`,
-//! `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
+//! Of what OpenTelemetry's specification has beside the endpoint these count as it says there, and no others:
+//! `OTEL_SDK_DISABLED`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`, `OTEL_EXPORTER_OTLP_TIMEOUT`,
+//! `OTEL_TRACES_SAMPLER`, `OTEL_BSP_*` but for the timeout, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`.
 
 use std::fmt;
 use std::io;
@@ -13,14 +13,18 @@ use std::time::Duration;
 
 use http::Uri;
 use krypton_common::telemetry::Beside;
-use opentelemetry::KeyValue;
 use opentelemetry::trace::{Status, TracerProvider as _};
-use opentelemetry_otlp::{ExporterBuildError, WithExportConfig as _, WithTonicConfig as _};
+use opentelemetry::{KeyValue, Value};
+use opentelemetry_otlp::{
+    ExporterBuildError, RetryPolicy, WithExportConfig as _, WithTonicConfig as _,
+};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::resource::EnvResourceDetector;
 use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
-use tokio::runtime::Runtime;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use tokio::runtime::{Handle, Runtime};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tracing::{Level, Metadata};
 use tracing_subscriber::Layer as _;
@@ -32,12 +36,26 @@ const TRACED: [&str; 5] = ["chart", "helm", "home", "placing", "work"];
 /// How a span tells what came of it, and what it says when that is good.
 const OUTCOME: (&str, &str) = ("outcome", "ok");
 
-/// Of one export, and of the last one when the process ends.
-const EXPORT: Duration = Duration::from_secs(10);
+/// Of one export with what is tried again of it, unless a variable says otherwise, and of one try.
+const EXPORT: Duration = Duration::from_secs(30);
+const TRY: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(5);
+/// Between two tries: six of them, about, within the time of an export.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+const TRIES_AGAIN: usize = 10;
+/// HTTP/2 PING, answered within as long: a collector whose node has vanished is noticed within 20 s.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// When the process ends.
 const LAST: Duration = Duration::from_secs(3);
 
+/// A collector takes 4 MiB at once by default, which are 512 spans with a few of such words each.
+const WORDS_MAX: usize = 1024;
+
+const DISABLED: &str = "OTEL_SDK_DISABLED";
 const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
+const TIMEOUT: &str = "OTEL_EXPORTER_OTLP_TIMEOUT";
+const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
+const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
 const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
 
 /// Where a collector takes OTLP over gRPC: `http://HOST:PORT` or `https://HOST:PORT`.
@@ -84,6 +102,14 @@ pub enum TracesError {
         #[source]
         source: io::Error,
     },
+    #[error("{}, which {CERTIFICATE} names, has no certificate in PEM", path.display())]
+    NoCertificate { path: PathBuf },
+    #[error(
+        "{SAMPLER} is no sampler, or {SAMPLER_ARG} no number from 0 to 1: write always_on, always_off, traceidratio or one of these with parentbased_ before it"
+    )]
+    Sampler,
+    #[error("{TIMEOUT} is no number of milliseconds from 1 to 600000")]
+    Timeout,
     #[error("preparing the connection to the collector {endpoint} failed")]
     Connection {
         endpoint: OtlpEndpoint,
@@ -105,20 +131,29 @@ pub enum TracesError {
 pub struct Traces {
     provider: SdkTracerProvider,
     /// Of its own: it sends while the process's other threads do something else, or nothing any more.
-    _runtime: Runtime,
+    runtime: Option<Runtime>,
 }
 
 impl Traces {
-    /// The collector need not be there. Spans that wait for it are bounded (`OTEL_BSP_MAX_QUEUE_SIZE`, 2,048); more
-    /// are left out.
+    /// The collector need not be there: what waits for it is bounded. `None`: they are disabled, whatever the endpoint.
     ///
     /// # Errors
-    /// When a certificate cannot be read, or the process is out of threads.
+    /// When a certificate cannot be read, a sampler is none, or the process is out of threads.
     pub fn start(
         endpoint: &OtlpEndpoint,
         program: &'static str,
         replica: Option<&str>,
-    ) -> Result<(Self, Beside), TracesError> {
+    ) -> Result<Option<(Self, Beside)>, TracesError> {
+        if variable(DISABLED).is_some_and(|disabled| disabled.eq_ignore_ascii_case("true")) {
+            return Ok(None);
+        }
+        if !is_sampler(
+            variable(SAMPLER).as_deref(),
+            variable(SAMPLER_ARG).as_deref(),
+        ) {
+            return Err(TracesError::Sampler);
+        }
+        let within = export_within(variable(TIMEOUT).as_deref()).ok_or(TracesError::Timeout)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("traces")
@@ -129,10 +164,14 @@ impl Traces {
             let _within = runtime.enter();
             channel(endpoint)?
         };
+        let again = RetryPolicy::recommended()
+            .with_max_retries(TRIES_AGAIN)
+            .with_max_delay(PAUSE_MAX);
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()
             .with_channel(channel)
-            .with_timeout(EXPORT)
+            .with_timeout(within)
+            .with_retry_policy(again)
             .build()
             .map_err(|source| TracesError::Exporter {
                 endpoint: endpoint.clone(),
@@ -143,15 +182,17 @@ impl Traces {
             .with_batch_exporter(Told {
                 to: endpoint.clone(),
                 away: AtomicBool::new(false),
+                within,
+                clock: runtime.handle().clone(),
                 exporter,
             })
             .build();
         let layer = layer(&provider, program);
         let traces = Self {
             provider,
-            _runtime: runtime,
+            runtime: Some(runtime),
         };
-        Ok((traces, layer))
+        Ok(Some((traces, layer)))
     }
 }
 
@@ -159,6 +200,41 @@ impl Drop for Traces {
     fn drop(&mut self) {
         if let Err(error) = self.provider.shutdown_with_timeout(LAST) {
             tracing::debug!(%error, "the last traces were not sent");
+        }
+        // It may look a name up for longer than anybody waits.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Unless it is empty, which is as good as unset by the specification.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+/// The library takes another one for all there is, and says nothing.
+fn is_sampler(name: Option<&str>, argument: Option<&str>) -> bool {
+    let Some(name) = name else {
+        return true;
+    };
+    match name.strip_prefix("parentbased_").unwrap_or(name) {
+        "always_on" | "always_off" => true,
+        "traceidratio" => argument
+            .and_then(|argument| argument.parse::<f64>().ok())
+            .is_some_and(|ratio| (0.0..=1.0).contains(&ratio)),
+        _ => false,
+    }
+}
+
+fn export_within(text: Option<&str>) -> Option<Duration> {
+    match text {
+        None => Some(EXPORT),
+        Some(text) => {
+            let number: u64 = text.trim().parse().ok()?;
+            (1..=600_000)
+                .contains(&number)
+                .then(|| Duration::from_millis(number))
         }
     }
 }
@@ -170,24 +246,30 @@ fn channel(endpoint: &OtlpEndpoint) -> Result<Channel, TracesError> {
     };
     let mut channel = Endpoint::from(endpoint.0.clone())
         .connect_timeout(CONNECT)
-        .timeout(EXPORT);
+        .timeout(TRY)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
     if endpoint.0.scheme_str() == Some("https") {
-        let tls = ClientTlsConfig::new();
-        let tls = match std::env::var_os(CERTIFICATE).map(PathBuf::from) {
+        let tls = ClientTlsConfig::new().timeout(CONNECT);
+        let tls = match variable(CERTIFICATE).map(PathBuf::from) {
             None => tls.with_native_roots(),
-            Some(path) => match std::fs::read(&path) {
-                Ok(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
-                Err(source) => return Err(TracesError::Certificate { path, source }),
-            },
+            Some(path) => tls.ca_certificate(certificate(path)?),
         };
         channel = channel.tls_config(tls).map_err(refused)?;
     }
     Ok(channel.connect_lazy())
 }
 
+fn certificate(path: PathBuf) -> Result<Certificate, TracesError> {
+    match std::fs::read(&path) {
+        Ok(pem) if CertificateDer::from_pem_slice(&pem).is_ok() => Ok(Certificate::from_pem(pem)),
+        Ok(_) => Err(TracesError::NoCertificate { path }),
+        Err(source) => Err(TracesError::Certificate { path, source }),
+    }
+}
+
 fn resource(program: &'static str, replica: Option<&str>) -> Resource {
-    let name = std::env::var(SERVICE_NAME).ok();
-    let name = name.filter(|name| !name.is_empty());
+    let name = variable(SERVICE_NAME);
     let replica = replica.map(|replica| KeyValue::new("service.instance.id", replica.to_owned()));
     Resource::builder_empty()
         .with_service_name(program)
@@ -211,7 +293,7 @@ fn layer(provider: &SdkTracerProvider, program: &'static str) -> Beside {
         .boxed()
 }
 
-/// Of lines, those that the log has by default: a trace says no more than they do.
+/// Of lines, those that the log has by default.
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     metadata.target().starts_with("krypton")
         && if metadata.is_span() {
@@ -226,19 +308,25 @@ fn is_traced(metadata: &Metadata<'_>) -> bool {
 struct Told<E> {
     to: OtlpEndpoint,
     away: AtomicBool,
+    within: Duration,
+    clock: Handle,
     exporter: E,
 }
 
 impl<E: SpanExporter> SpanExporter for Told<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
-        let sent = self
-            .exporter
-            .export(batch.into_iter().map(judged).collect())
-            .await;
+        let batch = batch.into_iter().map(judged).collect();
+        let sent = {
+            let _within = self.clock.enter();
+            tokio::time::timeout(self.within, self.exporter.export(batch))
+        };
+        let sent = sent
+            .await
+            .unwrap_or(Err(OTelSdkError::Timeout(self.within)));
         let was_away = self.away.swap(sent.is_err(), Ordering::Relaxed);
         match &sent {
             Err(error) if !was_away => {
-                tracing::warn!(endpoint = %self.to, %error, "traces are not sent: those that wait too long are left out");
+                tracing::warn!(endpoint = %self.to, %error, "traces are not sent; what is not taken in time is left out");
             }
             Ok(()) if was_away => {
                 tracing::info!(endpoint = %self.to, "traces are sent again");
@@ -261,20 +349,34 @@ impl<E: SpanExporter> SpanExporter for Told<E> {
     }
 }
 
-/// With a status after its outcome: whoever looks at traces asks for those with errors.
+/// With a status after its outcome, as whoever looks at traces asks for those with errors, and with words of a length.
 fn judged(mut span: SpanData) -> SpanData {
     let (name, good) = OUTCOME;
-    let said = span
-        .attributes
-        .iter()
-        .find(|one| one.key.as_str() == name)
-        .map(|one| one.value.to_string());
-    span.status = match said {
-        Some(said) if said == good => Status::Ok,
-        Some(said) => Status::error(said),
-        None => Status::Unset,
-    };
+    for one in &mut span.attributes {
+        shorten(one);
+        if one.key.as_str() == name {
+            let said = one.value.to_string();
+            span.status = if said == good {
+                Status::Ok
+            } else {
+                Status::error(said)
+            };
+        }
+    }
+    for event in &mut span.events.events {
+        event.attributes.iter_mut().for_each(shorten);
+    }
     span
+}
+
+fn shorten(one: &mut KeyValue) {
+    if let Value::String(text) = &mut one.value
+        && text.as_str().len() > WORDS_MAX
+    {
+        let end = text.as_str().floor_char_boundary(WORDS_MAX);
+        let cut = text.as_str().get(..end).unwrap_or_default();
+        *text = format!("{cut}…").into();
+    }
 }
 
 #[cfg(test)]
@@ -283,7 +385,6 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use opentelemetry::trace::SpanId;
-    use opentelemetry_sdk::error::OTelSdkError;
     use tracing::field::Empty;
     use tracing_subscriber::filter::dynamic_filter_fn;
     use tracing_subscriber::layer::SubscriberExt as _;
@@ -312,6 +413,47 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_sampler_that_the_library_would_pass_over_is_refused() {
+        let cases = [
+            (None, None, true),
+            (Some("always_off"), None, true),
+            (Some("parentbased_always_on"), None, true),
+            (Some("traceidratio"), Some("0.1"), true),
+            (Some("parentbased_traceidratio"), Some("1"), true),
+            (Some("traceidratio"), None, false),
+            (Some("traceidratio"), Some("10%"), false),
+            (Some("traceidratio"), Some("2"), false),
+            (Some("jaeger_remote"), None, false),
+        ];
+        for (name, argument, good) in cases {
+            assert_eq!(is_sampler(name, argument), good, "{name:?} {argument:?}");
+        }
+    }
+
+    #[test]
+    fn an_export_has_half_a_minute_unless_it_is_told_otherwise() {
+        assert_eq!(export_within(None), Some(EXPORT));
+        assert_eq!(
+            export_within(Some("1500")),
+            Some(Duration::from_millis(1500))
+        );
+        for bad in ["0", "10s", "-1", "600001"] {
+            assert_eq!(export_within(Some(bad)), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_certificate_is_refused() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("ca.pem");
+        let none = certificate(path.clone());
+        assert!(matches!(none, Err(TracesError::Certificate { .. })));
+        std::fs::write(&path, "not PEM").unwrap();
+        let none = certificate(path);
+        assert!(matches!(none, Err(TracesError::NoCertificate { .. })));
+    }
+
     /// Stands in for a collector.
     #[derive(Clone, Debug, Default)]
     struct Kept {
@@ -332,10 +474,13 @@ mod tests {
     /// What is sent of it, by name.
     fn sent(does: impl FnOnce()) -> BTreeMap<String, SpanData> {
         let kept = Kept::default();
+        let runtime = Runtime::new().unwrap();
         let provider = SdkTracerProvider::builder()
             .with_simple_exporter(Told {
                 to: "http://otel:4317".parse().unwrap(),
                 away: AtomicBool::new(false),
+                within: EXPORT,
+                clock: runtime.handle().clone(),
                 exporter: kept.clone(),
             })
             .build();
@@ -367,7 +512,7 @@ mod tests {
             let within = work.clone().entered();
             let session = tracing::error_span!("session").entered();
             let helm = tracing::error_span!("helm", verb = "install", outcome = Empty).entered();
-            tracing::info!(chart = "c", "said");
+            tracing::info!(chart = "c".repeat(5000), "said");
             tracing::debug!("a detail");
             helm.record("outcome", "failed");
             drop((helm, session));
@@ -391,15 +536,21 @@ mod tests {
         assert_eq!(of_work["generation"], "3");
         let events: Vec<_> = helm.events.iter().map(|event| &*event.name).collect();
         assert_eq!(events, ["said"]);
+        let long = |one: &KeyValue| one.value.as_str().len();
+        let longest = helm.events[0].attributes.iter().map(long).max();
+        assert_eq!(longest, Some(WORDS_MAX + "…".len()));
         assert!(work.events.is_empty());
     }
 
     #[test]
     fn a_collector_that_is_away_is_told_of_once_and_told_of_when_it_is_back() {
         let kept = Kept::default();
+        let runtime = Runtime::new().unwrap();
         let told = Told {
             to: "http://otel:4317".parse().unwrap(),
             away: AtomicBool::new(false),
+            within: EXPORT,
+            clock: runtime.handle().clone(),
             exporter: kept.clone(),
         };
         let (lines, subscriber) = counted();

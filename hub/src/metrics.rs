@@ -46,7 +46,7 @@ pub enum Wrote {
 impl Wrote {
     const ALL: [Self; 3] = [Self::Ok, Self::Conflict, Self::Failed];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Conflict => "conflict",

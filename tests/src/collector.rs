@@ -57,8 +57,34 @@ type Spans = Arc<Mutex<Vec<Traced>>>;
 pub struct Collector {
     port: Port,
     spans: Spans,
-    certificate: Option<(TempDir, PathBuf)>,
+    certificate: Option<Certificate>,
     running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+#[derive(Debug)]
+struct Certificate {
+    pem: String,
+    key: String,
+    _folder: TempDir,
+    file: PathBuf,
+}
+
+impl Certificate {
+    fn make() -> Result<Self> {
+        let key = KeyPair::generate().context("making a key")?;
+        let own = CertificateParams::new(vec!["127.0.0.1".to_owned()])
+            .and_then(|params| params.self_signed(&key))
+            .context("making a certificate")?;
+        let folder = TempDir::with_prefix("krypton-collector-").context("making a folder")?;
+        let file = folder.path().join("ca.pem");
+        std::fs::write(&file, own.pem()).context("writing a certificate")?;
+        Ok(Self {
+            pem: own.pem(),
+            key: key.serialize_pem(),
+            _folder: folder,
+            file,
+        })
+    }
 }
 
 impl Collector {
@@ -68,29 +94,33 @@ impl Collector {
     /// When the port cannot be had, or no certificate made.
     pub async fn start(tls: bool) -> Result<Self> {
         crate::install_tls_provider();
-        let port = Port::reserve()?;
-        let spans = Spans::default();
+        let mut collector = Self {
+            port: Port::reserve()?,
+            spans: Spans::default(),
+            certificate: tls.then(Certificate::make).transpose()?,
+            running: None,
+        };
+        collector.serve().await?;
+        Ok(collector)
+    }
+
+    /// Answers again after it was stopped.
+    ///
+    /// # Errors
+    /// When it cannot listen.
+    pub async fn serve(&mut self) -> Result<()> {
+        self.stop().await;
         let mut server = Server::builder();
-        let mut certificate = None;
-        if tls {
-            let key = KeyPair::generate().context("making a key")?;
-            let names = vec!["127.0.0.1".to_owned()];
-            let own = CertificateParams::new(names)
-                .and_then(|params| params.self_signed(&key))
-                .context("making a certificate")?;
-            let folder = TempDir::with_prefix("krypton-collector-").context("making a folder")?;
-            let file = folder.path().join("ca.pem");
-            std::fs::write(&file, own.pem()).context("writing a certificate")?;
-            certificate = Some((folder, file));
-            let identity = Identity::from_pem(own.pem(), key.serialize_pem());
+        if let Some(own) = &self.certificate {
+            let identity = Identity::from_pem(&own.pem, &own.key);
             server = server
                 .tls_config(ServerTlsConfig::new().identity(identity))
                 .context("setting up TLS")?;
         }
-        let listener = port.listen()?;
+        let listener = self.port.listen()?;
         listener.set_nonblocking(true).context("listening")?;
         let listener = TcpListener::from_std(listener).context("listening")?;
-        let service = TraceServiceServer::new(Keeper(Arc::clone(&spans)));
+        let service = TraceServiceServer::new(Keeper(Arc::clone(&self.spans)));
         let (stop, stopped) = oneshot::channel();
         let serving = server.add_service(service).serve_with_incoming_shutdown(
             TcpListenerStream::new(listener),
@@ -104,24 +134,21 @@ impl Collector {
                 eprintln!("the collector has ended: {error}");
             }
         });
-        Ok(Self {
-            port,
-            spans,
-            certificate,
-            running: Some((stop, serving)),
-        })
+        self.running = Some((stop, serving));
+        Ok(())
     }
 
-    /// The variables by which a process sends to it, soon after each span.
+    /// The variables by which a process sends to it, soon after each span, and does not try for long.
     pub fn env(&self) -> Vec<(String, String)> {
         let scheme = self.certificate.as_ref().map_or("http", |_| "https");
         let endpoint = format!("{scheme}://{}", self.port.address());
         let mut env = vec![
             ("OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(), endpoint),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT".to_owned(), "1000".to_owned()),
             ("OTEL_BSP_SCHEDULE_DELAY".to_owned(), "100".to_owned()),
         ];
-        if let Some((_, file)) = &self.certificate {
-            let file = file.display().to_string();
+        if let Some(own) = &self.certificate {
+            let file = own.file.display().to_string();
             env.push(("OTEL_EXPORTER_OTLP_CERTIFICATE".to_owned(), file));
         }
         env

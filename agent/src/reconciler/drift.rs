@@ -10,7 +10,7 @@ use kube::api::Api;
 use serde_json::Value;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use super::Reconciler;
 use super::perform::Performer;
@@ -238,7 +238,7 @@ impl Reconciler {
             notes,
         });
         let span = key.span(&self.member.name, subject.generation(), release);
-        span.record("action", "look for drift");
+        span.record("action", "look_for_drift");
         let looking = Arc::clone(&self.performer).look(look);
         rounds.jobs.spawn(looking.instrument(span));
     }
@@ -273,6 +273,12 @@ fn interval(wanted: &Wanted) -> Duration {
 impl Performer {
     async fn look(self: Arc<Self>, mut look: Box<Look>) -> Box<Looked> {
         let seen = self.look_at(&mut look).await;
+        let outcome = match &seen {
+            Ok(Some(_)) => "ok",
+            Ok(None) => "stale",
+            Err(_) => "failed",
+        };
+        Span::current().record("outcome", outcome);
         let mut unreadable = None;
         let drifted = match seen {
             Ok(Some(seen)) => {

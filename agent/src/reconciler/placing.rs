@@ -16,7 +16,8 @@ use krypton_crds::tenant::Tenant;
 use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use tokio::task::{Id, JoinError, JoinSet};
-use tracing::Instrument as _;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use super::perform::Performer;
 use super::{AFTER_CONFLICT, Reconciler};
@@ -199,13 +200,25 @@ impl Reconciler {
         let of = key.clone();
         let member = &*self.member.name;
         let generation = order.generation;
-        let span = tracing::error_span!("placing", tenant = %key, member, generation);
+        let span = tracing::error_span!(
+            "placing",
+            tenant = %key,
+            member,
+            generation,
+            outcome = Empty
+        );
         let placing = async move {
             let said = match &step {
                 Placing::Confirm(state) => Some(state.clone()),
                 _ => None,
             };
             let result = performer.place(&order, step).await;
+            let outcome = match &result {
+                Ok(_) => "ok",
+                Err(Fault::Stale) => "stale",
+                Err(Fault::Shown(_)) => "failed",
+            };
+            Span::current().record("outcome", outcome);
             Box::new(Done {
                 key: of,
                 order,

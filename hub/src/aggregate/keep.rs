@@ -23,6 +23,7 @@ use kube::{Client, CustomResourceExt, ResourceExt};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use super::decision::{Memory, Now, Rules, decide};
@@ -534,7 +535,7 @@ fn orphaned(message: &str) -> Told {
 fn span(key: &TenantKey, tenant: &Tenant) -> Span {
     let member = tenant.names_member().unwrap_or(names::SELF_CLUSTER);
     let generation = tenant.metadata.generation;
-    tracing::error_span!("home", tenant = %key, member, generation)
+    tracing::error_span!("home", tenant = %key, member, generation, outcome = Empty)
 }
 
 /// One write, on top of the version that the decision was made on.
@@ -600,6 +601,7 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
             (None, Wrote::Failed)
         }
     };
+    Span::current().record("outcome", came.name());
     let orphaned = match change {
         Change::End { orphaned } => orphaned,
         Change::Status(_) | Change::Begin(_) => None,

@@ -22,6 +22,7 @@ use kube::{Client, Resource as _, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use super::aim::{self, Cluster, Named as Aimed, Sight, named, trusted};
@@ -653,7 +654,7 @@ fn tell(object: &KryptonDeployment, news: Vec<News>, notices: &Notices) {
 fn span(key: &DeploymentKey, object: &KryptonDeployment) -> Span {
     let member = recorded(object).last().map(|place| &*place.cluster);
     let generation = object.metadata.generation;
-    tracing::error_span!("home", deployment = %key, member, generation)
+    tracing::error_span!("home", deployment = %key, member, generation, outcome = Empty)
 }
 
 fn recorded(object: &KryptonDeployment) -> &[Place] {

@@ -78,6 +78,9 @@ pub(super) async fn write(
             None
         }
     };
+    if let Some(came) = came {
+        tracing::Span::current().record("outcome", came.name());
+    }
     let forgets = matches!(outcome, Some(Outcome::Forgets));
     // Somebody has put another's there since the hub was started.
     if forgets

@@ -12,6 +12,8 @@ use tempfile::TempDir;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const SECRET: &str = "hunter2-traced";
+const AWAY: &str = "traces are not sent";
+const BACK: &str = "traces are sent again";
 const GOOD: i32 = 1;
 const BAD: i32 = 2;
 
@@ -129,14 +131,21 @@ async fn what_is_done_for_a_tenant_is_traced_and_nobody_waits_for_a_collector_th
         Some(agent) => agent,
         None => &mut hub,
     };
-    let away = "traces are not sent";
-    eventually(
-        "a line that says that the collector is away",
-        PATIENCE,
-        async || Ok(actor.log()?.contains(away).then_some(())),
-    )
-    .await
-    .unwrap();
+    let says = async |actor: &Daemon, line: &'static str| {
+        let said = async || Ok(actor.log()?.contains(line).then_some(()));
+        eventually(line, PATIENCE, said).await.unwrap();
+    };
+    says(actor, AWAY).await;
+    collector.serve().await.unwrap();
+    edge_desk
+        .create("default", "other", json!({}))
+        .await
+        .unwrap();
+    says(actor, BACK).await;
     assert!(actor.stop().await.unwrap().success());
-    assert_eq!(actor.log().unwrap().matches(away).count(), 1);
+    let log = actor.log().unwrap();
+    assert_eq!(
+        (log.matches(AWAY).count(), log.matches(BACK).count()),
+        (1, 1)
+    );
 }
