@@ -4,7 +4,7 @@ use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
     Parts, bundle, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
+    in_both_modes, kubectl_krypton,
     membership::write_secret,
 };
 use serde_json::{Value, json};
@@ -97,9 +97,19 @@ async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is
     assert_eq!(actor.debug("log").await.unwrap(), "info\n");
     assert!(actor.log_by("loud", "").await.is_err());
     assert!(actor.log_by("debug", "?for=25h").await.is_err());
-    let set = actor.log_by("debug", "?for=24h").await.unwrap();
+    // As `kubectl krypton` has it, which finds its way to a pod otherwise.
+    let here = format!("--debug-address={}", actor.debug_address());
+    let level = async |words: &[&str]| {
+        let words = [&["log-level", "agent", &here], words].concat();
+        kubectl_krypton(&edge, &words).await
+    };
+    let shown = format!("{}: info\n", actor.debug_address());
+    assert_eq!(level(&[]).await.unwrap(), shown);
+    let refused = format!("{:#}", level(&["loud"]).await.unwrap_err());
+    assert!(refused.contains("loud"), "{refused}");
+    let set = level(&["debug", "--for=24h"]).await.unwrap();
     assert!(
-        set.starts_with("debug until ") && set.ends_with(", then info\n"),
+        set.contains(": debug until ") && set.ends_with(", then info\n"),
         "{set}"
     );
 
