@@ -39,6 +39,8 @@ pub(super) enum Program {
 }
 
 impl Program {
+    pub(super) const ALL: [Self; 2] = [Self::Hub, Self::Agent];
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Hub => "hub",
@@ -51,6 +53,21 @@ impl Program {
         match self {
             Self::Hub => "krypton-hub",
             Self::Agent => "krypton-agent",
+        }
+    }
+
+    /// Which one a container is.
+    pub(super) fn of(container: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|program| program.container() == container)
+    }
+
+    /// What it tells of itself, below `/debug/`.
+    pub(super) fn dump(self) -> &'static str {
+        match self {
+            Self::Hub => "fleet.json",
+            Self::Agent => "agent.json",
         }
     }
 }
@@ -256,6 +273,12 @@ pub(super) fn port_of(pod: &Value, container: &str) -> Option<u16> {
             address.map(|address: BindAddress| address.port)
         }
     }
+}
+
+/// Whether there is a process in the pod that could answer.
+pub(super) fn is_running(pod: &Value) -> bool {
+    pod.pointer("/status/phase").and_then(Value::as_str) == Some("Running")
+        && pod.pointer("/metadata/deletionTimestamp").is_none()
 }
 
 /// A loopback address with a port: whoever may ask there may ask without us.

@@ -13,7 +13,7 @@ use kube::Api;
 use kube::core::ApiResource;
 use serde_json::Value;
 
-use super::debug_port::{DebugPort, Program, Question, loopback, port_of};
+use super::debug_port::{DebugPort, Program, Question, is_running, loopback, port_of};
 use super::layout::{one_line, text_at};
 use super::{Connection, HomeArgs, KubectlError, Place, Printed, connect, explain, join, list};
 use crate::lead::label::LABEL;
@@ -153,12 +153,10 @@ async fn find(args: &LogLevel, cluster: &Connection) -> Result<(String, Vec<Seen
 fn seen(pod: &Value, program: Program) -> Option<Seen> {
     let containers = pod.pointer("/spec/containers")?.as_array()?;
     let mut names = containers.iter().filter_map(|it| it.get("name")?.as_str());
-    let ours = names.any(|name| name == program.container());
-    let runs = text_at(pod, "/status/phase").as_deref() == Some("Running");
-    let stays = pod.pointer("/metadata/deletionTimestamp").is_none();
+    let ours = names.any(|name| Program::of(name) == Some(program));
     let labels = pod.pointer("/metadata/labels");
     let label = labels.and_then(|labels| labels.get(LABEL)?.as_str());
-    (ours && runs && stays).then(|| {
+    (ours && is_running(pod)).then(|| {
         Some(Seen {
             name: text_at(pod, "/metadata/name")?,
             port: port_of(pod, program.container()),

@@ -275,3 +275,35 @@ async fn without_a_pod_a_loopback_address_is_asked_and_what_it_refuses_is_told()
     }
     assert!(server.asked().is_empty());
 }
+
+#[tokio::test]
+async fn a_support_bundle_has_what_the_processes_tell_of_themselves_or_says_why_not() {
+    let (to, _) = debug_port().await;
+    let mut pods = hubs();
+    pods.push(pod("krypton-hub-c", "krypton-hub", false, &[]));
+    // One that has ended is not asked.
+    pods[3]["status"]["phase"] = "Failed".into();
+    let home = cluster(pods, "krypton-hub-b", Some(to)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bundle.tar.gz");
+    let here = format!("--debug-address={to}");
+    let words = ["support-bundle", "--file", file.to_str().unwrap(), &here];
+    home.run(&words).await.unwrap();
+    let files = support_bundle::unpacked(std::fs::File::open(&file).unwrap());
+    for name in [
+        "krypton/debug/krypton-hub-b.fleet.json".to_owned(),
+        format!("debug/{to}.fleet.json"),
+    ] {
+        let told: Value = serde_json::from_str(&files[&name]).unwrap();
+        assert_eq!(
+            told,
+            json!({"replica": "krypton-hub-0", "repo": "https://[redacted]@r"})
+        );
+    }
+    let readme = &files["README.txt"];
+    let missing =
+        "  krypton/debug/krypton-hub-a.fleet.json: you may not get and create pods/portforward";
+    assert!(readme.contains(missing), "{readme}");
+    assert!(!readme.contains("krypton-hub-c.fleet.json"), "{readme}");
+    assert!(!readme.contains("agent.json"), "{readme}");
+}
