@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use krypton_agent::clock;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::authority::Authority;
@@ -18,7 +19,7 @@ use krypton_tests::{
     membership::{krypton_ends, krypton_program},
     process::{Invocation, Process},
 };
-use kube::Api;
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
@@ -231,6 +232,31 @@ fn with_path(invocation: Invocation, folder: &Path) -> Invocation {
     invocation.env("PATH", std::env::join_paths(folders).unwrap())
 }
 
+/// One that is told to run, where there is no node.
+async fn a_pod_of_the_hub(home: &Cluster) {
+    let pods: Api<Pod> = Api::namespaced(home.client(), HUB_NAMESPACE);
+    let pod = json!({
+        "metadata": {"name": "krypton-hub-0"},
+        "spec": {
+            "automountServiceAccountToken": false,
+            "serviceAccountName": "krypton-hub",
+            "containers": [{"name": "krypton-hub", "image": "krypton-hub"}],
+        },
+    });
+    let accounts: Api<ServiceAccount> = Api::namespaced(home.client(), HUB_NAMESPACE);
+    let account = json!({"metadata": {"name": "krypton-hub"}});
+    let account = serde_json::from_value(account).unwrap();
+    let params = PostParams::default();
+    accounts.create(&params, &account).await.unwrap();
+    let pod = serde_json::from_value(pod).unwrap();
+    pods.create(&params, &pod).await.unwrap();
+    let runs = json!({"status": {"phase": "Running"}});
+    let patch = Patch::Merge(&runs);
+    pods.patch_status("krypton-hub-0", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
 #[tokio::test]
 async fn each_role_may_do_what_it_is_for_and_no_more() {
     let home = Cluster::start("roles", Parts::ControlPlane).await.unwrap();
@@ -273,6 +299,7 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
     let published = join_info::publish(home.client(), HUB_NAMESPACE, &info).await;
     published.unwrap();
 
+    a_pod_of_the_hub(&home).await;
     let mut people = Vec::new();
     for role in ["krypton-viewer", "krypton-operator", "krypton-ca-operator"] {
         let account = format!("people:{role}");
@@ -300,12 +327,12 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
         let access = ServiceAccountAccess::new(&home, "people", role).await;
         people.push(access.unwrap());
     }
-    use ExitCode::{Done, NotFound, NotPermitted as No, NotReady, Refused};
+    use ExitCode::{Done, Failed, NotFound, NotPermitted as No, NotReady, Refused};
     let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]);
     let versions = versions.await.unwrap();
     assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
     let folder = tempfile::tempdir().unwrap();
-    let rows: [(&[&str], [ExitCode; 3]); 17] = [
+    let rows: [(&[&str], [ExitCode; 3]); 18] = [
         (&["get", "clusters"], [Done, Done, No]),
         (&["get", "tenants", "-A"], [Done, Done, No]),
         (&["get", "deployments", "-A"], [Done, Done, No]),
@@ -334,6 +361,8 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
         (&["join", "edge-3", "-n", HUB_NAMESPACE], [No, Done, No]),
         (&["migrate", "--dry-run"], [No, Done, No]),
         (&["support-bundle", "--file", "FILE"], [Done, Done, No]),
+        // The pod is on no node: who may forward its port is told that.
+        (&["log-level", "hub", "-n", HUB_NAMESPACE], [No, Failed, No]),
         // There is no CA; who may look is told.
         (
             &["rotate-ca", "--status", "-n", HUB_NAMESPACE],
