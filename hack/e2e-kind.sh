@@ -361,6 +361,29 @@ well_behaved() { # home|edge NAMESPACE
   fi
 }
 
+has_debug_lines() { # home|edge NAMESPACE POD
+  local log
+  log=$(kubectl --kubeconfig "$work/$1.kubeconfig" logs -n "$2" "$3" --since 10m) && grep -q DEBUG <<<"$log"
+}
+# debug_port home|edge NAMESPACE hub|agent FILE PATTERN: its log says more for a while, and its bundle has the file.
+debug_port() {
+  local kubeconfig=$work/$1.kubeconfig said pod bundle=$work/support-$1 file
+  said=$(kubectl krypton log-level "$3" debug --for 5m -n "$2" --kubeconfig "$kubeconfig") || fail "log-level $3: $said"
+  pod=${said%%:*}
+  [[ $said == "krypton-$3-"*": debug until "*", then "* ]] || fail "log-level $3 says '$said'"
+  until_true "lines of level debug in the log of $pod" has_debug_lines "$1" "$2" "$pod"
+  kubectl krypton log-level "$3" info --for 0 -n "$2" --kubeconfig "$kubeconfig" >/dev/null
+  said=$(kubectl krypton log-level "$3" -n "$2" --kubeconfig "$kubeconfig")
+  log "$said, after some lines of level debug"
+  rm -rf "$bundle" "$bundle.tar.gz"
+  kubectl krypton support-bundle --file "$bundle.tar.gz" -n "$2" --kubeconfig "$kubeconfig" >/dev/null
+  mkdir "$bundle"
+  tar -xzf "$bundle.tar.gz" -C "$bundle"
+  file=$bundle/krypton-support/$2/debug/$pod.$4
+  [ -s "$file" ] || fail "the bundle of $1 has no $4: $(sed -n '/^Not in it/,$p' "$bundle/krypton-support/README.txt")"
+  grep -q "$5" "$file" || fail "$4 of $pod does not say $5"
+}
+
 # ---------------------------------------------------------------- with an agent
 
 step "helm install krypton-hub on $home"
@@ -392,6 +415,10 @@ install_tenant "$newer"
 well_behaved edge "$agent_namespace"
 well_behaved home "$hub_namespace"
 agent_memory=$(memory "$edge" krypton-agent)
+
+step "what is logged is changed, and support bundles are made, by ports of the pods"
+debug_port home "$hub_namespace" hub fleet.json '"members"'
+debug_port edge "$agent_namespace" agent agent.json "default/$tenant"
 
 # ---------------------------------------------------------------- two hubs
 

@@ -25,7 +25,7 @@ use bounded_listener::BoundedListener;
 use crate::watchdog::Watchdog;
 
 pub use bind_address::{BindAddress, NotABindAddress};
-pub use debug::{DEBUG_DEFAULT, DEBUG_FLAG, bind_debug, is_loopback, serve_debug};
+pub use debug::{DEBUG_DEFAULT, DEBUG_FLAG, bind_debug, filter_lasts, is_loopback, serve_debug};
 
 /// The flag of the metrics server, for messages.
 pub const METRICS_FLAG: &str = "--metrics-bind-address";

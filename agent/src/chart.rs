@@ -31,6 +31,7 @@ mod private_tests;
 mod provenance;
 mod range;
 mod source;
+mod standing;
 #[cfg(test)]
 mod tests;
 mod version;
@@ -41,6 +42,7 @@ pub use download::CHART_LIMIT;
 pub use error::{ChartError, ChartFault};
 pub use provenance::Prover;
 pub use source::ChartSource;
+pub use standing::Standing;
 pub use version::{exact_version, is_range};
 
 use download::Way;
@@ -177,11 +179,13 @@ enum Memory {
     Nothing,
     Have(
         Fetched,
+        Boot,
         #[expect(dead_code, reason = "it is held, not read")] Counted,
     ),
     Failed {
         error: Arc<ChartError>,
         times: u32,
+        since: Boot,
         until: Boot,
     },
 }
@@ -344,7 +348,7 @@ impl ChartCache {
         let mut memory = slot.lock().await;
         let mut wanted = chart.clone();
         let failures = match &*memory {
-            Memory::Have(fetched, _) => {
+            Memory::Have(fetched, ..) => {
                 if tokio::fs::try_exists(&fetched.path).await.unwrap_or(false) {
                     self.metrics.hits.inc();
                     return Ok(fetched.clone());
@@ -370,18 +374,20 @@ impl ChartCache {
         match load.await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
-                *memory = Memory::Have(fetched.clone(), self.metrics.keeps());
+                *memory = Memory::Have(fetched.clone(), Boot::now(), self.metrics.keeps());
                 Ok(fetched)
             }
             Err(error) => {
                 let error = Arc::new(error);
                 let pause = pause(failures, rand::random::<f64>());
-                let until = Boot(Boot::now().0 + pause);
+                let since = Boot::now();
+                let until = Boot(since.0 + pause);
                 // What was there once is not forgotten over a failure to get it back.
                 if !matches!(*memory, Memory::Have(..)) {
                     *memory = Memory::Failed {
                         error: Arc::clone(&error),
                         times: failures + 1,
+                        since,
                         until,
                     };
                 }

@@ -18,6 +18,7 @@ pub mod cluster;
 pub mod crd;
 pub mod dial;
 pub mod drift;
+pub mod dump;
 pub mod enrolment;
 pub mod events;
 pub mod failpoint;

@@ -1,11 +1,10 @@
 //! The agent's process: what is started, in which order, and how it ends.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, anyhow, bail};
 use arc_swap::ArcSwap;
-use axum::Router;
 use jiff::Timestamp;
 use krypton_common::allowed::Allowed;
 use krypton_common::bundle::JoinBundle;
@@ -14,7 +13,7 @@ use krypton_common::error_chain::chain;
 use krypton_common::telemetry::Log;
 use kube::{Client, Config};
 use tempfile::TempPath;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +26,7 @@ use crate::chart::ChartCache;
 use crate::cluster::{self, Cluster, ClusterError};
 use crate::dial::Dialer;
 use crate::drift::DriftMetrics;
+use crate::dump::{self, AgentView, Dumper};
 use crate::enrolment::{self, EnrolError};
 use crate::fence::{LeaseWish, OwnPod, agent_holder};
 use crate::flags::Flags;
@@ -37,12 +37,12 @@ use crate::join::{self, JoinError, Start};
 use crate::ledger::{self, LedgerError};
 use crate::patience::{Settling, patiently};
 use crate::plan::Policy;
-use crate::reconciler::{self, Member, StatusMode, Tools};
+use crate::reconciler::{self, Member, Question, StatusMode, Tools};
 use crate::report::ReportBoard;
-use crate::session::{self, Link, Session};
+use crate::session::{self, Contact, Link, Session};
 use crate::watchdog::Watchdog;
 use crate::work_metrics::WorkMetrics;
-use crate::{metrics, scratch, signals};
+use crate::{clock, metrics, scratch, signals};
 
 /// Our name at the apiserver.
 const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
@@ -85,6 +85,7 @@ pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
     })
     .await?
     .with_metrics(&work);
+    let helm = Arc::new(helm);
     let found = local(
         &flags.local(env),
         flags.context.as_deref(),
@@ -105,6 +106,22 @@ pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
     let (expiry_tx, expiry) = watch::channel(Timestamp::UNIX_EPOCH);
     let (desired_tx, desired) = watch::channel(None);
     let board = Arc::new(ReportBoard::default());
+    let contact = watch::Sender::new(Contact::default());
+    let (asking, questions) = mpsc::channel(1);
+    let dumper = Arc::new(Dumper {
+        view: AgentView {
+            replica: replica.clone(),
+            started: clock::wall(),
+            contact: contact.subscribe(),
+            expiry: expiry.clone(),
+            desired: desired.clone(),
+            board: Arc::clone(&board),
+            work: work.clone(),
+            joined: OnceLock::new(),
+        },
+        helm: Arc::clone(&helm),
+        questions: asking,
+    });
     let mut endpoints = JoinSet::new();
     if let Some(listener) = health_listener {
         let serving =
@@ -112,7 +129,8 @@ pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
         endpoints.spawn(admin::logged("health", serving));
     }
     if let Some(listener) = debug_listener {
-        let serving = admin::serve_debug(listener, log.level, Router::new(), stop.clone());
+        let more = dump::router(Arc::clone(&dumper));
+        let serving = admin::serve_debug(listener, log.level, more, stop.clone());
         endpoints.spawn(admin::logged("debug", serving));
     }
     if let Some(listener) = metrics_listener {
@@ -173,6 +191,7 @@ pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
             desired: desired_tx,
             recorded,
             link: link_tx,
+            contact,
         },
         session_stop.clone(),
     );
@@ -198,6 +217,9 @@ pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
             Arc::new(HubChart::new(link, desired.clone())),
             flags.chart_source,
         );
+    let charts = Arc::new(charts);
+    let joined = (enrolled.cluster.clone(), Arc::clone(&charts));
+    dumper.view.joined.get_or_init(|| joined);
     let pod = OwnPod::of(env(POD_UID), std::process::id());
     let member = Member {
         name: enrolled.cluster.clone(),
@@ -223,14 +245,14 @@ pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
         .with_history(flags.history_max),
     };
     let tools = Tools {
-        helm: Arc::new(helm),
-        charts: Arc::new(charts),
+        helm,
+        charts,
         drift,
         work,
     };
     drop(starting);
     tracing::info!(cluster = %enrolled.cluster, "joined; reconciling as soon as there is a desired state");
-    let reconciling = reconcile(member, tools, desired, board, stop.clone());
+    let reconciling = reconcile(member, tools, desired, board, questions, stop.clone());
     let mut reconciling = tokio::spawn(watchdog.watch("the reconciler", reconciling));
     let by_itself = tokio::select! {
         // First: at the stop the others end too, and not by themselves.
@@ -270,6 +292,7 @@ async fn reconcile(
     tools: Tools,
     mut slot: watch::Receiver<Option<Arc<DesiredState>>>,
     board: Arc<ReportBoard>,
+    questions: mpsc::Receiver<Question>,
     stop: CancellationToken,
 ) {
     let first = tokio::select! {
@@ -287,7 +310,7 @@ async fn reconcile(
         // The session ends after the reconciler; until then the last one stands.
         std::future::pending::<()>().await;
     });
-    reconciler::run(member, tools, desired, board, stop).await;
+    reconciler::run_and_tell(member, tools, desired, board, questions, stop).await;
     following.abort();
 }
 

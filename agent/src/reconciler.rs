@@ -8,6 +8,7 @@ mod member;
 mod perform;
 mod placing;
 mod subjects;
+mod told;
 mod turns;
 mod version;
 mod watches;
@@ -26,7 +27,7 @@ use krypton_crds::tenant::{Tenant, TenantSpec};
 use kube::Client;
 use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
@@ -53,6 +54,8 @@ use turns::Turns;
 use version::ClusterVersion;
 use watches::{Seen, Watch};
 use workspaces::Workspaces;
+
+pub use told::Question;
 
 /// Who writes the status of the member's Tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,8 +131,21 @@ pub async fn run(
     board: Arc<ReportBoard>,
     stop: CancellationToken,
 ) {
+    let nobody = mpsc::channel(1).1;
+    run_and_tell(member, tools, desired, board, nobody, stop).await;
+}
+
+/// The same, and answers who asks how it stands.
+pub async fn run_and_tell(
+    member: Member,
+    tools: Tools,
+    desired: watch::Receiver<Arc<DesiredState>>,
+    board: Arc<ReportBoard>,
+    questions: mpsc::Receiver<Question>,
+    stop: CancellationToken,
+) {
     let span = tracing::error_span!("reconciler", member = %member.name);
-    let reconciling = Box::pin(reconcile(member, tools, desired, board, stop));
+    let reconciling = Box::pin(reconcile(member, tools, desired, board, questions, stop));
     reconciling.instrument(span).await;
 }
 
@@ -138,6 +154,7 @@ async fn reconcile(
     tools: Tools,
     desired: watch::Receiver<Arc<DesiredState>>,
     board: Arc<ReportBoard>,
+    questions: mpsc::Receiver<Question>,
     stop: CancellationToken,
 ) {
     let (holds, hold) = watch::channel(Hold::default());
@@ -206,11 +223,12 @@ async fn reconcile(
         workspaces: Workspaces::default(),
         version: ClusterVersion::default(),
         permitted: false,
+        held: None,
         problem: None,
         started: Boot::now(),
         depths,
     };
-    reconciler.follow(&stop).await;
+    reconciler.follow(questions, &stop).await;
     reconciler.drain(&handle).await;
     idle.cancel();
     watchdog.abort();
@@ -335,13 +353,15 @@ struct Reconciler {
     workspaces: Workspaces,
     version: ClusterVersion,
     permitted: bool,
+    /// Since when the Lease is ours.
+    held: Option<Boot>,
     problem: Option<String>,
     started: Boot,
     depths: Part,
 }
 
 impl Reconciler {
-    async fn follow(&mut self, stop: &CancellationToken) {
+    async fn follow(&mut self, mut questions: mpsc::Receiver<Question>, stop: &CancellationToken) {
         let mut watches = watches::all_but_tenants(&self.member.client);
         let mut tenants: Option<Watch> = None;
         let mut lease = self.member.lease.clone();
@@ -419,6 +439,8 @@ impl Reconciler {
                 // Whoever will never wish otherwise has gone.
                 Ok(()) = lease.changed() => {}
                 Ok(()) = allowed.changed() => self.look_at_all(),
+                // Whoever has asked may have gone.
+                Some(question) = questions.recv() => drop(question.send(self.told(Boot::now()))),
                 () = clock::sleep_until(wake, now) => {}
             }
         }

@@ -68,6 +68,42 @@ impl Link {
     }
 }
 
+/// How it stands with the hub, for who looks for what is wrong.
+#[derive(Clone, Debug, Default)]
+pub struct Contact {
+    pub up: bool,
+    /// Since when; `None` where it has never been up.
+    pub since: Option<Boot>,
+    /// When the hub last said something.
+    pub heard: Option<Boot>,
+    /// Where the hub of the present or last session is, and what it has said of itself.
+    pub address: Option<String>,
+    pub hub_version: Option<String>,
+    pub session: Option<u64>,
+}
+
+impl Contact {
+    fn welcomed(&mut self, address: &str, welcome: &Welcome, now: Boot) {
+        let version = welcome.hub_version.chars().take(64).collect();
+        // One that follows another leaves no time without.
+        let since = self.since.filter(|_| self.up).unwrap_or(now);
+        *self = Self {
+            up: true,
+            since: Some(since),
+            heard: Some(now),
+            address: Some(address.to_owned()),
+            hub_version: Some(version),
+            session: Some(welcome.session),
+        };
+    }
+
+    fn lost(&mut self, now: Boot) {
+        if self.up {
+            (self.up, self.since) = (false, Some(now));
+        }
+    }
+}
+
 /// What a session is made of.
 #[derive(Debug)]
 pub struct Session {
@@ -83,6 +119,7 @@ pub struct Session {
     /// What was on record on the member at the start.
     pub recorded: Option<(Version, String)>,
     pub link: watch::Sender<Link>,
+    pub contact: watch::Sender<Contact>,
 }
 
 /// Why there is no session.
@@ -162,6 +199,7 @@ pub async fn run(session: Session, stop: CancellationToken) {
             Ending::Error(error) => chain(&error),
         };
         session.link.send_replace(Link::Down(problem));
+        session.contact.send_modify(|it| it.lost(Boot::now()));
         tokio::select! {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
@@ -169,6 +207,7 @@ pub async fn run(session: Session, stop: CancellationToken) {
     }
     let problem = "this agent is stopping".to_owned();
     session.link.send_replace(Link::Down(problem));
+    session.contact.send_modify(|it| it.lost(Boot::now()));
 }
 
 impl Session {
@@ -275,6 +314,8 @@ impl Session {
         tracing::info!(hub = %address, version = %welcome.hub_version, session = welcome.session,
             "in session with the hub");
         self.link.send_replace(Link::Up(connection.clone()));
+        self.contact
+            .send_modify(|it| it.welcomed(&address, &welcome, Boot::now()));
         let heartbeat = welcome
             .heartbeat_millis
             .clamp(*HEARTBEAT.start(), *HEARTBEAT.end());
@@ -288,6 +329,7 @@ impl Session {
             tokio::select! {
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
+                        self.contact.send_modify(|it| it.heard = Some(Boot::now()));
                         if let Some(ending) = self.take_in(message, &mut outbox) {
                             // It wants to be rid of us: it stops, or leads no more.
                             self.dialer.pass_on(&address);

@@ -319,6 +319,11 @@ impl WorkMetrics {
         duration.observe(took.as_secs_f64());
     }
 
+    /// How many wait to be looked at, of all reconcilers together, by what they wait for.
+    pub fn waiting(&self) -> [(&'static str, i64); 4] {
+        WAITS.map(|wait| (wait, self.waiting.get_or_create(&[("for", wait)]).get()))
+    }
+
     /// A watch of a member has failed, on what the reconciler calls so.
     pub(crate) fn watch_failed(&self, what: &str) {
         if let Some((_, what)) = WATCHES.iter().find(|(called, _)| *called == what) {

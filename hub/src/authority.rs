@@ -115,6 +115,8 @@ pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// Of the signing root.
     not_after: Timestamp,
+    /// How far a rotation was when this was read.
+    phase: Phase,
 }
 
 impl Authority {
@@ -166,7 +168,9 @@ impl Authority {
         let pem = needed(CERTIFICATE_KEY, "it has no ca.crt")?;
         let key = needed(KEY_KEY, "it has no ca.key")?;
         let trust_domain = needed(TRUST_DOMAIN_KEY, "it has no trust-domain")?.trim();
-        Self::from_parts(trust_domain, pem, key, now)
+        let read = Self::from_parts(trust_domain, pem, key, now)?;
+        let phase = stage(data).map_or(read.phase, |stage| stage.phase);
+        Ok(Self { phase, ..read })
     }
 
     fn from_parts(
@@ -202,7 +206,12 @@ impl Authority {
             roots,
             issuer,
             not_after,
+            phase: Phase::Steady,
         })
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.phase
     }
 
     pub fn trust_domain(&self) -> &str {

@@ -13,14 +13,17 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use jiff::Timestamp;
-use krypton_agent::chart::ChartRef;
+use krypton_agent::chart::ChartCache;
 use krypton_agent::clock::{self, Boot};
-use krypton_agent::helm::{Helm, Load};
-use krypton_agent::precedence::Urgency;
+use krypton_agent::dump::{CachedChart, ChartShown, HelmNow};
+use krypton_agent::helm::Helm;
+use krypton_agent::work_metrics::WorkMetrics;
 use krypton_common::conditions::{State, Truth};
+use krypton_common::root_digest::RootDigest;
 use serde::Serialize;
 
 use crate::aggregate::Counts;
+use crate::authority::Authority;
 use crate::expiry::Validity;
 use crate::facts::{Facts, Values};
 use crate::fleet::Given;
@@ -39,7 +42,13 @@ pub struct Dump {
     /// `None` until home has answered.
     lead: Option<LeadNow>,
     chart: Option<ChartNow>,
+    /// The CA by which agents know this hub; `None` where it serves none.
+    ca: Option<CaNow>,
     helm: HelmNow,
+    /// That this hub has fetched, for members that it reaches itself and for agents that ask.
+    charts: Vec<CachedChart>,
+    /// Tenants and deployments of members that it reaches itself, that wait to be looked at, by what they wait for.
+    waiting: BTreeMap<&'static str, i64>,
     members: BTreeMap<String, MemberNow>,
 }
 
@@ -67,20 +76,11 @@ struct ChartNow {
 }
 
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct HelmNow {
-    in_all: usize,
-    per_member: usize,
-    running: BTreeMap<String, usize>,
-    waiting: Vec<WaitingNow>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct WaitingNow {
-    member: String,
-    urgency: &'static str,
-    for_seconds: u64,
+struct CaNow {
+    /// Of a rotation: Steady, Announced or Switched.
+    phase: String,
+    /// sha256 of the certificates, in hex; the one that signs first.
+    roots: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -144,6 +144,8 @@ pub struct Dumper {
     pub started: Timestamp,
     pub view: Arc<FleetView>,
     pub helm: Arc<Helm>,
+    pub charts: Arc<ChartCache>,
+    pub work: WorkMetrics,
 }
 
 impl Dumper {
@@ -156,7 +158,10 @@ impl Dumper {
             now: clock::wall(),
             lead: None,
             chart: None,
+            ca: self.view.authority().map(|live| CaNow::of(&live.now())),
             helm: HelmNow::of(self.helm.load(), Boot::now()),
+            charts: CachedChart::all(self.charts.standing(), Boot::now()),
+            waiting: self.work.waiting().into(),
             members: BTreeMap::new(),
         };
         seen(dump, &self.view, only, Boot::now())
@@ -219,45 +224,30 @@ impl LeadNow {
 
 impl ChartNow {
     fn of(given: &Given) -> Self {
-        let shown = |url: &str| {
-            let chart = ChartRef {
-                repo: url.to_owned(),
-                name: String::new(),
-                version: String::new(),
-            };
-            chart.repo_shown()
-        };
         let chart = given.chart.as_deref();
+        let chart = chart.map(|it| ChartShown::of(&it.repo, &it.name, &it.version));
+        let (repo, name, version) = match chart {
+            Some(chart) => (Some(chart.repo), Some(chart.name), Some(chart.version)),
+            None => (None, None, None),
+        };
         Self {
             epoch: given.epoch,
-            repo: chart.map(|chart| shown(&chart.repo)),
-            // It may be a URL of its own.
-            name: chart.map(|chart| match chart.name.contains("://") {
-                true => shown(&chart.name),
-                false => chart.name.clone(),
-            }),
-            version: chart.map(|chart| chart.version.clone()),
+            repo,
+            name,
+            version,
             problem: given.problem.as_ref().map(|problem| problem.reason()),
         }
     }
 }
 
-impl HelmNow {
-    fn of(load: Load, now: Boot) -> Self {
-        let waiting = load.waiting.into_iter();
+impl CaNow {
+    fn of(authority: &Authority) -> Self {
+        let roots = authority.roots();
         Self {
-            in_all: load.in_all,
-            per_member: load.per_member,
-            running: load.running,
-            waiting: waiting
-                .map(|(member, urgency, since)| WaitingNow {
-                    member,
-                    urgency: match urgency {
-                        Urgency::High => "high",
-                        Urgency::Low => "low",
-                    },
-                    for_seconds: now.since(since).as_secs(),
-                })
+            phase: authority.phase().to_string(),
+            roots: roots
+                .iter()
+                .map(|root| RootDigest::of(root).to_string())
                 .collect(),
         }
     }

@@ -23,6 +23,7 @@ use crate::join_info::{self, JoinInfo};
 use crate::join_token;
 use crate::lead::Lead;
 use crate::listener::{self, ListenerError};
+use crate::member_metrics::FleetView;
 use crate::rotation::{self, Rotation};
 use crate::session::Sessions;
 
@@ -44,6 +45,8 @@ pub struct Gateway {
     pub charts: Arc<ChartCache>,
     /// Whether this hub is the one that writes on home.
     pub lead: Lead,
+    /// Told of the CA.
+    pub view: Arc<FleetView>,
     /// Held until agents can connect.
     pub opening: ReadinessGuard,
 }
@@ -76,6 +79,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         sessions,
         charts,
         lead,
+        view,
         opening,
     } = gateway;
     let mut attempts = 0;
@@ -109,6 +113,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     };
     let (info_tx, info) = watch::channel(info);
     let authority = Arc::new(Live::new(authority));
+    view.serves_by(Arc::clone(&authority));
     let mut changes = authority.subscribe();
     let published = async {
         let keeping = join_info::keep(

@@ -187,6 +187,8 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
             started: clock::wall(),
             view: Arc::clone(&view),
             helm: Arc::clone(&helm),
+            charts: Arc::clone(&charts),
+            work: work.clone(),
         });
         let more = dump::router(dumper);
         let serving = admin::serve_debug(listener, log.level, more, stop.clone());
@@ -493,6 +495,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
             sessions: Arc::new(sessions),
             charts,
             lead: lead.clone(),
+            view: Arc::clone(&view),
             opening: readiness.guard("the agents' port"),
         };
         lasting.spawn(AGENTS, gateway::run(gateway, serving.clone()));

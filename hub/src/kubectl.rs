@@ -1,16 +1,18 @@
 //! `kubectl krypton`: the fleet and its Tenants as tables, read from the home cluster, bundles for
-//! clusters that join it and their leave, pauses and retries, the rotation of its CA, and the way here from the
-//! former operator.
+//! clusters that join it and their leave, pauses and retries, the rotation of its CA, what is logged, and the way here
+//! from the former operator.
 
 mod change;
 mod clusters;
 mod complete;
+mod debug_port;
 mod deployments;
 mod exit_code;
 mod explain;
 mod join;
 mod layout;
 mod leave;
+mod log_level;
 mod migrate;
 mod rotate_ca;
 mod support_bundle;
@@ -87,6 +89,8 @@ enum Command {
     Leave(leave::Leave),
     /// Replace the root of the hub's CA while agents stay connected, or tell how far that is.
     RotateCa(rotate_ca::RotateCa),
+    /// Show what hub or agent log, or change it for a while.
+    LogLevel(log_level::LogLevel),
     /// Make KryptonDeployments of the CryptoEdgeDeployments of the former operator, or show them; the old objects
     /// stay as they are.
     Migrate(migrate::Migrate),
@@ -165,15 +169,14 @@ pub enum KubectlError {
         "the cluster {context:?} has no {plural}: it is not a home cluster of Krypton, or its CRDs are not installed yet; choose another with --context or --kubeconfig, or install the CRDs"
     )]
     NoSuchKind { context: String, plural: String },
-    #[error(
-        "you may not {verb} {plural} {place} on the cluster {context:?}; ask for the verb {verb} on {plural}.mesh.openkcm.io ({message})"
-    )]
+    #[error("you may not {verb} {plural} {place} on the cluster {context:?}; ask for {missing}")]
     Forbidden {
         context: String,
         verb: &'static str,
         plural: String,
         place: String,
-        message: String,
+        /// The right, by the group that a role names it with, and what the apiserver says.
+        missing: String,
     },
     #[error("the cluster {context:?} does not accept your credentials; log in again ({message})")]
     Unauthorized { context: String, message: String },
@@ -210,6 +213,16 @@ pub enum KubectlError {
     /// It is told how it stands, and `printed` says it.
     #[error("the Tenant is not Ready, or that is not known")]
     NotReady { printed: Printed },
+    #[error(
+        "no pod of the {program} runs {place} on the cluster {context:?}; name its namespace with -n, or its cluster with --context or --kubeconfig"
+    )]
+    NoPod {
+        context: String,
+        program: &'static str,
+        place: String,
+    },
+    #[error("the debug port of {whose} does not answer: {reason}")]
+    DebugPort { whose: String, reason: String },
     /// The state of things does not allow it now.
     #[error("{why}")]
     Refused { why: String },
@@ -378,6 +391,7 @@ pub async fn run(
                 .await
                 .map_err(|error| KubectlError::RotateCa(Box::new(error)))
         }
+        Command::LogLevel(args) => Box::pin(log_level::run(args, env)).await,
         Command::Migrate(migrate) => {
             let home = connect(&migrate.home, env).await?;
             Box::pin(migrate::run(migrate, home.client, &home.context)).await
@@ -554,12 +568,17 @@ fn explain(
         401 => KubectlError::Unauthorized { context, message },
         403 => {
             let place = place.in_words();
+            let resource = match kind.group.as_str() {
+                "" => plural.clone(),
+                group => format!("{plural}.{group}"),
+            };
+            let missing = format!("the right to {verb} {resource} ({message})");
             KubectlError::Forbidden {
                 context,
                 verb,
                 plural,
                 place,
-                message,
+                missing,
             }
         }
         _ => failed(context, plural, message),

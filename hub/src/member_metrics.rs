@@ -20,6 +20,7 @@ use prometheus_client::registry::Unit;
 use tokio::sync::watch;
 
 use crate::aggregate::Reports;
+use crate::authority::Live;
 use crate::expiry::{Credential, Standing, Validity};
 use crate::facts::{Facts, FactsBoard, reason};
 use crate::fleet::Given;
@@ -32,6 +33,7 @@ pub struct FleetView {
     pub facts: Arc<FactsBoard>,
     pub reports: Arc<Reports>,
     acting: OnceLock<Acting>,
+    authority: OnceLock<Arc<Live>>,
     behind: Mutex<BTreeMap<String, Behind>>,
 }
 
@@ -111,6 +113,16 @@ impl FleetView {
     pub fn acts(&self, acting: Acting) {
         // Said once a process.
         drop(self.acting.set(acting));
+    }
+
+    /// Agents are served by this CA.
+    pub(crate) fn serves_by(&self, authority: Arc<Live>) {
+        // Said once a process.
+        drop(self.authority.set(authority));
+    }
+
+    pub(crate) fn authority(&self) -> Option<&Live> {
+        self.authority.get().map(Arc::as_ref)
     }
 
     /// What there is once home has answered.

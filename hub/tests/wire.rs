@@ -389,6 +389,7 @@ impl Agent {
             desired,
             recorded: None,
             link,
+            contact: watch::Sender::default(),
         };
         Self {
             board,

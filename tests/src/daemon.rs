@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitStatus,
     time::Duration,
@@ -290,12 +291,17 @@ impl Daemon {
         fetch(&format!("http://{}/metrics", self.metrics.address())).await
     }
 
+    /// Where it serves `/debug/`.
+    pub fn debug_address(&self) -> SocketAddr {
+        self.debug.address()
+    }
+
     /// What it answers below `/debug/`.
     ///
     /// # Errors
     /// When it does not serve it.
     pub async fn debug(&self, path: &str) -> Result<String> {
-        fetch(&format!("http://{}/debug/{path}", self.debug.address())).await
+        fetch(&format!("http://{}/debug/{path}", self.debug_address())).await
     }
 
     /// Has it log by this filter, as `PUT /debug/log` takes it, with what is asked after the path.
@@ -303,7 +309,7 @@ impl Daemon {
     /// # Errors
     /// When it refuses.
     pub async fn log_by(&self, filter: &str, query: &str) -> Result<String> {
-        let url = format!("http://{}/debug/log{query}", self.debug.address());
+        let url = format!("http://{}/debug/log{query}", self.debug_address());
         let put = client()?.put(url).body(filter.to_owned());
         Ok(put.send().await?.error_for_status()?.text().await?)
     }

@@ -135,17 +135,23 @@ fn lasts(query: Option<&str>) -> Result<Option<Duration>, String> {
         let Some(text) = part.strip_prefix("for=") else {
             return Err(format!("{part}: only for=DURATION is known"));
         };
-        lasts = match parse_duration(text) {
-            Some(Duration::ZERO) => None,
-            Some(given) if given <= LASTS_MAX => Some(given),
-            _ => {
-                return Err(format!(
-                    "for={text}: write it as 90s, 15m or 2h, at most 24h, or 0 for until the restart"
-                ));
-            }
-        };
+        lasts = filter_lasts(text)?;
     }
     Ok(lasts)
+}
+
+/// How long a filter is to last; `None` is until the restart.
+///
+/// # Errors
+/// What is wrong with `text`, as a sentence.
+pub fn filter_lasts(text: &str) -> Result<Option<Duration>, String> {
+    match parse_duration(text) {
+        Some(Duration::ZERO) => Ok(None),
+        Some(given) if given <= LASTS_MAX => Ok(Some(given)),
+        _ => Err(format!(
+            "for={text}: write it as 90s, 15m or 2h, at most 24h, or 0 for until the restart"
+        )),
+    }
 }
 
 /// Whether it can only be reached from where the process is.

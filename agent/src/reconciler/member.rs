@@ -43,7 +43,11 @@ impl Reconciler {
         if self.index.ready() && *self.wish.borrow() != lease {
             self.wish.send_replace(lease);
         }
-        let permitted = self.hold.borrow_and_update().may_start(now);
+        let (permitted, ours) = {
+            let hold = self.hold.borrow_and_update();
+            (hold.may_start(now), hold.renewed.is_some())
+        };
+        self.held = ours.then(|| self.held.unwrap_or(now));
         if permitted != self.permitted {
             self.permitted = permitted;
             tracing::info!(member = %self.member.name, permitted, "the Lease");

@@ -37,6 +37,7 @@ impl Agent {
             desired: desired_tx,
             recorded: Some((version(4), "on record".to_owned())),
             link: link_tx,
+            contact: watch::Sender::default(),
         };
         let stop = CancellationToken::new();
         let running = tokio::spawn(run(session, stop.clone()));

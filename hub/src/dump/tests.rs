@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use krypton_agent::chart::{ChartFault, ChartRef, Standing};
+use krypton_agent::helm::Load;
+use krypton_agent::precedence::Urgency;
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
@@ -26,6 +29,7 @@ fn empty() -> Dump {
         now: Timestamp::UNIX_EPOCH,
         lead: None,
         chart: None,
+        ca: Some(CaNow::of(&authority())),
         helm: HelmNow::of(
             Load {
                 in_all: 4,
@@ -39,8 +43,35 @@ fn empty() -> Dump {
             },
             Boot(Duration::from_secs(100)),
         ),
+        charts: CachedChart::all(cached(), Boot(Duration::from_secs(100))),
+        waiting: WorkMetrics::default().waiting().into(),
         members: BTreeMap::new(),
     }
+}
+
+fn authority() -> Authority {
+    Authority::generate("fleet", Timestamp::now()).unwrap()
+}
+
+fn cached() -> Vec<(ChartRef, Standing)> {
+    let of = |version: &str| ChartRef {
+        repo: format!("https://user:{HIDDEN}@charts.example.org/stable"),
+        name: "small".to_owned(),
+        version: version.to_owned(),
+    };
+    let at = |seconds| Boot(Duration::from_secs(seconds));
+    let failed = Standing::Failed {
+        fault: ChartFault::NotLoaded,
+        times: 3,
+        since: at(95),
+        until: at(103),
+    };
+    let here = Standing::Here {
+        since: at(40),
+        version: "1.0.0".to_owned(),
+        sha256: "sum".to_owned(),
+    };
+    vec![(of("1.1.0"), failed), (of("1.0.0"), here)]
 }
 
 fn chart() -> ChartState {
@@ -134,6 +165,9 @@ fn a_fleet_is_told_of_without_what_is_nobodys_concern() {
     let mut told = told(&fleet(), None);
     assert!(!told.to_string().contains(HIDDEN), "{told}");
     told["lead"]["won"] = Value::Null;
+    let roots = told["ca"]["roots"].take();
+    assert_eq!(roots.as_array().unwrap().len(), 1);
+    let chart = |version: &str| json!({"repo": "https://charts.example.org/stable", "name": "small", "version": version});
     let starting = json!({ "status": "Unknown", "reason": "Starting" });
     assert_eq!(
         told,
@@ -147,6 +181,18 @@ fn a_fleet_is_told_of_without_what_is_nobodys_concern() {
                 "epoch": 2, "repo": "https://charts.example.org/stable", "name": "small", "version": "1.0.0",
                 "problem": null,
             },
+            "ca": { "phase": "Steady", "roots": null },
+            "charts": [
+                {
+                    "chart": chart("1.0.0"), "state": "here", "forSeconds": 60, "found": "1.0.0", "sha256": "sum",
+                    "fault": null, "attempts": 0, "retryInSeconds": null,
+                },
+                {
+                    "chart": chart("1.1.0"), "state": "failed", "forSeconds": 5, "found": null, "sha256": null,
+                    "fault": "ChartNotLoaded", "attempts": 3, "retryInSeconds": 3,
+                },
+            ],
+            "waiting": { "calls": 0, "lists": 0, "runs": 0, "urgent": 0 },
             "helm": {
                 "inAll": 4, "perMember": 3, "running": { "edge-1": 2 },
                 "waiting": [{ "member": "edge-2", "urgency": "high", "forSeconds": 70 }],

@@ -26,6 +26,9 @@ const MOST: u32 = 500;
 const NO_FILES: &str = ":4\n";
 const FILES: &str = ":0\n";
 
+/// What log-level is given for the most part; levels by target are typed.
+const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+
 /// What may come next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Next {
@@ -108,7 +111,8 @@ fn next(root: &Command, before: &[String], last: &str) -> Next {
         }
     }
     if last.starts_with('-') {
-        let options = command.get_arguments().filter(|arg| !arg.is_positional());
+        let options = command.get_arguments();
+        let options = options.filter(|arg| !arg.is_positional() && !arg.is_hide_set());
         let long = options
             .filter_map(|arg| Some((format!("--{}", arg.get_long()?), help(arg.get_help()))));
         return Next::Words(long.collect());
@@ -137,6 +141,7 @@ fn next(root: &Command, before: &[String], last: &str) -> Next {
         return Next::Words(words.collect());
     }
     match (command.get_name(), taken.first()) {
+        ("log-level", _) => Next::Words(LEVELS.map(|it| (it.to_owned(), String::new())).to_vec()),
         ("version" | "completion", _) => Next::Nothing,
         ("join" | "leave" | "ban" | "unban", _) => Next::Names(Objects::Clusters),
         (_, Some(kind)) => named(kind).map_or(Next::Nothing, Next::Names),
@@ -269,6 +274,11 @@ mod tests {
         assert_eq!(words("get "), ["clusters", "tenants", "deployments"]);
         assert_eq!(words("get tenants -o "), ["wide", "json", "yaml"]);
         assert!(words("get tenants --").contains(&"--all-namespaces".to_owned()));
+        assert_eq!(words("log-level "), ["hub", "agent"]);
+        assert_eq!(words("log-level agent "), LEVELS);
+        let options = words("log-level hub --");
+        assert!(options.contains(&"--for".to_owned()), "{options:?}");
+        assert!(!options.contains(&"--debug-address".to_owned()));
         for (line, next) in [
             ("get tenants ", Next::Names(Objects::Tenants)),
             ("get -o wide ec ", Next::Names(Objects::Clusters)),
@@ -280,6 +290,8 @@ mod tests {
             ("get clusters --context ", Next::Contexts),
             ("get clusters --kubeconfig ", Next::Files),
             ("version ", Next::Nothing),
+            ("log-level hub debug ", Next::Nothing),
+            ("log-level hub debug --for ", Next::Nothing),
         ] {
             assert_eq!(next_of(line), next, "{line}");
         }

@@ -53,12 +53,15 @@ impl KubectlError {
         match self {
             Self::Usage(error) if error.exit_code() == 0 => ExitCode::Done,
             Self::Usage(_) => ExitCode::Usage,
-            Self::NoSuchKind { .. } | Self::NotFound { .. } | Self::NoTenant { .. } => {
-                ExitCode::NotFound
-            }
+            Self::NoSuchKind { .. }
+            | Self::NotFound { .. }
+            | Self::NoTenant { .. }
+            | Self::NoPod { .. } => ExitCode::NotFound,
             Self::NotReady { .. } => ExitCode::NotReady,
             Self::Forbidden { .. } | Self::Unauthorized { .. } => ExitCode::NotPermitted,
-            Self::TimedOut { .. } | Self::Unreachable { .. } => ExitCode::NoAnswer,
+            Self::TimedOut { .. } | Self::Unreachable { .. } | Self::DebugPort { .. } => {
+                ExitCode::NoAnswer
+            }
             Self::Refused { .. } => ExitCode::Refused,
             Self::Partly { error, .. } => match error.exit_code() {
                 // Some of it is done: that it was not permitted is not all.

@@ -4,6 +4,7 @@
 mod contents;
 mod redaction;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use kube::core::ApiResource;
 use kube::{CustomResourceExt as _, Resource, ResourceExt};
 use serde_json::{Map, Value, json};
 
+use super::debug_port::{DebugPort, Program, Question, is_running, loopback, port_of};
 use super::{
     Connection, HomeArgs, KubectlError, Output, PAGE_SIZE, Place, Printed, as_value, connect,
     encode, explain, join,
@@ -43,8 +45,6 @@ const LOG_BYTES: i64 = 8 << 20;
 const LOG_LINES_LEAST: i64 = 1_000;
 /// After this nothing more is asked for.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// What the containers of hub and agent are called by their charts.
-const CONTAINERS: [&str; 2] = ["krypton-hub", "krypton-agent"];
 /// ConfigMaps of the hub of which the content is shown; there is nothing secret in them.
 const CONFIG_MAPS: [&str; 4] = [
     join_info::NAME,
@@ -61,6 +61,9 @@ pub(super) struct SupportBundle {
     /// Namespace of the hub, or of the agent; by default krypton-system, krypton, and that of the context.
     #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
     namespace: Option<String>,
+    /// Debug ports beside those of pods.
+    #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = loopback)]
+    debug_address: Vec<SocketAddr>,
     #[command(flatten)]
     home: HomeArgs,
 }
@@ -87,7 +90,7 @@ pub(super) async fn run(
         failed: None,
         read: false,
     };
-    if tokio::time::timeout(DEADLINE, reading.all(&places))
+    if tokio::time::timeout(DEADLINE, reading.all(&places, &args.debug_address))
         .await
         .is_err()
     {
@@ -125,7 +128,7 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    async fn all(&mut self, namespaces: &[String]) {
+    async fn all(&mut self, namespaces: &[String], addresses: &[SocketAddr]) {
         self.versions().await;
         // First what is gone first, and must have its room.
         let mut here = false;
@@ -138,6 +141,11 @@ impl Reading<'_> {
                 namespaces.join(" or ")
             );
             self.contents.missing("pods and logs of hub or agent", &why);
+        }
+        for address in addresses {
+            for program in Program::ALL {
+                self.dump(DebugPort::Here(*address), program, "debug").await;
+            }
         }
         self.objects::<EdgeCluster>("clusters.yaml").await;
         self.objects::<Tenant>("tenants.yaml").await;
@@ -234,20 +242,56 @@ impl Reading<'_> {
             return here;
         }
         here = true;
-        let of_pods: Vec<(String, String)> = pods
+        let named = |pod: &Value| Some(pod.pointer("/metadata/name")?.as_str()?.to_owned());
+        let of_pods: Vec<Process> = pods
             .iter()
-            .filter_map(|pod| Some((pod.pointer("/metadata/name")?.as_str()?, pod)))
-            .flat_map(|(name, pod)| {
-                containers(pod).map(move |container| (name.to_owned(), container.to_owned()))
+            .filter_map(|pod| Some((named(pod)?, pod)))
+            .flat_map(|(pod, spec)| {
+                containers(spec).map(move |program| Process {
+                    pod: pod.clone(),
+                    program,
+                    port: port_of(spec, program.container()),
+                    runs: is_running(spec),
+                })
             })
             .collect();
         self.yaml(&file, pods);
-        for (pod, container) in of_pods {
+        for process in &of_pods {
             for previous in [false, true] {
-                self.log(namespace, &pod, &container, previous).await;
+                let container = process.program.container();
+                self.log(namespace, &process.pod, container, previous).await;
             }
         }
+        for process in of_pods.iter().filter(|process| process.runs) {
+            let port = DebugPort::Pod {
+                cluster: self.cluster,
+                namespace,
+                name: &process.pod,
+                port: process.port,
+            };
+            let folder = format!("{namespace}/debug");
+            self.dump(port, process.program, &folder).await;
+        }
         here
+    }
+
+    /// What a process tells of itself. It is made without secrets, and goes through the same hands as all else.
+    async fn dump(&mut self, port: DebugPort<'_>, program: Program, folder: &str) {
+        let file = format!("{folder}/{}.{}", port.whose(), program.dump());
+        let question = Question::get(format!("/debug/{}", program.dump()));
+        let shown = match port.ask(&question).await {
+            // Which program is there only its answers tell.
+            Err(KubectlError::Refused { .. }) if matches!(port, DebugPort::Here(_)) => return,
+            Err(error) => Err(error),
+            Ok(text) => match serde_json::from_str::<Value>(&text) {
+                Ok(dump) => Ok(format!("{:#}\n", redaction::shown(&dump))),
+                Err(error) => Err(KubectlError::DebugPort {
+                    whose: port.whose(),
+                    reason: format!("its answer is no JSON: {error}"),
+                }),
+            },
+        };
+        self.put(&file, shown);
     }
 
     /// The newest lines, and fewer of them where they are long or come slowly: the apiserver cuts a log off at its end.
@@ -459,11 +503,19 @@ impl Reading<'_> {
     }
 }
 
-fn containers(pod: &Value) -> impl Iterator<Item = &str> {
+/// A hub or agent in its pod.
+struct Process {
+    pod: String,
+    program: Program,
+    port: Option<u16>,
+    runs: bool,
+}
+
+fn containers(pod: &Value) -> impl Iterator<Item = Program> {
     let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
     let names = containers.into_iter().flatten();
     let names = names.filter_map(|container| container.get("name")?.as_str());
-    names.filter(|name| CONTAINERS.contains(name))
+    names.filter_map(Program::of)
 }
 
 /// Whole or not at all, for its owner alone, and over no file that is there.

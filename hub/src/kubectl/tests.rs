@@ -1,5 +1,7 @@
 //! Tables from objects as an apiserver gives them, and whole runs against a small HTTP server.
 
+mod debug_port;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -274,8 +276,6 @@ impl Server {
 
     /// With what there is at a path and query.
     async fn answering(by: impl Fn(&str) -> Response + Clone + Send + Sync + 'static) -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&asked);
         let sent = Arc::new(Mutex::new(Vec::new()));
@@ -293,6 +293,16 @@ impl Server {
                 async move { response }
             },
         );
+        Self {
+            asked,
+            sent,
+            ..Self::serving(router).await
+        }
+    }
+
+    async fn serving(router: Router) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(axum::serve(listener, router).into_future());
         let kubeconfig = json!({
             "current-context": "home",
@@ -304,8 +314,8 @@ impl Server {
         std::fs::write(directory.path().join("config"), kubeconfig.to_string()).unwrap();
         Self {
             directory,
-            asked,
-            sent,
+            asked: Arc::default(),
+            sent: Arc::default(),
         }
     }
 

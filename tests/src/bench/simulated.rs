@@ -119,6 +119,7 @@ impl Agents {
                     desired,
                     recorded: None,
                     link,
+                    contact: watch::Sender::default(),
                 };
                 tasks.spawn(session::run(session, stop.clone()));
                 tasks.spawn(reconcile(Arc::clone(&agent), link_seen, desired_seen));

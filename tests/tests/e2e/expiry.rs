@@ -58,6 +58,7 @@ async fn connect(home: &Cluster, hub: &Hub, uid: &str, made: Timestamp) -> Conne
         desired: watch::channel(None).0,
         recorded: None,
         link: watch::channel(Link::default()).0,
+        contact: watch::Sender::default(),
     };
     let stop = CancellationToken::new();
     tokio::spawn(session::run(session, stop.clone()));

@@ -1,6 +1,9 @@
 //! `kubectl krypton` as people use it: what it changes, what it shows as it changes, and what it ends with.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::Read as _;
+use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
@@ -12,10 +15,12 @@ use krypton_hub::authority::Authority;
 use krypton_hub::join_info::{self, JoinInfo};
 use krypton_hub::kubectl::ExitCode;
 use krypton_tests::{
-    Cluster, Mode, OwnChart, Pair, Parts, ServiceAccountAccess, eventually,
-    fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
+    Agent, AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart,
+    Pair, Parts, ServiceAccountAccess, bundle, eventually,
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, condition},
     in_both_modes, kubectl_krypton,
-    membership::{krypton_ends, krypton_program},
+    membership::{krypton_ends, krypton_program, write_secret},
+    port::Port,
     process::{Invocation, Process},
 };
 use kube::Api;
@@ -273,6 +278,15 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
     let published = join_info::publish(home.client(), HUB_NAMESPACE, &info).await;
     published.unwrap();
 
+    let nothing = Port::reserve().unwrap();
+    let pod = ForwardedPod {
+        namespace: HUB_NAMESPACE,
+        name: "krypton-hub-0",
+        container: "krypton-hub",
+        port: 8099,
+        to: nothing.address(),
+    };
+    let _kubelet = Kubelet::start(&home, &[pod]).await.unwrap();
     let mut people = Vec::new();
     for role in ["krypton-viewer", "krypton-operator", "krypton-ca-operator"] {
         let account = format!("people:{role}");
@@ -305,7 +319,7 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
     let versions = versions.await.unwrap();
     assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
     let folder = tempfile::tempdir().unwrap();
-    let rows: [(&[&str], [ExitCode; 3]); 17] = [
+    let rows: [(&[&str], [ExitCode; 3]); 18] = [
         (&["get", "clusters"], [Done, Done, No]),
         (&["get", "tenants", "-A"], [Done, Done, No]),
         (&["get", "deployments", "-A"], [Done, Done, No]),
@@ -334,6 +348,11 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
         (&["join", "edge-3", "-n", HUB_NAMESPACE], [No, Done, No]),
         (&["migrate", "--dry-run"], [No, Done, No]),
         (&["support-bundle", "--file", "FILE"], [Done, Done, No]),
+        // Nothing listens in the pod: who may forward its port is told that.
+        (
+            &["log-level", "hub", "-n", HUB_NAMESPACE],
+            [No, Refused, No],
+        ),
         // There is no CA; who may look is told.
         (
             &["rotate-ca", "--status", "-n", HUB_NAMESPACE],
@@ -361,5 +380,104 @@ async fn each_role_may_do_what_it_is_for_and_no_more() {
             let told = format!("{words:?}: {}{}", ran.stdout, ran.stderr);
             assert_eq!(code, Some(expected as i32), "{told}");
         }
+    }
+}
+
+/// A pod that the process is in, and one in which nothing listens.
+fn pods_of(
+    (namespace, container): (&'static str, &'static str),
+    names: [&'static str; 2],
+    to: [SocketAddr; 2],
+) -> [ForwardedPod; 2] {
+    [0, 1].map(|number| ForwardedPod {
+        namespace,
+        name: names[number],
+        container,
+        port: 8099,
+        to: to[number],
+    })
+}
+
+#[tokio::test]
+async fn hub_and_agent_are_asked_by_ports_of_their_pods_through_the_apiserver() {
+    let home = Cluster::start("ports", Parts::ControlPlane).await.unwrap();
+    let options = HubOptions::new(home.kubeconfig()).args([
+        "--chart-repo=https://charts.example.org",
+        "--chart-name=small",
+        "--chart-version=1.0.0",
+        "--self-cluster=false",
+    ]);
+    let mut hub = Hub::start(&options).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let join = folder.path().join("bundle.yaml");
+    write_secret(&join, &bundle(&home, "edge-1").await.unwrap()).unwrap();
+    let replica = [("POD_NAME".to_owned(), "krypton-agent-0".to_owned())];
+    let options = AgentOptions::new(home.kubeconfig())
+        .join_file(&join)
+        .env(replica);
+    let mut agent = Agent::start(&options).unwrap();
+    agent.ready(PATIENCE).await.unwrap();
+    let nothing = Port::reserve().unwrap();
+    let to = |process: &Daemon| [process.debug_address(), nothing.address()];
+    let pods = [
+        pods_of(
+            ("krypton", "krypton-hub"),
+            ["krypton-hub-0", "krypton-hub-1"],
+            to(&hub),
+        ),
+        pods_of(
+            (SYSTEM_NAMESPACE, "krypton-agent"),
+            ["krypton-agent-0", "krypton-agent-1"],
+            to(&agent),
+        ),
+    ];
+    let _kubelet = Kubelet::start(&home, &pods.concat()).await.unwrap();
+
+    let said = async |words: &[&str]| kubectl_krypton(&home, words).await.unwrap();
+    let label = ["label", "pod", "-n", "krypton", "krypton-hub-0"];
+    let leads = ["mesh.openkcm.io/leader=true"];
+    home.kubectl(label.into_iter().chain(leads)).await.unwrap();
+    assert_eq!(said(&["log-level", "hub"]).await, "krypton-hub-0: info\n");
+    let set = said(&["log-level", "hub", "debug", "--for=1h"]).await;
+    assert!(set.starts_with("krypton-hub-0: debug until "), "{set}");
+    assert!(hub.debug("log").await.unwrap().starts_with("debug until "));
+    // The one that acts is known by its Lease, once it has it.
+    eventually("the agent that acts", PATIENCE, async || {
+        let shown = kubectl_krypton(&home, &["log-level", "agent"]).await?;
+        Ok((shown == "krypton-agent-0: info\n").then_some(()))
+    })
+    .await
+    .unwrap();
+    let idle = ["log-level", "hub", "--pod", "krypton-hub-1"];
+    let ran = krypton_ends(&home, &idle).await.unwrap();
+    assert_eq!(ran.status.code(), Some(ExitCode::Refused as i32), "{ran:?}");
+    assert!(ran.stderr.contains("is not served at 8099"), "{ran:?}");
+
+    let file = folder.path().join("bundle.tar.gz");
+    said(&["support-bundle", "--file", file.to_str().unwrap()]).await;
+    let packed = std::fs::File::open(&file).unwrap();
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
+    let mut files = BTreeMap::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().display().to_string();
+        let mut text = String::new();
+        entry.read_to_string(&mut text).unwrap();
+        files.insert(name, text);
+    }
+    for (name, holds) in [
+        ("krypton/debug/krypton-hub-0.fleet.json", "\"edge-1\""),
+        (
+            "krypton-system/debug/krypton-agent-0.agent.json",
+            "\"member\": \"edge-1\"",
+        ),
+        (
+            "README.txt",
+            "krypton-hub-1.fleet.json: the debug port of krypton-hub-1 is not served at 8099",
+        ),
+    ] {
+        let text = &files[&format!("krypton-support/{name}")];
+        assert!(text.contains(holds), "{name}: {text}");
     }
 }

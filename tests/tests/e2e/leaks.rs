@@ -19,8 +19,8 @@ use krypton_agent::identity::{Kept, Store};
 use krypton_agent::session::Link;
 use krypton_tests::canary::{Canary, search};
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Parts,
-    bundle, eventually,
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
+    Parts, bundle, eventually,
     fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag},
     kubectl_krypton,
 };
@@ -35,11 +35,13 @@ const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
 /// Between two looks at the processes of this machine.
 const SAMPLE: Duration = Duration::from_millis(10);
 
-/// What is in a support bundle of the cluster, made by somebody who may read all.
-async fn support_bundle(cluster: &Cluster) -> Vec<(String, Vec<u8>)> {
+/// What is in a support bundle of the cluster, made by somebody who may read all, and ask this debug port.
+async fn support_bundle(cluster: &Cluster, process: Option<&Daemon>) -> Vec<(String, Vec<u8>)> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bundle.tar.gz");
-    let words = ["support-bundle", "--file", file.to_str().unwrap()];
+    let here = process.map(|process| format!("--debug-address={}", process.debug_address()));
+    let mut words = vec!["support-bundle", "--file", file.to_str().unwrap()];
+    words.extend(here.as_deref());
     kubectl_krypton(cluster, &words).await.unwrap();
     let packed = fs::File::open(&file).unwrap();
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
@@ -52,6 +54,8 @@ async fn support_bundle(cluster: &Cluster) -> Vec<(String, Vec<u8>)> {
         files.push((format!("{name} of {}", cluster.name()), content));
     }
     assert!(files.len() > 5, "{} files", files.len());
+    let dumps = files.iter().filter(|(name, _)| name.contains("/debug/"));
+    assert_eq!(dumps.count(), process.into_iter().count());
     files
 }
 
@@ -379,6 +383,10 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
             hub.debug("fleet.json").await.unwrap().into_bytes(),
         ),
         (
+            "the agent's dump".to_owned(),
+            agent_again.debug("agent.json").await.unwrap().into_bytes(),
+        ),
+        (
             "the agent's log".to_owned(),
             agent.log().unwrap().into_bytes(),
         ),
@@ -397,8 +405,13 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
         let place = format!("the objects of {}", cluster.name());
         said.push((place, objects(cluster).await.into_bytes()));
     }
-    for cluster in [&home, &one, &two] {
-        said.extend(support_bundle(cluster).await);
+    let processes: [(&Cluster, Option<&Daemon>); 3] = [
+        (&home, Some(&hub)),
+        (&one, Some(&agent_again)),
+        (&two, None),
+    ];
+    for (cluster, process) in processes {
+        said.extend(support_bundle(cluster, process).await);
     }
     for line in &watched.lines {
         let shown = String::from_utf8_lossy(line).replace('\0', " ");
@@ -417,7 +430,11 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
         "TRACE",
         "UpgradeFailed",
         "EnrolmentRefused",
-        "\"edgeClusterUid\":",
+        // The dumps, as they are and within the bundles.
+        "\"edgeClusterUid\":\"",
+        "\"edgeClusterUid\": \"",
+        "\"reconciling\":\"told\"",
+        "\"reconciling\": \"told\"",
     ] {
         assert!(all(words), "nothing says {words:?}");
     }

@@ -4,7 +4,7 @@ use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
     Parts, bundle, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
+    in_both_modes, kubectl_krypton,
     membership::write_secret,
 };
 use serde_json::{Value, json};
@@ -55,6 +55,42 @@ fn check(lines: &[Value], program: &str) {
     }
 }
 
+/// What the agent tells of itself while its one Tenant fails.
+async fn check_told(agent: &Daemon) {
+    let told: Value = serde_json::from_str(&agent.debug("agent.json").await.unwrap()).unwrap();
+    for (at, expected) in [
+        ("/member", json!("edge-1")),
+        ("/session/up", json!(true)),
+        ("/wanted/chart/name", json!("small")),
+        ("/reconciling", json!("told")),
+        ("/reconciler/lease/writes", json!(true)),
+        ("/reconciler/listsComplete", json!(true)),
+        ("/reconciler/subjectsInAll", json!(1)),
+        ("/reconciler/subjects/0/key", json!("default/acme")),
+        (
+            "/reconciler/subjects/0/error/reason",
+            json!("UpgradeFailed"),
+        ),
+        ("/charts/0/state", json!("here")),
+    ] {
+        assert_eq!(told.pointer(at), Some(&expected), "{at} of {told}");
+    }
+    for at in [
+        "/session/forSeconds",
+        "/session/heardBeforeSeconds",
+        "/certificateEnds",
+        "/reconciler/lease/heldForSeconds",
+    ] {
+        let found = told.pointer(at).is_some_and(|found| !found.is_null());
+        assert!(found, "{at} of {told}");
+    }
+    assert_eq!(
+        told["wanted"]["digest"], told["applied"]["digest"],
+        "{told}"
+    );
+    assert_eq!(told["wanted"]["version"], told["reconciler"]["onRecord"]);
+}
+
 async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is_changed_meanwhile(
     mode: Mode,
 ) {
@@ -97,9 +133,19 @@ async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is
     assert_eq!(actor.debug("log").await.unwrap(), "info\n");
     assert!(actor.log_by("loud", "").await.is_err());
     assert!(actor.log_by("debug", "?for=25h").await.is_err());
-    let set = actor.log_by("debug", "?for=24h").await.unwrap();
+    // As `kubectl krypton` has it, which finds its way to a pod otherwise.
+    let here = format!("--debug-address={}", actor.debug_address());
+    let level = async |words: &[&str]| {
+        let words = [&["log-level", "agent", &here], words].concat();
+        kubectl_krypton(&edge, &words).await
+    };
+    let shown = format!("{}: info\n", actor.debug_address());
+    assert_eq!(level(&[]).await.unwrap(), shown);
+    let refused = format!("{:#}", level(&["loud"]).await.unwrap_err());
+    assert!(refused.contains("loud"), "{refused}");
+    let set = level(&["debug", "--for=24h"]).await.unwrap();
     assert!(
-        set.starts_with("debug until ") && set.ends_with(", then info\n"),
+        set.contains(": debug until ") && set.ends_with(", then info\n"),
         "{set}"
     );
 
@@ -118,6 +164,11 @@ async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is
     desk.create("default", "acme", json!({})).await.unwrap();
     desk.shows("default", "acme", &[failed]).await.unwrap();
 
+    if let Some(agent) = &agent {
+        check_told(agent).await;
+    } else {
+        assert!(actor.debug("agent.json").await.is_err());
+    }
     actor.log_by("debug", "?for=1s").await.unwrap();
     eventually("the level of the start", PATIENCE, async || {
         let now = actor.debug("log").await?;
@@ -132,6 +183,12 @@ async fn each_line_says_of_which_member_and_tenant_it_is_and_how_much_is_said_is
     assert_eq!(dump["lead"]["stand"], "leads", "{dump}");
     assert_eq!(dump["replica"], "krypton-hub-0");
     assert_eq!(dump["chart"]["name"], "small", "{dump}");
+    assert_eq!(dump["ca"]["phase"], "Steady", "{dump}");
+    let fetched = (mode == Mode::Proxy).then(|| dump.pointer("/charts/0/state"));
+    assert!(
+        fetched.is_none_or(|state| state == Some(&json!("here"))),
+        "{dump}"
+    );
     let member = &dump["members"]["edge-1"];
     let acts = if mode == Mode::Agent {
         "agent"

@@ -365,6 +365,7 @@ impl Acting {
             desired: desired_tx,
             recorded: None,
             link: watch::channel(Link::default()).0,
+            contact: watch::Sender::default(),
         };
         let session_stop = CancellationToken::new();
         let session = tokio::spawn(session::run(session, session_stop.clone()));

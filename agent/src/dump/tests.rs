@@ -1,0 +1,229 @@
+//! A made-up agent, as it is told of.
+
+use serde_json::{Value, json};
+
+use super::*;
+use krypton_common::desired::Version;
+
+use crate::chart::ChartRef;
+
+const HIDDEN: &str = "hidden";
+
+fn wanted() -> DesiredState {
+    let wanted = json!({
+        "version": {"epoch": 2, "generation": 7},
+        "chart": {
+            "repo": format!("https://user:{HIDDEN}@charts.example.org/stable"), "name": "small",
+            "version": "1.0.0", "install_crds": false, "values": {"password": HIDDEN},
+        },
+        "paused": true,
+    });
+    serde_json::from_value(wanted).unwrap()
+}
+
+fn state(truth: Truth, reason: &str) -> State {
+    State {
+        truth,
+        reason: reason.to_owned(),
+        message: HIDDEN.to_owned(),
+    }
+}
+
+fn reconciler() -> ReconcilerNow {
+    ReconcilerNow {
+        lease: LeaseNow {
+            writes: true,
+            held_for_seconds: Some(40),
+            renewed_before_seconds: Some(3),
+            other_holder: None,
+        },
+        apiserver_heard_before_seconds: 3,
+        tenant_crd: Some("present"),
+        lists_complete: true,
+        on_record: Some("2.7".to_owned()),
+        later_on_record: None,
+        running: 0,
+        subjects_in_all: 1,
+        subjects: vec![SubjectNow {
+            kind: "Tenant",
+            key: "default/acme".to_owned(),
+            generation: 3,
+            being_removed: false,
+            release: "acme/tenant-acme-edge-1".to_owned(),
+            revision: Some(2),
+            locked: false,
+            ready: Some(StateNow::of(state(Truth::False, "UpgradeFailed"))),
+            progress: None,
+            error: Some(StateNow::of(state(Truth::True, "UpgradeFailed"))),
+            at_work: false,
+            failed_with: Some("UpgradeFailed"),
+            attempts: 4,
+            retry_in_seconds: Some(20),
+            next: Some("Retry"),
+            next_look_in_seconds: Some(20),
+        }],
+    }
+}
+
+/// Before it has joined, with what it will be told of.
+fn view() -> (
+    AgentView,
+    watch::Sender<Contact>,
+    watch::Sender<Option<Arc<DesiredState>>>,
+) {
+    let contact = watch::Sender::default();
+    let desired = watch::Sender::new(None);
+    let view = AgentView {
+        replica: "krypton-agent-0".to_owned(),
+        started: Timestamp::UNIX_EPOCH,
+        contact: contact.subscribe(),
+        expiry: watch::channel(Timestamp::UNIX_EPOCH).1,
+        desired: desired.subscribe(),
+        board: Arc::default(),
+        work: WorkMetrics::default(),
+        joined: OnceLock::new(),
+    };
+    (view, contact, desired)
+}
+
+fn at(seconds: u64) -> Boot {
+    Boot(Duration::from_secs(seconds))
+}
+
+fn told(view: &AgentView, reconciler: Result<ReconcilerNow, &'static str>) -> Value {
+    let dump = view.seen(Load::default(), reconciler, at(100));
+    let mut told = serde_json::to_value(dump).unwrap();
+    assert!(!told.to_string().contains(HIDDEN), "{told}");
+    told["now"] = Value::Null;
+    told
+}
+
+#[test]
+fn before_it_has_joined_there_is_little_to_tell() {
+    let (view, ..) = view();
+    assert_eq!(view.silent(), Some("notJoined"));
+    let told = told(&view, Err("notJoined"));
+    assert_eq!(told["reconciling"], "notJoined");
+    for none in [
+        "member",
+        "certificateEnds",
+        "wanted",
+        "applied",
+        "reconciler",
+    ] {
+        assert_eq!(told[none], Value::Null, "{none}");
+    }
+    assert_eq!(told["session"]["up"], false);
+}
+
+#[tokio::test]
+async fn an_agent_is_told_of_without_what_is_nobodys_concern() {
+    let (view, contact, desired) = view();
+    let folder = tempfile::tempdir().unwrap();
+    let charts = Arc::new(ChartCache::new(folder.path().join("charts")).unwrap());
+    let chart = ChartRef {
+        repo: String::new(),
+        name: format!("{}/none.tgz", folder.path().display()),
+        version: "1.0.0".to_owned(),
+    };
+    charts.fetch(&chart).await.unwrap_err();
+    let (name, joined) = (chart.name, Arc::clone(&charts));
+    view.joined.get_or_init(|| ("edge-1".to_owned(), joined));
+    assert_eq!(view.silent(), Some("nothingWanted"));
+    desired.send_replace(Some(Arc::new(wanted())));
+    assert_eq!(view.silent(), None);
+    contact.send_replace(Contact {
+        up: true,
+        since: Some(at(60)),
+        heard: Some(at(98)),
+        address: Some("hub.example.org:7443".to_owned()),
+        hub_version: Some("0.1.0".to_owned()),
+        session: Some(17),
+    });
+    let mut report = krypton_common::member::MemberReport::default();
+    let version = Version {
+        epoch: 2,
+        generation: 6,
+    };
+    report.applied = Some((version, "sha".to_owned()));
+    view.board.member(&report);
+    let mut told = told(&view, Ok(reconciler()));
+    assert_eq!(told["wanted"]["digest"].take(), wanted().digest());
+    let cached = told["charts"].take();
+    let failed = (
+        &cached[0]["state"],
+        &cached[0]["fault"],
+        &cached[0]["attempts"],
+    );
+    assert_eq!(
+        failed,
+        (&json!("failed"), &json!("ChartNotLoaded"), &json!(1))
+    );
+    assert_eq!(cached[0]["chart"]["name"], name);
+    assert_eq!(
+        told["reconciler"].take(),
+        json!({
+            "lease": {
+                "writes": true, "heldForSeconds": 40, "renewedBeforeSeconds": 3, "otherHolder": null,
+            },
+            "apiserverHeardBeforeSeconds": 3,
+            "tenantCrd": "present",
+            "listsComplete": true,
+            "onRecord": "2.7",
+            "laterOnRecord": null,
+            "running": 0,
+            "subjectsInAll": 1,
+            "subjects": [{
+                "kind": "Tenant", "key": "default/acme", "generation": 3, "beingRemoved": false,
+                "release": "acme/tenant-acme-edge-1", "revision": 2, "locked": false,
+                "ready": { "status": "False", "reason": "UpgradeFailed" },
+                "progress": null,
+                "error": { "status": "True", "reason": "UpgradeFailed" },
+                "atWork": false, "failedWith": "UpgradeFailed", "attempts": 4, "retryInSeconds": 20,
+                "next": "Retry", "nextLookInSeconds": 20,
+            }],
+        })
+    );
+    assert_eq!(
+        told,
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "replica": "krypton-agent-0",
+            "started": "1970-01-01T00:00:00Z",
+            "now": null,
+            "member": "edge-1",
+            "certificateEnds": null,
+            "session": {
+                "up": true, "forSeconds": 40, "heardBeforeSeconds": 2, "hub": "hub.example.org:7443",
+                "hubVersion": "0.1.0", "number": 17,
+            },
+            "wanted": {
+                "version": "2.7", "digest": null, "paused": true, "retire": false, "deployments": 0, "placed": 0,
+                "chart": { "repo": "https://charts.example.org/stable", "name": "small", "version": "1.0.0" },
+            },
+            "applied": { "version": "2.6", "digest": "sha" },
+            "reportsUnsent": 0,
+            "helm": { "inAll": 0, "perMember": 0, "running": {}, "waiting": [] },
+            "charts": null,
+            "waiting": { "calls": 0, "lists": 0, "runs": 0, "urgent": 0 },
+            "reconciling": "told",
+            "reconciler": null,
+        })
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconciler_that_is_busy_or_has_ended_is_not_waited_for() {
+    let (asking, mut questions) = mpsc::channel::<Question>(1);
+    assert_eq!(ask(&asking).await.err(), Some("busy"));
+    // The next one waits behind the first, which nobody waits for any more.
+    let answering = tokio::spawn(async move {
+        while let Some(question) = questions.recv().await {
+            drop(question.send(reconciler()));
+        }
+    });
+    assert_eq!(ask(&asking).await.unwrap().subjects_in_all, 1);
+    answering.abort();
+    drop(answering.await);
+    assert_eq!(ask(&asking).await.err(), Some("ended"));
+}

@@ -1,0 +1,81 @@
+//! What the reconciler tells of itself to who asks how it stands. Nothing is kept for it.
+
+use krypton_common::conditions::{ClusterState, State};
+use tokio::sync::oneshot;
+
+use super::{Reconciler, Slot};
+use crate::clock::Boot;
+use crate::dump::{LeaseNow, ReconcilerNow, StateNow, SubjectNow};
+use crate::index::CrdState;
+use crate::subject::{Subject, SubjectKey};
+
+/// Somebody who waits to be told.
+pub type Question = oneshot::Sender<ReconcilerNow>;
+
+/// More are counted only: enough to see what is the matter.
+const SUBJECTS_MOST: usize = 2_000;
+
+impl Reconciler {
+    pub(super) fn told(&self, now: Boot) -> ReconcilerNow {
+        let hold = self.hold.borrow().clone();
+        let ago = |then: Boot| now.since(then).as_secs();
+        let all = self.index.subjects();
+        let mut subjects: Vec<SubjectNow> = all
+            .map(|(key, subject)| self.subject_told(&key, &subject, now))
+            .collect();
+        let in_all = subjects.len();
+        // What fails goes before what does not.
+        subjects.sort_by_key(|subject| subject.attempts == 0);
+        subjects.truncate(SUBJECTS_MOST);
+        ReconcilerNow {
+            lease: LeaseNow {
+                writes: self.permitted,
+                held_for_seconds: self.held.map(ago),
+                renewed_before_seconds: hold.renewed.map(ago),
+                other_holder: hold.other,
+            },
+            apiserver_heard_before_seconds: ago(self.heard()),
+            tenant_crd: self.index.crd().map(|crd| match crd {
+                CrdState::Missing => "missing",
+                CrdState::Terminating => "terminating",
+                CrdState::Present => "present",
+            }),
+            lists_complete: self.index.synced(),
+            on_record: self.recorded.as_ref().map(|it| it.version.to_string()),
+            later_on_record: self.ahead.map(|version| version.to_string()),
+            running: self.running.len(),
+            subjects_in_all: in_all,
+            subjects,
+        }
+    }
+
+    fn subject_told(&self, key: &SubjectKey, subject: &Subject, now: Boot) -> SubjectNow {
+        let none = Slot::default();
+        let slot = self.slots.get(key).unwrap_or(&none);
+        let failure = slot.memory.failure.as_ref();
+        let release = subject.release(&self.member.name);
+        let newest = self.index.release(&release).last().copied().cloned();
+        let said = slot.memory.last_word(subject, &self.member.name);
+        let said = |part: fn(ClusterState) -> Option<State>| said.clone().and_then(part);
+        let until = |at: Boot| at.since(now).as_secs();
+        let next_look = slot.not_before.max(slot.wake).filter(|at| *at > now);
+        SubjectNow {
+            kind: subject.kind(),
+            key: key.to_string(),
+            generation: subject.generation(),
+            being_removed: subject.is_going(),
+            release: format!("{}/{}", release.namespace, release.name),
+            revision: newest.as_ref().map(|newest| newest.revision),
+            locked: newest.is_some_and(|newest| newest.status.is_locked()),
+            ready: said(|state| Some(state.ready)).map(StateNow::of),
+            progress: said(|state| state.progress).map(StateNow::of),
+            error: said(|state| state.error).map(StateNow::of),
+            at_work: slot.busy,
+            failed_with: failure.map(|failure| failure.reason),
+            attempts: failure.map_or(0, |failure| failure.attempts),
+            retry_in_seconds: failure.map(|failure| until(failure.retry_at)),
+            next: slot.memory.said_next.map(|next| next.step.as_str()),
+            next_look_in_seconds: next_look.map(until),
+        }
+    }
+}

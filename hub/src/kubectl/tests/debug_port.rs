@@ -1,0 +1,309 @@
+//! What is asked of debug ports: by streams that a small apiserver forwards, and where there is none.
+
+use std::net::SocketAddr;
+
+use axum::body::Body;
+use axum::extract::Request;
+use futures::{SinkExt as _, StreamExt as _};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
+
+use super::*;
+
+const PORT: u16 = 8082;
+const REFUSED: &str = "failed to connect to localhost:8082 inside namespace: connection refused";
+
+/// A debug port, and what it was asked.
+async fn debug_port() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&asked);
+    let router = Router::new().fallback(
+        move |method: Method, uri: Uri, headers: HeaderMap, body: String| async move {
+            let host = headers[header::HOST].to_str().unwrap().to_owned();
+            let said = format!("{method} {uri} of {host}: {body}");
+            seen.lock().unwrap().push(said);
+            match (uri.path(), body.as_str()) {
+                ("/debug/log", "loud") => (StatusCode::BAD_REQUEST, "no level is loud\n".into()),
+                ("/debug/log", "") => (StatusCode::OK, "info\n".to_owned()),
+                ("/debug/log", filter) => (StatusCode::OK, format!("{filter} until then\n")),
+                ("/debug/fleet.json", _) => {
+                    let fleet = json!({"replica": "krypton-hub-0", "repo": "https://me:canary@r"});
+                    (StatusCode::OK, fleet.to_string())
+                }
+                _ => (StatusCode::NOT_FOUND, String::new()),
+            }
+        },
+    );
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(axum::serve(listener, router).into_future());
+    (address, asked)
+}
+
+/// What an apiserver makes of a port-forward: a WebSocket with a channel of data and one of errors, each beginning
+/// with the port. Without `to`, nothing listens in the pod.
+fn forwarded(mut request: Request, to: Option<SocketAddr>) -> Response {
+    let key = request.headers()[header::SEC_WEBSOCKET_KEY].as_bytes();
+    let accept = derive_accept_key(key);
+    let upgrading = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let stream = TokioIo::new(upgrading.await.unwrap());
+        let mut socket = WebSocketStream::from_raw_socket(stream, Role::Server, None).await;
+        let [low, high] = PORT.to_le_bytes();
+        for channel in [0, 1] {
+            let first = vec![channel, low, high];
+            socket.send(Message::binary(first)).await.unwrap();
+        }
+        let Some(to) = to else {
+            let error = [&[1], REFUSED.as_bytes()].concat();
+            socket.send(Message::binary(error)).await.unwrap();
+            return socket.close(None).await.unwrap();
+        };
+        let mut pod = TcpStream::connect(to).await.unwrap();
+        let mut bytes = [0; 512];
+        loop {
+            tokio::select! {
+                message = socket.next() => match message {
+                    Some(Ok(Message::Binary(data))) => pod.write_all(&data[1..]).await.unwrap(),
+                    _ => return,
+                },
+                read = pod.read(&mut bytes) => match read.unwrap() {
+                    0 => return socket.close(None).await.unwrap(),
+                    count => {
+                        let data = [&[0], &bytes[..count]].concat();
+                        socket.send(Message::binary(data)).await.unwrap();
+                    }
+                },
+            }
+        }
+    });
+    Response::builder()
+        .status(StatusCode::SWITCHING_PROTOCOLS)
+        .header(header::CONNECTION, "Upgrade")
+        .header(header::UPGRADE, "websocket")
+        .header(header::SEC_WEBSOCKET_ACCEPT, accept)
+        .header(header::SEC_WEBSOCKET_PROTOCOL, "v4.channel.k8s.io")
+        .body(Body::empty())
+        .unwrap()
+}
+
+fn pod(name: &str, container: &str, leads: bool, args: &[&str]) -> Value {
+    let labels = match leads {
+        true => json!({"mesh.openkcm.io/leader": "true"}),
+        false => json!({}),
+    };
+    json!({
+        "metadata": {"name": name, "namespace": "krypton", "labels": labels},
+        "spec": {"containers": [{"name": container, "args": args}]},
+        "status": {"phase": "Running"},
+    })
+}
+
+/// A cluster with these pods in the namespace krypton, of which `listens` has a debug port at `to`.
+async fn cluster(pods: Vec<Value>, listens: &'static str, to: Option<SocketAddr>) -> Server {
+    let router = Router::new().fallback(move |request: Request| {
+        let of = |(code, body): (u16, Value)| answer(code, &body);
+        let path = request.uri().path().to_owned();
+        let forward = format!("/api/v1/namespaces/krypton/pods/{listens}/portforward");
+        let lease = "/apis/coordination.k8s.io/v1/namespaces/krypton-system/leases/krypton-agent";
+        let response = match path.as_str() {
+            "/api/v1/namespaces/krypton/pods" => of(list_of(pods.clone(), "")),
+            path if path == forward => forwarded(request, to),
+            path if path == lease => answer(
+                200,
+                &json!({
+                    "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                    "metadata": {"name": "krypton-agent"},
+                    "spec": {"holderIdentity": "agent/krypton-agent-b/00000001@uid"},
+                }),
+            ),
+            path if path.ends_with("/krypton-hub-gone/portforward") => {
+                of(failure(404, "NotFound", "pods not found"))
+            }
+            path if path.ends_with("/pods") => of(list_of(Vec::new(), "")),
+            _ => of(failure(403, "Forbidden", "not you")),
+        };
+        async move { response }
+    });
+    Server::serving(router).await
+}
+
+fn hubs() -> Vec<Value> {
+    vec![
+        pod("krypton-hub-a", "krypton-hub", false, &[]),
+        pod("somebody", "else", true, &[]),
+        pod("krypton-hub-b", "krypton-hub", true, &[]),
+    ]
+}
+
+#[tokio::test]
+async fn the_hub_that_leads_and_the_agent_that_acts_are_asked_by_a_forwarded_port() {
+    let (to, asked) = debug_port().await;
+    let home = cluster(hubs(), "krypton-hub-b", Some(to)).await;
+    let shown = home.run(&["log-level", "hub"]).await.unwrap();
+    assert_eq!(shown.stdout, "krypton-hub-b: info\n");
+    let words = ["log-level", "hub", "debug", "--for", "10m"];
+    let set = home.run(&words).await.unwrap();
+    assert_eq!(set.stdout, "krypton-hub-b: debug until then\n");
+    let agents = ["krypton-agent-a", "krypton-agent-b"];
+    let agents = agents.map(|name| pod(name, "krypton-agent", false, &[]));
+    let edge = cluster(agents.to_vec(), "krypton-agent-b", Some(to)).await;
+    let words = ["log-level", "agent", "info,a::b=trace", "--for=0"];
+    let set = edge.run(&words).await.unwrap();
+    assert_eq!(set.stdout, "krypton-agent-b: info,a::b=trace until then\n");
+    assert_eq!(
+        *asked.lock().unwrap(),
+        [
+            "GET /debug/log of localhost: ",
+            "PUT /debug/log?for=600000ms of localhost: debug",
+            "PUT /debug/log?for=0 of localhost: info,a::b=trace",
+        ]
+    );
+    // Of several pods, what is done of one is said though the next may not be asked.
+    let words = ["log-level", "hub", "debug", "--pod", "krypton-hub-b"];
+    assert!(home.run(&words).await.is_ok());
+    let mut backwards = hubs();
+    backwards.reverse();
+    let home = cluster(backwards, "krypton-hub-b", Some(to)).await;
+    let error = home.run(&["log-level", "hub", "debug", "--all"]).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::Failed);
+    let KubectlError::Partly { printed, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(printed.stdout, "krypton-hub-b: debug until then\n");
+}
+
+#[tokio::test]
+async fn why_a_debug_port_was_not_asked_is_told_by_the_code() {
+    let one = |args: &[&str]| vec![pod("krypton-hub-a", "krypton-hub", true, args)];
+    let get = ["log-level", "hub"];
+    for (pods, listens, words, code, said) in [
+        // Nothing listens in the pod; the flag says that nothing does.
+        (
+            one(&[]),
+            "krypton-hub-a",
+            &get[..],
+            ExitCode::Refused,
+            "is not served at 8082",
+        ),
+        (
+            one(&["--debug-bind-address=0"]),
+            "krypton-hub-a",
+            &get,
+            ExitCode::Refused,
+            "is switched off",
+        ),
+        (
+            one(&[]),
+            "another",
+            &get,
+            ExitCode::NotPermitted,
+            "may not get and create pods/portforward in the namespace krypton",
+        ),
+        // It has gone since it was listed.
+        (
+            vec![pod("krypton-hub-gone", "krypton-hub", true, &[])],
+            "",
+            &get,
+            ExitCode::NotFound,
+            "no pod of the name \"krypton-hub-gone\"",
+        ),
+        (
+            Vec::new(),
+            "",
+            &get,
+            ExitCode::NotFound,
+            "in krypton-system or krypton or team",
+        ),
+        (
+            one(&[]),
+            "krypton-hub-a",
+            &["log-level", "hub", "--pod", "other"],
+            ExitCode::NotFound,
+            "other",
+        ),
+        (
+            ["a", "b"]
+                .map(|name| pod(name, "krypton-hub", false, &[]))
+                .to_vec(),
+            "a",
+            &get,
+            ExitCode::Refused,
+            "none of the pods a, b is known to be the one that leads",
+        ),
+    ] {
+        let error = cluster(pods, listens, None).await.run(words).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.exit_code(), code, "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn without_a_pod_a_loopback_address_is_asked_and_what_it_refuses_is_told() {
+    let server = Server::start(Vec::new()).await;
+    let (to, _) = debug_port().await;
+    let here = format!("--debug-address={to}");
+    let shown = server.run(&["log-level", "agent", &here]).await.unwrap();
+    assert_eq!(shown.stdout, format!("{to}: info\n"));
+    let error = server.run(&["log-level", "agent", "loud", &here]).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::Refused);
+    assert!(error.to_string().contains("no level is loud"), "{error}");
+    // Nobody listens there any more.
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let nowhere = format!("--debug-address={}", closed.local_addr().unwrap());
+    drop(closed);
+    let error = server.run(&["log-level", "hub", &nowhere]).await;
+    assert_eq!(error.unwrap_err().exit_code(), ExitCode::NoAnswer);
+    for words in [
+        &["log-level"][..],
+        &["log-level", "somebody"],
+        &["log-level", "hub", "--for=1m"],
+        &["log-level", "hub", "debug", "--for=25h"],
+        &["log-level", "hub", "--pod=a", "--all"],
+        &["log-level", "hub", "--debug-address=10.0.0.1:8082"],
+    ] {
+        let error = server.run(words).await.unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::Usage, "{words:?}: {error}");
+    }
+    assert!(server.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_support_bundle_has_what_the_processes_tell_of_themselves_or_says_why_not() {
+    let (to, _) = debug_port().await;
+    let mut pods = hubs();
+    pods.push(pod("krypton-hub-c", "krypton-hub", false, &[]));
+    // One that has ended is not asked.
+    pods[3]["status"]["phase"] = "Failed".into();
+    let home = cluster(pods, "krypton-hub-b", Some(to)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bundle.tar.gz");
+    let here = format!("--debug-address={to}");
+    let words = ["support-bundle", "--file", file.to_str().unwrap(), &here];
+    home.run(&words).await.unwrap();
+    let files = support_bundle::unpacked(std::fs::File::open(&file).unwrap());
+    for name in [
+        "krypton/debug/krypton-hub-b.fleet.json".to_owned(),
+        format!("debug/{to}.fleet.json"),
+    ] {
+        let told: Value = serde_json::from_str(&files[&name]).unwrap();
+        assert_eq!(
+            told,
+            json!({"replica": "krypton-hub-0", "repo": "https://[redacted]@r"})
+        );
+    }
+    let readme = &files["README.txt"];
+    let missing =
+        "  krypton/debug/krypton-hub-a.fleet.json: you may not get and create pods/portforward";
+    assert!(readme.contains(missing), "{readme}");
+    assert!(!readme.contains("krypton-hub-c.fleet.json"), "{readme}");
+    assert!(!readme.contains("agent.json"), "{readme}");
+}

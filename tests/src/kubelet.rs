@@ -1,0 +1,178 @@
+//! The part of a kubelet that forwards ports. It is kwok's, which has the kubelet's own code for it, on a node of its
+//! own with pods that are told to run; what is in a pod is a process of this machine.
+
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+use kube::{
+    Api, Resource,
+    api::{Patch, PatchParams, PostParams},
+};
+use rcgen::{CertificateParams, KeyPair};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    cluster::Cluster,
+    port::Port,
+    process::{Invocation, Process},
+    tools::Tools,
+    wait::eventually,
+};
+
+const NODE: &str = "forwarding";
+const ACCOUNT: &str = "forwarded";
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A pod of one container, and where its one port leads.
+#[derive(Clone, Debug)]
+pub struct ForwardedPod {
+    pub namespace: &'static str,
+    pub name: &'static str,
+    pub container: &'static str,
+    pub port: u16,
+    pub to: SocketAddr,
+}
+
+/// It stops when dropped; node and pods stay.
+#[derive(Debug)]
+pub struct Kubelet {
+    _process: Process,
+    _port: Port,
+    _folder: TempDir,
+}
+
+impl Kubelet {
+    /// Makes the node and these pods, and forwards their ports.
+    ///
+    /// # Errors
+    /// When the apiserver refuses, or kwok does not start.
+    pub async fn start(cluster: &Cluster, pods: &[ForwardedPod]) -> Result<Self> {
+        let folder = TempDir::with_prefix("kubelet-").context("making a folder for a kubelet")?;
+        let port = Port::reserve()?;
+        let file = |name: &str| folder.path().join(name);
+        let key = KeyPair::generate().context("making a key")?;
+        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]);
+        let certificate = params.and_then(|params| params.self_signed(&key));
+        let certificate = certificate.context("making a certificate")?;
+        let config: String = pods.iter().map(ForwardedPod::forward).collect();
+        write(&file("tls.crt"), &certificate.pem())?;
+        write(&file("tls.key"), &key.serialize_pem())?;
+        write(&file("forwards.yaml"), &config)?;
+        let tools = Tools::find()?;
+        let invocation = Invocation::new(tools.binary("kwok"))
+            .arg(format!("--kubeconfig={}", cluster.kubeconfig().display()))
+            // It does not start without.
+            .arg(format!("--config={}", tools.stages().display()))
+            .arg(format!("--config={}", file("forwards.yaml").display()))
+            .arg(format!("--server-address={}", port.address()))
+            .arg(format!("--tls-cert-file={}", file("tls.crt").display()))
+            .arg(format!(
+                "--tls-private-key-file={}",
+                file("tls.key").display()
+            ))
+            // It plays nothing, so nothing changes what is made here.
+            .args([
+                "--manage-all-nodes=false",
+                "--manage-nodes-with-label-selector=played=never",
+            ])
+            .env("HOME", folder.path());
+        let mut process = Process::spawn("kubelet", &invocation, &file("log"))?;
+        let url = format!("http://{}/healthz", port.address());
+        eventually("the kubelet to listen", DEADLINE, async || {
+            match process.check_running() {
+                Ok(()) => Ok(reqwest::get(&url)
+                    .await?
+                    .error_for_status()
+                    .map(|_| Some(Ok(())))?),
+                Err(ended) => Ok(Some(Err(ended))),
+            }
+        })
+        .await??;
+        node(cluster, port.number()).await?;
+        for pod in pods {
+            pod.run(cluster).await?;
+        }
+        Ok(Self {
+            _process: process,
+            _port: port,
+            _folder: folder,
+        })
+    }
+}
+
+impl ForwardedPod {
+    fn forward(&self) -> String {
+        let Self {
+            namespace,
+            name,
+            to,
+            ..
+        } = self;
+        format!(
+            "---\napiVersion: kwok.x-k8s.io/v1alpha1\nkind: PortForward\n\
+             metadata: {{name: {name}, namespace: {namespace}}}\n\
+             spec: {{forwards: [{{ports: [{}], target: {{address: {}, port: {}}}}}]}}\n",
+            self.port,
+            to.ip(),
+            to.port()
+        )
+    }
+
+    async fn run(&self, cluster: &Cluster) -> Result<()> {
+        let client = cluster.client();
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), self.namespace);
+        let pods: Api<Pod> = Api::namespaced(client, self.namespace);
+        make(&namespaces, json!({"metadata": {"name": self.namespace}})).await?;
+        make(&accounts, json!({"metadata": {"name": ACCOUNT}})).await?;
+        let spec = json!({
+            "nodeName": NODE,
+            "serviceAccountName": ACCOUNT,
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": self.container,
+                "image": self.container,
+                "args": [format!("--debug-bind-address=127.0.0.1:{}", self.port)],
+            }],
+        });
+        let pod = json!({"metadata": {"name": self.name}, "spec": spec});
+        make(&pods, pod).await?;
+        let runs = json!({"status": {"phase": "Running"}});
+        pods.patch_status(self.name, &PatchParams::default(), &Patch::Merge(&runs))
+            .await
+            .map(drop)
+            .context("telling a pod that it runs")
+    }
+}
+
+async fn node(cluster: &Cluster, port: u16) -> Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client());
+    let status = json!({
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+    });
+    make(
+        &nodes,
+        json!({"metadata": {"name": NODE}, "status": status}),
+    )
+    .await
+}
+
+/// What is there already stays.
+async fn make<K>(api: &Api<K>, object: Value) -> Result<()>
+where
+    K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let typed: K = serde_json::from_value(object).context("writing down an object")?;
+    match api.create(&PostParams::default(), &typed).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        made => made.map(drop).context("making an object"),
+    }
+}
+
+fn write(file: &Path, content: &str) -> Result<()> {
+    fs::write(file, content).with_context(|| format!("writing {}", file.display()))
+}
