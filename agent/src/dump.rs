@@ -184,6 +184,14 @@ pub(crate) struct SubjectNow {
     pub(crate) next_look_in_seconds: Option<u64>,
 }
 
+impl SubjectNow {
+    pub(crate) fn is_in_error(&self) -> bool {
+        self.error
+            .as_ref()
+            .is_some_and(|error| error.status == "True")
+    }
+}
+
 /// A condition, without its message.
 #[derive(Debug, Serialize)]
 pub(crate) struct StateNow {

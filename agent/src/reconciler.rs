@@ -439,8 +439,10 @@ impl Reconciler {
                 // Whoever will never wish otherwise has gone.
                 Ok(()) = lease.changed() => {}
                 Ok(()) = allowed.changed() => self.look_at_all(),
-                // Whoever has asked may have gone.
-                Some(question) = questions.recv() => drop(question.send(self.told(Boot::now()))),
+                Some(question) = questions.recv() => if !question.is_closed() {
+                    // Whoever has asked may go meanwhile.
+                    drop(question.send(self.told(Boot::now())));
+                },
                 () = clock::sleep_until(wake, now) => {}
             }
         }

@@ -109,8 +109,11 @@ fn change(
     let until = lasts.and_then(|lasts| clock::wall().checked_add(lasts).ok());
     let before = level.now();
     let setting = level
-        .set(filter, until)
+        .set(filter, until, |now| {
+            tracing::warn!(%before, %now, "what is logged is changed by PUT /debug/log");
+        })
         .map_err(|error| error.to_string())?;
+    // Again, for where the filter before has passed nothing.
     tracing::warn!(%before, now = %level.now(), "what is logged was changed by PUT /debug/log");
     if let Some(lasts) = lasts {
         let (level, stop) = (level.clone(), stop.clone());

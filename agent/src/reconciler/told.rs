@@ -24,8 +24,8 @@ impl Reconciler {
             .map(|(key, subject)| self.subject_told(&key, &subject, now))
             .collect();
         let in_all = subjects.len();
-        // What fails goes before what does not.
-        subjects.sort_by_key(|subject| subject.attempts == 0);
+        // What fails goes before what does not, also where others have tried.
+        subjects.sort_by_key(|subject| subject.attempts == 0 && !subject.is_in_error());
         subjects.truncate(SUBJECTS_MOST);
         ReconcilerNow {
             lease: LeaseNow {

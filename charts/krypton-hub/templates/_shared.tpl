@@ -375,7 +375,7 @@ securityContext:
 {{- define "krypton.moreEnv" -}}
 {{- if ne .Values.logLevel "info" }}
 - name: RUST_LOG
-  value: {{ printf "%s,kube_client::client::builder=off" .Values.logLevel }}
+  value: {{ .Values.logLevel | quote }}
 {{- end }}
 {{- with .Values.extraEnvs }}
 {{ toYaml . }}

@@ -25,6 +25,10 @@ pub enum NotSet {
         "not a log filter: write a level (error, warn, info, debug, trace, off), or target=level pairs, with commas between"
     )]
     NotAFilter,
+    #[error(
+        "{KUBE_CALLS} is not switched on while the process runs: its lines may hold whole answers of an apiserver, Secrets too; RUST_LOG can, at the start"
+    )]
+    KubeCalls,
     #[error("logging has ended")]
     Ended,
 }
@@ -131,12 +135,18 @@ impl LogLevel {
         }
     }
 
-    /// Logs by `filter` from now on. `until` is only told: whoever sets it calls [`Self::end`] then.
+    /// Logs by `filter` from now on. `until` is only told: whoever sets it calls [`Self::end`] then. What is there to
+    /// be said of it is said by `says` right before: the filter may be one that passes nothing.
     ///
     /// # Errors
-    /// When it is no filter. A bare word that is no level is none either: it would be a target, of which
+    /// When it is no filter, or one for kube's calls. A bare word that is no level is none either: it would be a target, of which
     /// everything is logged, and of all others nothing.
-    pub fn set(&self, filter: &str, until: Option<Timestamp>) -> Result<Setting, NotSet> {
+    pub fn set(
+        &self,
+        filter: &str,
+        until: Option<Timestamp>,
+        says: impl FnOnce(&Shown),
+    ) -> Result<Setting, NotSet> {
         let filter = filter.trim();
         // An empty one would be read as error.
         let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
@@ -144,7 +154,14 @@ impl LogLevel {
         if filter.len() > FILTER_MAX || !filter.split(',').all(good) {
             return Err(NotSet::NotAFilter);
         }
+        if filter.contains(KUBE_CALLS) {
+            return Err(NotSet::KubeCalls);
+        }
         let targets = targets(filter).map_err(|_| NotSet::NotAFilter)?;
+        says(&Shown {
+            filter: filter.to_owned(),
+            until: until.map(|until| (until, self.lock().start.clone())),
+        });
         let mut state = self.lock();
         self.reload(targets)?;
         state.now = filter.to_owned();
@@ -204,13 +221,15 @@ mod tests {
             let say = |text: &str| tracing::debug!("{text}");
             say("before");
             let until = Timestamp::from_second(1_800_000_000).unwrap();
-            let first = level.set(" debug\n", Some(until)).unwrap();
+            let first = level.set(" debug\n", Some(until), |_| {}).unwrap();
             say("first");
             assert_eq!(
                 level.now().to_string(),
                 "debug until 2027-01-15T08:00:00Z, then info"
             );
-            let second = level.set("krypton_common=debug,warn", None).unwrap();
+            let second = level
+                .set("krypton_common=debug,warn", None, |_| {})
+                .unwrap();
             say("second");
             assert_eq!(level.now().to_string(), "krypton_common=debug,warn");
             assert!(!level.end(first));
@@ -229,7 +248,7 @@ mod tests {
         let long = "a=info,".repeat(1000);
         for text in ["", "loud", "krypton_hub", "krypton_hub=loud", &long] {
             assert!(
-                matches!(level.set(text, None), Err(NotSet::NotAFilter)),
+                matches!(level.set(text, None, |_| {}), Err(NotSet::NotAFilter)),
                 "{text}"
             );
         }
@@ -237,10 +256,24 @@ mod tests {
     }
 
     #[test]
+    fn that_nothing_is_logged_any_more_is_logged_and_kube_is_not_made_to_tell_answers() {
+        let (level, written, subscriber) = logging("info");
+        tracing::subscriber::with_default(subscriber, || {
+            let says = |now: &Shown| tracing::warn!("now {now}");
+            level.set("off", None, says).unwrap();
+            tracing::error!("silenced");
+            let calls = level.set("info,kube_client::client::builder=debug", None, says);
+            assert!(matches!(calls, Err(NotSet::KubeCalls)));
+        });
+        let text = written.text();
+        assert_eq!(text.lines().map(last_word).collect::<Vec<_>>(), ["off"]);
+    }
+
+    #[test]
     fn our_spans_are_of_lines_of_others_whatever_the_filter() {
         let (level, written, subscriber) = logging("off");
         tracing::subscriber::with_default(subscriber, || {
-            level.set("kube=info", None).unwrap();
+            level.set("kube=info", None, |_| {}).unwrap();
             let _within = tracing::error_span!("member", member = "edge-1").entered();
             tracing::info!(target: "kube", "theirs");
             tracing::error!("ours");

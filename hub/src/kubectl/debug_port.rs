@@ -25,7 +25,9 @@ use super::{Connection, KubectlError, Place, explain};
 /// From asking for the stream to the end of the answer.
 const DEADLINE: Duration = Duration::from_secs(15);
 /// More of an answer is not read: a fleet of 1,000 members is 2 MiB.
-const MOST: usize = 32 << 20;
+const MOST: usize = 8 << 20;
+/// More of a line is not shown: a filter has at most 4 KiB.
+const SHOWN: usize = 8 << 10;
 /// The variable that goes in the place of the flag.
 const VARIABLE: &str = "KRYPTON_DEBUG_BIND_ADDRESS";
 
@@ -135,7 +137,7 @@ impl DebugPort<'_> {
                 _ => format!("nothing came within {seconds} s; ask whether it has changed"),
             }))
         })?;
-        let text_shown = one_line(&text);
+        let text_shown = shown(&text);
         match status {
             StatusCode::OK => Ok(text),
             StatusCode::NOT_FOUND => Err(self.refused(&format!(
@@ -171,6 +173,11 @@ impl DebugPort<'_> {
                     {
                         return cluster.not_found("pod", name, &place);
                     }
+                    if let kube::Error::Api(status) = &error
+                        && status.code >= 500
+                    {
+                        return self.silent(shown(&status.message));
+                    }
                     let kind = ApiResource {
                         plural: "pods/portforward".to_owned(),
                         ..ApiResource::erase::<Pod>(&())
@@ -196,9 +203,9 @@ impl DebugPort<'_> {
                     why = failed => Err(match why.contains("refused") {
                         true => self.refused(&format!(
                             "is not served at {port}: its log says why ({})",
-                            one_line(&why)
+                            shown(&why)
                         )),
-                        false => self.silent(one_line(&why)),
+                        false => self.silent(shown(&why)),
                     }),
                     answer = self.over(stream, question) => answer,
                 }
@@ -240,6 +247,12 @@ impl DebugPort<'_> {
         let why = format!("the debug port of {} {why}", self.whose());
         KubectlError::Refused { why }
     }
+}
+
+/// An answer in a line: whoever may make pods may make one that says anything.
+pub(super) fn shown(answer: &str) -> String {
+    let short: String = answer.chars().take(SHOWN).collect();
+    one_line(&short)
 }
 
 /// On which port of its pod a container serves `/debug`, as the pod says; `None` where that is switched off.

@@ -66,7 +66,8 @@ pub(super) fn or_dash(text: Option<String>) -> String {
 
 /// Statuses hold what clusters have sent: no control characters reach the terminal.
 pub(super) fn one_line(text: &str) -> String {
-    let is_blank = |c: char| c.is_whitespace() || c.is_control();
+    let turns = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    let is_blank = |c: char| c.is_whitespace() || c.is_control() || turns(c);
     let visible: String = text
         .chars()
         .map(|c| if is_blank(c) { ' ' } else { c })

@@ -13,9 +13,10 @@ use kube::Api;
 use kube::core::ApiResource;
 use serde_json::Value;
 
-use super::debug_port::{DebugPort, Program, Question, is_running, loopback, port_of};
-use super::layout::{one_line, text_at};
+use super::debug_port::{DebugPort, Program, Question, is_running, loopback, port_of, shown};
+use super::layout::text_at;
 use super::{Connection, HomeArgs, KubectlError, Place, Printed, connect, explain, join, list};
+use crate::lead::HUB_LEASE;
 use crate::lead::label::LABEL;
 
 #[derive(Clone, Debug, Args)]
@@ -81,8 +82,9 @@ pub(super) async fn run(
             })?]
         }
         (None, true) => pods,
-        (None, false) => vec![first(args.of, pods, &cluster).await?],
+        (None, false) => vec![first(args.of, pods, &cluster, &namespace).await?],
     };
+    let mut failed = None;
     for pod in chosen {
         let port = DebugPort::Pod {
             cluster: &cluster,
@@ -92,14 +94,19 @@ pub(super) async fn run(
         };
         match told(&port, &question).await {
             Ok(line) => printed.stdout += &line,
-            Err(error) if printed.stdout.is_empty() => return Err(error),
             Err(error) => {
-                let error = Box::new(error);
-                return Err(KubectlError::Partly { printed, error });
+                failed.get_or_insert(error);
             }
         }
     }
-    Ok(printed)
+    match failed {
+        None => Ok(printed),
+        Some(error) if printed.stdout.is_empty() => Err(error),
+        Some(error) => {
+            let error = Box::new(error);
+            Err(KubectlError::Partly { printed, error })
+        }
+    }
 }
 
 fn question(filter: Option<&str>, lasts: Option<Lasting>) -> Question {
@@ -117,7 +124,7 @@ fn question(filter: Option<&str>, lasts: Option<Lasting>) -> Question {
 
 async fn told(port: &DebugPort<'_>, question: &Question) -> Result<String, KubectlError> {
     let answer = port.ask(question).await?;
-    Ok(format!("{}: {}\n", port.whose(), one_line(&answer)))
+    Ok(format!("{}: {}\n", port.whose(), shown(&answer)))
 }
 
 /// The first namespace with running pods of it, and these.
@@ -170,14 +177,20 @@ async fn first(
     program: Program,
     mut pods: Vec<Seen>,
     cluster: &Connection,
+    namespace: &str,
 ) -> Result<Seen, KubectlError> {
     let found = match (pods.len(), program) {
         (1, _) => Some(0),
-        (_, Program::Hub) => pods.iter().position(|pod| pod.leads),
+        (_, Program::Hub) => {
+            // Who may not read it has the label left, which a hub that died may still have.
+            let holder = holder(cluster, namespace, HUB_LEASE).await.ok().flatten();
+            holder
+                .and_then(|holder| held_by(program, &holder, &pods))
+                .or_else(|| pods.iter().position(|pod| pod.leads))
+        }
         (_, Program::Agent) => {
-            let holder = holder(cluster).await?;
-            let named = holder.as_deref().and_then(pod_of);
-            pods.iter().position(|pod| Some(pod.name.as_str()) == named)
+            let holder = holder(cluster, SYSTEM_NAMESPACE, LEASE_NAME).await?;
+            holder.and_then(|holder| held_by(program, &holder, &pods))
         }
     };
     found.map(|at| pods.swap_remove(at)).ok_or_else(|| {
@@ -194,24 +207,27 @@ async fn first(
     })
 }
 
-/// Who holds the Lease of the member that this cluster is.
-async fn holder(cluster: &Connection) -> Result<Option<String>, KubectlError> {
-    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
-    let lease = cluster.in_time(leases.get_opt(LEASE_NAME)).await?;
+/// Who holds a Lease.
+async fn holder(
+    cluster: &Connection,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<String>, KubectlError> {
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), namespace);
+    let lease = cluster.in_time(leases.get_opt(name)).await?;
     let lease = lease.map_err(|error| {
         let kind = ApiResource::erase::<Lease>(&());
-        let place = Place::Namespace(SYSTEM_NAMESPACE.to_owned());
+        let place = Place::Namespace(namespace.to_owned());
         explain(error, "get", &kind, &place, &cluster.context)
     })?;
     Ok(lease.and_then(|lease| lease.spec?.holder_identity))
 }
 
-/// The pod of an agent that holds a Lease, by `fence::agent_holder`.
-fn pod_of(holder: &str) -> Option<&str> {
+/// Which pod it is that holds a Lease, as `hub/POD/…` or `agent/POD/…`.
+fn held_by(program: Program, holder: &str, pods: &[Seen]) -> Option<usize> {
     let mut parts = holder.split('/');
-    (parts.next() == Some("agent"))
-        .then(|| parts.next())
-        .flatten()
+    let pod = (parts.next() == Some(program.name())).then(|| parts.next())??;
+    pods.iter().position(|seen| seen.name == pod)
 }
 
 #[cfg(test)]
@@ -222,8 +238,17 @@ mod tests {
 
     #[test]
     fn the_pod_of_a_holder_is_the_one_that_its_name_has() {
-        assert_eq!(pod_of(&agent_holder("agent-0", None, 7)), Some("agent-0"));
-        assert_eq!(pod_of("hub/krypton-hub-0/00000007"), None);
-        assert_eq!(pod_of(""), None);
+        let pods = ["agent-0", "agent-1"].map(|name| Seen {
+            name: name.to_owned(),
+            port: None,
+            leads: false,
+        });
+        let of = |program, holder: &str| held_by(program, holder, &pods);
+        let held = agent_holder("agent-1", None, 7);
+        assert_eq!(of(Program::Agent, &held), Some(1));
+        assert_eq!(of(Program::Hub, &held), None);
+        assert_eq!(of(Program::Hub, "hub/agent-0/00000007"), Some(0));
+        assert_eq!(of(Program::Agent, &agent_holder("other", None, 7)), None);
+        assert_eq!(of(Program::Agent, ""), None);
     }
 }

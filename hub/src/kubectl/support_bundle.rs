@@ -45,6 +45,8 @@ const LOG_BYTES: i64 = 8 << 20;
 const LOG_LINES_LEAST: i64 = 1_000;
 /// After this nothing more is asked for.
 const DEADLINE: Duration = Duration::from_secs(300);
+/// Of all debug ports, the last that is asked: what else is in it matters more.
+const DUMPS: Duration = Duration::from_secs(60);
 /// ConfigMaps of the hub of which the content is shown; there is nothing secret in them.
 const CONFIG_MAPS: [&str; 4] = [
     join_info::NAME,
@@ -89,6 +91,7 @@ pub(super) async fn run(
         contents: Contents::new(&cluster.context, now),
         failed: None,
         read: false,
+        processes: Vec::new(),
     };
     if tokio::time::timeout(DEADLINE, reading.all(&places, &args.debug_address))
         .await
@@ -125,6 +128,8 @@ struct Reading<'a> {
     /// The first failure, for when nothing can be read at all.
     failed: Option<KubectlError>,
     read: bool,
+    /// Seen in the namespaces.
+    processes: Vec<Process>,
 }
 
 impl Reading<'_> {
@@ -142,17 +147,43 @@ impl Reading<'_> {
             );
             self.contents.missing("pods and logs of hub or agent", &why);
         }
-        for address in addresses {
-            for program in Program::ALL {
-                self.dump(DebugPort::Here(*address), program, "debug").await;
-            }
-        }
         self.objects::<EdgeCluster>("clusters.yaml").await;
         self.objects::<Tenant>("tenants.yaml").await;
         self.objects::<KryptonDeployment>("deployments.yaml").await;
         self.definitions().await;
         self.events(namespaces).await;
         self.releases().await;
+        if tokio::time::timeout(DUMPS, self.dumps(addresses))
+            .await
+            .is_err()
+        {
+            let why = format!("the debug ports took longer than {} s", DUMPS.as_secs());
+            self.contents.missing("what the other pods tell", &why);
+        }
+    }
+
+    /// What each process tells of itself.
+    async fn dumps(&mut self, addresses: &[SocketAddr]) {
+        for address in addresses {
+            for program in Program::ALL {
+                self.dump(DebugPort::Here(*address), program, "debug").await;
+            }
+        }
+        for process in std::mem::take(&mut self.processes) {
+            let folder = format!("{}/debug", process.namespace);
+            if !process.runs {
+                let file = format!("{folder}/{}.{}", process.pod, process.program.dump());
+                self.contents.missing(&file, "its pod does not run");
+                continue;
+            }
+            let port = DebugPort::Pod {
+                cluster: self.cluster,
+                namespace: &process.namespace,
+                name: &process.pod,
+                port: process.port,
+            };
+            self.dump(port, process.program, &folder).await;
+        }
     }
 
     async fn versions(&mut self) {
@@ -248,6 +279,7 @@ impl Reading<'_> {
             .filter_map(|pod| Some((named(pod)?, pod)))
             .flat_map(|(pod, spec)| {
                 containers(spec).map(move |program| Process {
+                    namespace: namespace.to_owned(),
                     pod: pod.clone(),
                     program,
                     port: port_of(spec, program.container()),
@@ -262,16 +294,7 @@ impl Reading<'_> {
                 self.log(namespace, &process.pod, container, previous).await;
             }
         }
-        for process in of_pods.iter().filter(|process| process.runs) {
-            let port = DebugPort::Pod {
-                cluster: self.cluster,
-                namespace,
-                name: &process.pod,
-                port: process.port,
-            };
-            let folder = format!("{namespace}/debug");
-            self.dump(port, process.program, &folder).await;
-        }
+        self.processes.extend(of_pods);
         here
     }
 
@@ -505,6 +528,7 @@ impl Reading<'_> {
 
 /// A hub or agent in its pod.
 struct Process {
+    namespace: String,
     pod: String,
     program: Program,
     port: Option<u16>,

@@ -125,6 +125,11 @@ async fn cluster(pods: Vec<Value>, listens: &'static str, to: Option<SocketAddr>
             path if path.ends_with("/krypton-hub-gone/portforward") => {
                 of(failure(404, "NotFound", "pods not found"))
             }
+            path if path.ends_with("/krypton-hub-away/portforward") => of(failure(
+                502,
+                "BadGateway",
+                "error dialing backend: no route to host",
+            )),
             path if path.ends_with("/pods") => of(list_of(Vec::new(), "")),
             _ => of(failure(403, "Forbidden", "not you")),
         };
@@ -164,19 +169,23 @@ async fn the_hub_that_leads_and_the_agent_that_acts_are_asked_by_a_forwarded_por
             "PUT /debug/log?for=0 of localhost: info,a::b=trace",
         ]
     );
-    // Of several pods, what is done of one is said though the next may not be asked.
+    // Of several pods, what is done of one is said though another may not be asked.
     let words = ["log-level", "hub", "debug", "--pod", "krypton-hub-b"];
     assert!(home.run(&words).await.is_ok());
-    let mut backwards = hubs();
-    backwards.reverse();
-    let home = cluster(backwards, "krypton-hub-b", Some(to)).await;
-    let error = home.run(&["log-level", "hub", "debug", "--all"]).await;
-    let error = error.unwrap_err();
-    assert_eq!(error.exit_code(), ExitCode::Failed);
-    let KubectlError::Partly { printed, .. } = error else {
-        panic!("{error}")
-    };
-    assert_eq!(printed.stdout, "krypton-hub-b: debug until then\n");
+    for backwards in [false, true] {
+        let mut pods = hubs();
+        if backwards {
+            pods.reverse();
+        }
+        let home = cluster(pods, "krypton-hub-b", Some(to)).await;
+        let error = home.run(&["log-level", "hub", "debug", "--all"]).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::Failed);
+        let KubectlError::Partly { printed, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(printed.stdout, "krypton-hub-b: debug until then\n");
+    }
 }
 
 #[tokio::test]
@@ -213,6 +222,14 @@ async fn why_a_debug_port_was_not_asked_is_told_by_the_code() {
             &get,
             ExitCode::NotFound,
             "no pod of the name \"krypton-hub-gone\"",
+        ),
+        // Its node does not answer.
+        (
+            vec![pod("krypton-hub-away", "krypton-hub", true, &[])],
+            "",
+            &get,
+            ExitCode::NoAnswer,
+            "no route to host",
         ),
         (
             Vec::new(),
