@@ -11,6 +11,10 @@ const PAUSES: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(66);
 /// A new chart state for everybody: it is time for helm, not a pause.
 const ROLLED_OUT: Duration = Duration::from_secs(15);
+/// A hub that is told to end waits for helm.
+const STOPPING: Duration = Duration::from_secs(10);
+/// One after the other.
+const ALL_STOPPING: Duration = Duration::from_secs(20);
 
 /// A member of the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +33,30 @@ impl Edge {
         match self {
             Self::One => "edge-1",
             Self::Two => "edge-2",
+        }
+    }
+}
+
+/// One of the hubs of home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Seat {
+    A,
+    B,
+}
+
+impl Seat {
+    const ALL: [Self; 2] = [Self::A, Self::B];
+
+    /// The first so many; all, when there are fewer.
+    pub(crate) fn first(count: usize) -> &'static [Self] {
+        Self::ALL.get(..count).unwrap_or(&Self::ALL)
+    }
+
+    /// Its name as a pod's, which the Lease tells.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::A => "hub-a",
+            Self::B => "hub-b",
         }
     }
 }
@@ -154,6 +182,31 @@ impl Object {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
     HubKilled {
+        hub: Seat,
+        away: Duration,
+    },
+    /// SIGTERM, and away so long after its end.
+    HubStopped {
+        hub: Seat,
+        away: Duration,
+    },
+    /// Whether it leads or not.
+    HubFrozen {
+        hub: Seat,
+        away: Duration,
+    },
+    /// Whichever leads then: longer than its Lease, so that another leads when it goes on.
+    LeadFrozen {
+        away: Duration,
+    },
+    /// All at once.
+    HubsKilled {
+        away: Duration,
+    },
+    /// Between one hub and home, whose apiserver all others reach.
+    HomeWay {
+        hub: Seat,
+        way: Way,
         away: Duration,
     },
     AgentKilled {
@@ -175,6 +228,8 @@ pub(crate) enum Fault {
     },
     /// Between agent and hub.
     Link {
+        /// None: all hubs.
+        hub: Option<Seat>,
         way: Way,
         away: Duration,
     },
@@ -197,7 +252,7 @@ pub(crate) enum Fault {
     Message {
         number: u32,
     },
-    /// Another version of the chart: the hub is stopped and started with it.
+    /// Another version of the chart: each hub is stopped and started with it, one after the other.
     Version {
         number: u32,
     },
@@ -260,6 +315,11 @@ pub(crate) enum Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     HubKilled,
+    HubStopped,
+    HubFrozen,
+    LeadFrozen,
+    HubsKilled,
+    HomeWay,
     AgentKilled,
     HelmKilled,
     AgentFrozen,
@@ -289,8 +349,13 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// With how often, of all.
-    pub(crate) const ALL: [(Self, u32); 26] = [
+    const ALL: [(Self, u32); 31] = [
         (Self::HubKilled, 3),
+        (Self::HubStopped, 2),
+        (Self::HubFrozen, 2),
+        (Self::LeadFrozen, 3),
+        (Self::HubsKilled, 2),
+        (Self::HomeWay, 3),
         (Self::AgentKilled, 3),
         (Self::HelmKilled, 5),
         (Self::AgentFrozen, 3),
@@ -318,10 +383,23 @@ impl Kind {
         (Self::Drift, 8),
     ];
 
+    /// Those that happen to so many hubs, with how often.
+    pub(crate) fn of(hubs: usize) -> impl Iterator<Item = (Self, u32)> {
+        let of_several = [Self::LeadFrozen, Self::HubsKilled, Self::HomeWay];
+        Self::ALL
+            .into_iter()
+            .filter(move |(kind, _)| hubs > 1 || !of_several.contains(kind))
+    }
+
     /// In words.
     pub(crate) fn told(self) -> &'static str {
         match self {
             Self::HubKilled => "hub killed (-9)",
+            Self::HubStopped => "hub stopped (SIGTERM)",
+            Self::HubFrozen => "hub frozen (SIGSTOP)",
+            Self::LeadFrozen => "hub that leads frozen for longer than its Lease",
+            Self::HubsKilled => "all hubs killed (-9) at once",
+            Self::HomeWay => "way of one hub to home cut, slow, half-open or frozen",
             Self::AgentKilled => "agent killed (-9)",
             Self::HelmKilled => "helm killed (-9)",
             Self::AgentFrozen => "agent frozen (SIGSTOP)",
@@ -332,7 +410,7 @@ impl Kind {
             Self::Answers => "403, 404, 410, 429, 500, HTML, empty lists, closed watches",
             Self::Kubeconfig => "kubeconfig Secret replaced by rubbish",
             Self::Message => "values of the chart changed",
-            Self::Version => "version of the chart changed, hub restarted",
+            Self::Version => "version of the chart changed, hubs restarted",
             Self::Repository => "chart repository away",
             Self::Crd => "CRD of Tenants deleted",
             Self::Created => "Tenant created",
@@ -351,10 +429,35 @@ impl Kind {
     }
 }
 
+/// What a fault is about while it lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hold {
+    kind: Kind,
+    edge: Option<Edge>,
+    /// None: any, or all.
+    hub: Option<Seat>,
+}
+
+impl Hold {
+    /// Whether both are about the same.
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        let same_hub = match (self.hub, other.hub) {
+            (Some(one), Some(another)) => one == another,
+            _ => true,
+        };
+        self.kind == other.kind && self.edge == other.edge && same_hub
+    }
+}
+
 impl Fault {
     pub(crate) fn kind(&self) -> Kind {
         match self {
             Self::HubKilled { .. } => Kind::HubKilled,
+            Self::HubStopped { .. } => Kind::HubStopped,
+            Self::HubFrozen { .. } => Kind::HubFrozen,
+            Self::LeadFrozen { .. } => Kind::LeadFrozen,
+            Self::HubsKilled { .. } => Kind::HubsKilled,
+            Self::HomeWay { .. } => Kind::HomeWay,
             Self::AgentKilled { .. } => Kind::AgentKilled,
             Self::HelmKilled => Kind::HelmKilled,
             Self::AgentFrozen { .. } => Kind::AgentFrozen,
@@ -384,12 +487,32 @@ impl Fault {
     }
 
     /// What is in its hands while it lasts: two at once would undo each other.
-    pub(crate) fn holds(&self) -> Kind {
-        match self.kind() {
-            Kind::Version => Kind::HubKilled,
+    pub(crate) fn holds(&self) -> Hold {
+        let kind = match self.kind() {
+            Kind::HubStopped
+            | Kind::HubFrozen
+            | Kind::LeadFrozen
+            | Kind::HubsKilled
+            | Kind::Version => Kind::HubKilled,
             Kind::AgentFrozen => Kind::AgentKilled,
             Kind::PowerLost => Kind::ApiserverKilled,
             kind => kind,
+        };
+        Hold {
+            kind,
+            edge: self.edge(),
+            hub: self.hub(),
+        }
+    }
+
+    fn hub(&self) -> Option<Seat> {
+        match self {
+            Self::HubKilled { hub, .. }
+            | Self::HubStopped { hub, .. }
+            | Self::HubFrozen { hub, .. }
+            | Self::HomeWay { hub, .. } => Some(*hub),
+            Self::Link { hub, .. } => *hub,
+            _ => None,
         }
     }
 
@@ -425,7 +548,12 @@ impl Fault {
     /// From its beginning until it is put right.
     pub(crate) fn away(&self) -> Duration {
         match self {
-            Self::HubKilled { away }
+            Self::HubKilled { away, .. }
+            | Self::HubStopped { away, .. }
+            | Self::HubFrozen { away, .. }
+            | Self::LeadFrozen { away }
+            | Self::HubsKilled { away }
+            | Self::HomeWay { away, .. }
             | Self::AgentKilled { away }
             | Self::AgentFrozen { away }
             | Self::ApiserverKilled { away, .. }
@@ -440,22 +568,37 @@ impl Fault {
         }
     }
 
+    /// From its beginning until nothing of it is in hand any more.
+    pub(crate) fn handled(&self) -> Duration {
+        let asked_to_end = match self.kind() {
+            Kind::HubStopped => STOPPING,
+            Kind::Version => ALL_STOPPING,
+            _ => Duration::from_secs(3),
+        };
+        self.away() + asked_to_end
+    }
+
     /// From its beginning until Krypton has nothing to wait for any more: a pause after a failure, or a
     /// dead process' Lease. The time for the work itself is not in it.
     pub(crate) fn lasting(&self) -> Duration {
         let after = match self.kind() {
-            Kind::HubKilled | Kind::AgentKilled => LEASE,
+            Kind::HubKilled | Kind::HubsKilled | Kind::AgentKilled => LEASE,
+            // What it was at on a member is another's when its Lease has stood still, or it gives it up.
+            Kind::HubFrozen | Kind::LeadFrozen => PAUSES.max(LEASE.saturating_sub(self.away())),
+            Kind::HubStopped => STOPPING + PAUSES,
             Kind::AgentFrozen
             | Kind::ApiserverKilled
             | Kind::PowerLost
             | Kind::Link
+            | Kind::HomeWay
             | Kind::Way
             | Kind::Answers
             | Kind::Kubeconfig
             | Kind::Crd => PAUSES,
             // A pause is at most as long as what went before it.
             Kind::Repository => self.away(),
-            Kind::Message | Kind::Version => ROLLED_OUT,
+            Kind::Message => ROLLED_OUT,
+            Kind::Version => ALL_STOPPING + ROLLED_OUT,
             _ => Duration::ZERO,
         };
         self.away() + after

@@ -135,6 +135,10 @@ pub(crate) struct Snapshot {
     pub(crate) home: BTreeMap<String, TenantSeen>,
     /// Conditions of EdgeClusters.
     pub(crate) members: BTreeMap<String, BTreeMap<String, (String, String, String)>>,
+    /// Whether it says that it leads, of each hub that says anything.
+    pub(crate) hubs: BTreeMap<super::fault::Seat, bool>,
+    /// Who holds the Lease of the lead.
+    pub(crate) holder: String,
 }
 
 impl EdgeSeen {
