@@ -23,6 +23,8 @@ mod run;
 mod snapshot;
 #[path = "../soak/stage.rs"]
 mod stage;
+#[path = "../soak/whom.rs"]
+mod whom;
 #[path = "../soak/witness.rs"]
 mod witness;
 

@@ -11,11 +11,12 @@ use kube::Client;
 use tokio::time::sleep;
 
 use super::{
-    fault::{Answered, Away, Edge, Fault, Way},
+    fault::{Answered, Away, Fault, Way},
     hubs::{self, Post},
     ledger::Ledger,
     person::Person,
     stage::{Stage, VERSIONS, message, values},
+    whom::{Edge, Seat},
 };
 
 /// A hub that is started again waits for home, which it may not reach.
@@ -47,7 +48,7 @@ pub(crate) async fn carry_out(
         Fault::HubFrozen { hub, .. } => frozen(stage.hubs.at(*hub)?, away).await,
         Fault::LeadFrozen { .. } => {
             let holder = hubs::holder(home).await?;
-            let leads = hubs::seat_of(&holder).context("nobody leads")?;
+            let leads = Seat::holding(&holder).context("nobody leads")?;
             frozen(stage.hubs.at(leads)?, away).await
         }
         Fault::HubsKilled { .. } => {

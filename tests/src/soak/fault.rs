@@ -1,8 +1,8 @@
-//! What may go wrong, whom it is about, how long it lasts, and how long Krypton may wait after it.
+//! What may go wrong, how long it lasts, and how long Krypton may wait after it.
 
 use std::time::Duration;
 
-use krypton_common::names;
+use super::whom::{Edge, Object, Seat, Tenant, Workspace};
 
 /// After an apiserver, a way or an answer is good again: the hub's and the agent's pauses end at 30 s, and
 /// are never longer than what they have waited for so far.
@@ -15,99 +15,6 @@ const ROLLED_OUT: Duration = Duration::from_secs(15);
 const STOPPING: Duration = Duration::from_secs(10);
 /// One after the other.
 const ALL_STOPPING: Duration = Duration::from_secs(20);
-
-/// A member of the fleet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Edge {
-    /// With an agent.
-    One,
-    /// By the hub, with a kubeconfig.
-    Two,
-}
-
-impl Edge {
-    pub(crate) const ALL: [Self; 2] = [Self::One, Self::Two];
-
-    /// The member's name.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::One => "edge-1",
-            Self::Two => "edge-2",
-        }
-    }
-}
-
-/// One of the hubs of home.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Seat {
-    A,
-    B,
-}
-
-impl Seat {
-    const ALL: [Self; 2] = [Self::A, Self::B];
-
-    /// The first so many; all, when there are fewer.
-    pub(crate) fn first(count: usize) -> &'static [Self] {
-        Self::ALL.get(..count).unwrap_or(&Self::ALL)
-    }
-
-    /// Its name as a pod's, which the Lease tells.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::A => "hub-a",
-            Self::B => "hub-b",
-        }
-    }
-}
-
-/// A slot for a Tenant, live or not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Tenant(pub(crate) usize);
-
-impl Tenant {
-    pub(crate) fn edge(self) -> Edge {
-        match self.0.is_multiple_of(2) {
-            true => Edge::One,
-            false => Edge::Two,
-        }
-    }
-
-    pub(crate) fn name(self) -> String {
-        format!("t-{:03}", self.0)
-    }
-
-    pub(crate) fn release(self) -> String {
-        names::tenant_release(&self.name(), self.edge().name())
-    }
-}
-
-/// What a Tenant says of its workspace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Workspace {
-    /// Nothing: it is the Tenant's name.
-    Unset,
-    /// The Tenant's name, and it says so.
-    Named,
-    /// A namespace of another name, for itself.
-    Own,
-    /// One that was there before, with others in it.
-    Shared(u8),
-}
-
-impl Workspace {
-    pub(crate) fn shared(number: u8) -> String {
-        format!("theirs-{number}")
-    }
-
-    pub(crate) fn namespace(self, tenant: Tenant) -> String {
-        match self {
-            Self::Unset | Self::Named => tenant.name(),
-            Self::Own => format!("{}-ws", tenant.name()),
-            Self::Shared(number) => Self::shared(number),
-        }
-    }
-}
 
 /// What becomes of what passes a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,18 +71,6 @@ impl Mark {
         Self("failed"),
         Self("superseded"),
     ];
-}
-
-/// An object of the small chart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Object {
-    ConfigMap,
-    Service,
-    Deployment,
-}
-
-impl Object {
-    pub(crate) const ALL: [Self; 3] = [Self::ConfigMap, Self::Service, Self::Deployment];
 }
 
 /// One thing that goes wrong, or that a person does, with all that chance has settled.

@@ -19,7 +19,7 @@ use krypton_tests::{
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
-use super::{fault::Seat, stage::VERSIONS};
+use super::{stage::VERSIONS, whom::Seat};
 
 const LEADER: &str = "krypton_hub_leader ";
 
@@ -163,13 +163,6 @@ pub(crate) async fn holder(home: &Client) -> Result<String> {
         .unwrap_or_default()
         .holder_identity
         .unwrap_or_default())
-}
-
-/// Whose name that is.
-pub(crate) fn seat_of(holder: &str) -> Option<Seat> {
-    let name = holder.split('/').nth(1)?;
-    let mut all = Seat::first(usize::MAX).iter();
-    all.find(|seat| seat.name() == name).copied()
 }
 
 /// How often a lead has begun.

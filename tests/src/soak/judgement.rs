@@ -6,9 +6,8 @@ use krypton_common::{desired::ChartState, names};
 use serde_json::{Map, Value};
 
 use super::{
-    fault::{Edge, Object, Seat, Tenant, Workspace},
-    hubs::seat_of,
     snapshot::{EdgeSeen, NamespaceSeen, Place, RevisionSeen, Snapshot, TenantSeen},
+    whom::{Edge, Object, Seat, Tenant, Workspace},
 };
 
 pub(crate) const CHART: &str = "small";
@@ -318,14 +317,12 @@ impl Judge<'_> {
             self.say("home tells the truth", story);
         }
     }
-}
 
-impl Judge<'_> {
     fn lead(&mut self, seen: &Snapshot) {
         let leading: Vec<Seat> = (seen.hubs.iter())
             .filter_map(|(seat, leads)| leads.then_some(*seat))
             .collect();
-        let holds = seat_of(&seen.holder);
+        let holds = Seat::holding(&seen.holder);
         let all_tell = seen.hubs.len() == self.expected.hubs;
         if !all_tell || leading.len() != 1 || holds != leading.first().copied() {
             let told = |(seat, leads): (&Seat, &bool)| format!("{}: {leads}", seat.name());

@@ -7,9 +7,9 @@ use std::{
 };
 
 use super::{
-    fault::{Edge, Object, Tenant, Workspace},
     judgement::{Expected, Violation, Wanted},
     snapshot::Place,
+    whom::{Edge, Object, Tenant, Workspace},
 };
 
 #[derive(Debug, Default)]

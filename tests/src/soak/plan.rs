@@ -4,8 +4,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 
-use super::fault::{
-    Answered, Away, Edge, Fault, Hold, Kind, Mark, Object, Seat, Tenant, Way, Workspace,
+use super::{
+    fault::{Answered, Away, Fault, Hold, Kind, Mark, Way},
+    whom::{Edge, Object, Seat, Tenant, Workspace},
 };
 
 /// A burst is so long, in seconds.

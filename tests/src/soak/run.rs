@@ -10,9 +10,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
-    Args, carry,
-    fault::Edge,
-    hubs,
+    Args, carry, hubs,
     judgement::{self, Expected, Violation},
     ledger::Ledger,
     person::{Person, insist},
@@ -21,6 +19,7 @@ use super::{
     say,
     snapshot::{self, EdgeSeen, Snapshot},
     stage::{REPLICAS, Stage, VERSIONS, message},
+    whom::Edge,
     witness::Witness,
 };
 

@@ -20,9 +20,9 @@ use tempfile::TempDir;
 use tokio::sync::Mutex;
 
 use super::{
-    fault::{Edge, Workspace},
     hubs::{Hubs, Post},
     judgement::CHART,
+    whom::{Edge, Workspace},
 };
 
 pub(crate) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];

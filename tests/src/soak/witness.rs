@@ -16,9 +16,9 @@ use kube::{
 use tokio::task::JoinHandle;
 
 use super::{
-    fault::{Edge, Object},
     ledger::Ledger,
     snapshot::Place,
+    whom::{Edge, Object},
 };
 
 const PAUSE: Duration = Duration::from_millis(300);
