@@ -480,7 +480,9 @@ impl Fault {
             Kind::HubKilled | Kind::HubsKilled | Kind::AgentKilled => LEASE,
             // What it was at on a member is another's when its Lease has stood still, or it gives it up.
             Kind::HubFrozen | Kind::LeadFrozen => PAUSES.max(LEASE.saturating_sub(self.away())),
-            Kind::HubStopped => STOPPING + PAUSES,
+            // It gives its own up, but watches another's, of one that was killed, anew from its start.
+            Kind::HubStopped => STOPPING + LEASE,
+            Kind::Version => ALL_STOPPING + LEASE,
             Kind::AgentFrozen
             | Kind::ApiserverKilled
             | Kind::PowerLost
@@ -493,7 +495,6 @@ impl Fault {
             // A pause is at most as long as what went before it.
             Kind::Repository => self.away(),
             Kind::Message => ROLLED_OUT,
-            Kind::Version => ALL_STOPPING + ROLLED_OUT,
             _ => Duration::ZERO,
         };
         self.away() + after
