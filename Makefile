@@ -83,7 +83,7 @@ bench: rust tools ## Figures beside plain helm, and of 1,000 agents on one hub (
 	  $(target)/fast/bench $(BENCH_ARGS)
 
 # Not part of make test: half an hour, at a load that other tests would notice.
-soak: rust tools ## Random faults over two edges for half an hour, and a check of all promises (SOAK_ARGS='--seed 2 --minutes 5 --tenants 20')
+soak: rust tools ## Random faults over two hubs and two edges for half an hour, and a check of all promises (SOAK_ARGS='--seed 2 --minutes 5 --tenants 20')
 	$(binaries) $(debug)
 	$(target)/debug/soak $(SOAK_ARGS)
 

@@ -5,6 +5,8 @@
 mod carry;
 #[path = "../soak/fault.rs"]
 mod fault;
+#[path = "../soak/hubs.rs"]
+mod hubs;
 #[path = "../soak/judgement.rs"]
 mod judgement;
 #[path = "../soak/ledger.rs"]
@@ -21,6 +23,8 @@ mod run;
 mod snapshot;
 #[path = "../soak/stage.rs"]
 mod stage;
+#[path = "../soak/whom.rs"]
+mod whom;
 #[path = "../soak/witness.rs"]
 mod witness;
 
@@ -46,6 +50,9 @@ pub(crate) struct Args {
     /// Names of Tenants over both edges; at any time some are deleted
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(4..=500))]
     tenants: u16,
+    /// Hubs of home: of two one leads, and the other is to follow it
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    hubs: u8,
     /// Seconds of quiet after which everything must be as promised
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     settle: u64,

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
 use krypton_tests::{
     Answer, Fault as OfRepository, Lie, Traffic, answering_proxy::ALL, fleet::Desk,
 };
@@ -10,11 +11,16 @@ use kube::Client;
 use tokio::time::sleep;
 
 use super::{
-    fault::{Answered, Away, Edge, Fault, Way},
+    fault::{Answered, Away, Fault, Way},
+    hubs::{self, Post},
     ledger::Ledger,
     person::Person,
     stage::{Stage, VERSIONS, message, values},
+    whom::{Edge, Seat},
 };
+
+/// A hub that is started again waits for home, which it may not reach.
+const AGAIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn carry_out(
     fault: &Fault,
@@ -25,11 +31,43 @@ pub(crate) async fn carry_out(
     let away = fault.away();
     let person = |edge: Edge| Person::at(stage.site(edge), home, ledger);
     match fault {
-        Fault::HubKilled { .. } => {
-            let mut hub = stage.hub.lock().await;
+        Fault::HubKilled { hub, .. } => {
+            let post = stage.hubs.at(*hub)?;
+            let mut hub = post.hub.lock().await;
             hub.kill9().await?;
             sleep(away).await;
-            stage.start_hub(&mut hub)
+            stage.start_hub(post, &mut hub)
+        }
+        Fault::HubStopped { hub, .. } => {
+            let post = stage.hubs.at(*hub)?;
+            let mut hub = post.hub.lock().await;
+            hub.stop().await?;
+            sleep(away).await;
+            stage.start_hub(post, &mut hub)
+        }
+        Fault::HubFrozen { hub, .. } => frozen(stage.hubs.at(*hub)?, away).await,
+        Fault::LeadFrozen { .. } => {
+            let holder = hubs::holder(home).await?;
+            let leads = Seat::holding(&holder).context("nobody leads")?;
+            frozen(stage.hubs.at(leads)?, away).await
+        }
+        Fault::HubsKilled { .. } => {
+            // In the one order in which they are ever held together.
+            let mut all = Vec::new();
+            for post in stage.hubs.all() {
+                all.push((post, post.hub.lock().await));
+            }
+            try_join_all(all.iter_mut().map(|(_, hub)| hub.kill9())).await?;
+            sleep(away).await;
+            all.iter_mut()
+                .try_for_each(|(post, hub)| stage.start_hub(post, hub))
+        }
+        Fault::HomeWay { hub, way, .. } => {
+            let post = stage.hubs.at(*hub)?;
+            post.set_way(traffic(*way));
+            sleep(away).await;
+            post.set_way(Traffic::Pass);
+            Ok(())
         }
         Fault::AgentKilled { .. } => {
             let mut agent = stage.agent.lock().await;
@@ -37,7 +75,10 @@ pub(crate) async fn carry_out(
             sleep(away).await;
             stage.start_agent(&mut agent)
         }
-        Fault::HelmKilled => stage.kill_helms().await.map(drop),
+        Fault::HelmKilled => {
+            stage.kill_helms();
+            Ok(())
+        }
         Fault::AgentFrozen { .. } => {
             let mut agent = stage.agent.lock().await;
             agent.freeze()?;
@@ -56,10 +97,10 @@ pub(crate) async fn carry_out(
             sleep(away).await;
             cluster.power_on().await
         }
-        Fault::Link { way, .. } => {
-            stage.link.set(traffic(*way));
+        Fault::Link { hub, way, .. } => {
+            stage.hubs.set_links(*hub, traffic(*way));
             sleep(away).await;
-            stage.link.set(Traffic::Pass);
+            stage.hubs.set_links(*hub, Traffic::Pass);
             Ok(())
         }
         Fault::Way { edge, way, .. } => {
@@ -82,15 +123,13 @@ pub(crate) async fn carry_out(
             stage.values.write(&values(&message(*number)))
         }
         Fault::Version { number } => {
-            let mut hub = stage.hub.lock().await;
             let version = VERSIONS
                 .get(*number as usize)
                 .copied()
                 .unwrap_or(VERSIONS[0]);
             ledger.change(|expected| expected.version = version.to_owned());
-            stage.set_version(*number);
-            hub.stop().await?;
-            stage.start_hub(&mut hub)
+            stage.hubs.set_version(*number);
+            rolled_out(stage).await
         }
         Fault::Repository { how, .. } => repository(stage, *how, away).await,
         Fault::Crd { edge } => person(*edge).delete_crd().await,
@@ -130,6 +169,25 @@ pub(crate) async fn carry_out(
             gone,
         } => person(tenant.edge()).drift(*tenant, *object, *gone).await,
     }
+}
+
+async fn frozen(post: &Post, away: Duration) -> Result<()> {
+    let mut hub = post.hub.lock().await;
+    hub.freeze()?;
+    sleep(away).await;
+    hub.thaw()
+}
+
+/// As a Deployment does it: the next one ends when this one is there again, or takes too long.
+async fn rolled_out(stage: &Stage) -> Result<()> {
+    for post in stage.hubs.all() {
+        let mut hub = post.hub.lock().await;
+        hub.stop().await?;
+        stage.start_hub(post, &mut hub)?;
+        // One that has ended again is told of when the burst is over.
+        hub.ready(AGAIN).await.ok();
+    }
+    Ok(())
 }
 
 fn traffic(way: Way) -> Traffic {

@@ -1,8 +1,8 @@
-//! What may go wrong, whom it is about, how long it lasts, and how long Krypton may wait after it.
+//! What may go wrong, how long it lasts, and how long Krypton may wait after it.
 
 use std::time::Duration;
 
-use krypton_common::names;
+use super::whom::{Edge, Object, Seat, Tenant, Workspace};
 
 /// After an apiserver, a way or an answer is good again: the hub's and the agent's pauses end at 30 s, and
 /// are never longer than what they have waited for so far.
@@ -11,75 +11,10 @@ const PAUSES: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(66);
 /// A new chart state for everybody: it is time for helm, not a pause.
 const ROLLED_OUT: Duration = Duration::from_secs(15);
-
-/// A member of the fleet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Edge {
-    /// With an agent.
-    One,
-    /// By the hub, with a kubeconfig.
-    Two,
-}
-
-impl Edge {
-    pub(crate) const ALL: [Self; 2] = [Self::One, Self::Two];
-
-    /// The member's name.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::One => "edge-1",
-            Self::Two => "edge-2",
-        }
-    }
-}
-
-/// A slot for a Tenant, live or not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Tenant(pub(crate) usize);
-
-impl Tenant {
-    pub(crate) fn edge(self) -> Edge {
-        match self.0.is_multiple_of(2) {
-            true => Edge::One,
-            false => Edge::Two,
-        }
-    }
-
-    pub(crate) fn name(self) -> String {
-        format!("t-{:03}", self.0)
-    }
-
-    pub(crate) fn release(self) -> String {
-        names::tenant_release(&self.name(), self.edge().name())
-    }
-}
-
-/// What a Tenant says of its workspace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Workspace {
-    /// Nothing: it is the Tenant's name.
-    Unset,
-    /// The Tenant's name, and it says so.
-    Named,
-    /// A namespace of another name, for itself.
-    Own,
-    /// One that was there before, with others in it.
-    Shared(u8),
-}
-
-impl Workspace {
-    pub(crate) fn shared(number: u8) -> String {
-        format!("theirs-{number}")
-    }
-
-    pub(crate) fn namespace(self, tenant: Tenant) -> String {
-        match self {
-            Self::Unset | Self::Named => tenant.name(),
-            Self::Own => format!("{}-ws", tenant.name()),
-            Self::Shared(number) => Self::shared(number),
-        }
-    }
-}
+/// A hub that is told to end waits for helm.
+const STOPPING: Duration = Duration::from_secs(10);
+/// One after the other.
+const ALL_STOPPING: Duration = Duration::from_secs(20);
 
 /// What becomes of what passes a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,22 +73,35 @@ impl Mark {
     ];
 }
 
-/// An object of the small chart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Object {
-    ConfigMap,
-    Service,
-    Deployment,
-}
-
-impl Object {
-    pub(crate) const ALL: [Self; 3] = [Self::ConfigMap, Self::Service, Self::Deployment];
-}
-
 /// One thing that goes wrong, or that a person does, with all that chance has settled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
     HubKilled {
+        hub: Seat,
+        away: Duration,
+    },
+    /// SIGTERM, and away so long after its end.
+    HubStopped {
+        hub: Seat,
+        away: Duration,
+    },
+    /// Whether it leads or not.
+    HubFrozen {
+        hub: Seat,
+        away: Duration,
+    },
+    /// Whichever leads then: longer than its Lease, so that another leads when it goes on.
+    LeadFrozen {
+        away: Duration,
+    },
+    /// All at once.
+    HubsKilled {
+        away: Duration,
+    },
+    /// Between one hub and home, whose apiserver all others reach.
+    HomeWay {
+        hub: Seat,
+        way: Way,
         away: Duration,
     },
     AgentKilled {
@@ -175,6 +123,8 @@ pub(crate) enum Fault {
     },
     /// Between agent and hub.
     Link {
+        /// None: all hubs.
+        hub: Option<Seat>,
         way: Way,
         away: Duration,
     },
@@ -197,7 +147,7 @@ pub(crate) enum Fault {
     Message {
         number: u32,
     },
-    /// Another version of the chart: the hub is stopped and started with it.
+    /// Another version of the chart: each hub is stopped and started with it, one after the other.
     Version {
         number: u32,
     },
@@ -260,6 +210,11 @@ pub(crate) enum Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     HubKilled,
+    HubStopped,
+    HubFrozen,
+    LeadFrozen,
+    HubsKilled,
+    HomeWay,
     AgentKilled,
     HelmKilled,
     AgentFrozen,
@@ -289,8 +244,13 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// With how often, of all.
-    pub(crate) const ALL: [(Self, u32); 26] = [
+    const ALL: [(Self, u32); 31] = [
         (Self::HubKilled, 3),
+        (Self::HubStopped, 2),
+        (Self::HubFrozen, 2),
+        (Self::LeadFrozen, 3),
+        (Self::HubsKilled, 2),
+        (Self::HomeWay, 3),
         (Self::AgentKilled, 3),
         (Self::HelmKilled, 5),
         (Self::AgentFrozen, 3),
@@ -318,10 +278,23 @@ impl Kind {
         (Self::Drift, 8),
     ];
 
+    /// Those that happen to so many hubs, with how often.
+    pub(crate) fn of(hubs: usize) -> impl Iterator<Item = (Self, u32)> {
+        let of_several = [Self::LeadFrozen, Self::HubsKilled, Self::HomeWay];
+        Self::ALL
+            .into_iter()
+            .filter(move |(kind, _)| hubs > 1 || !of_several.contains(kind))
+    }
+
     /// In words.
     pub(crate) fn told(self) -> &'static str {
         match self {
             Self::HubKilled => "hub killed (-9)",
+            Self::HubStopped => "hub stopped (SIGTERM)",
+            Self::HubFrozen => "hub frozen (SIGSTOP)",
+            Self::LeadFrozen => "hub that leads frozen for longer than its Lease",
+            Self::HubsKilled => "all hubs killed (-9) at once",
+            Self::HomeWay => "way of one hub to home cut, slow, half-open or frozen",
             Self::AgentKilled => "agent killed (-9)",
             Self::HelmKilled => "helm killed (-9)",
             Self::AgentFrozen => "agent frozen (SIGSTOP)",
@@ -332,7 +305,7 @@ impl Kind {
             Self::Answers => "403, 404, 410, 429, 500, HTML, empty lists, closed watches",
             Self::Kubeconfig => "kubeconfig Secret replaced by rubbish",
             Self::Message => "values of the chart changed",
-            Self::Version => "version of the chart changed, hub restarted",
+            Self::Version => "version of the chart changed, hubs restarted",
             Self::Repository => "chart repository away",
             Self::Crd => "CRD of Tenants deleted",
             Self::Created => "Tenant created",
@@ -351,10 +324,35 @@ impl Kind {
     }
 }
 
+/// What a fault is about while it lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hold {
+    kind: Kind,
+    edge: Option<Edge>,
+    /// None: any, or all.
+    hub: Option<Seat>,
+}
+
+impl Hold {
+    /// Whether both are about the same.
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        let same_hub = match (self.hub, other.hub) {
+            (Some(one), Some(another)) => one == another,
+            _ => true,
+        };
+        self.kind == other.kind && self.edge == other.edge && same_hub
+    }
+}
+
 impl Fault {
     pub(crate) fn kind(&self) -> Kind {
         match self {
             Self::HubKilled { .. } => Kind::HubKilled,
+            Self::HubStopped { .. } => Kind::HubStopped,
+            Self::HubFrozen { .. } => Kind::HubFrozen,
+            Self::LeadFrozen { .. } => Kind::LeadFrozen,
+            Self::HubsKilled { .. } => Kind::HubsKilled,
+            Self::HomeWay { .. } => Kind::HomeWay,
             Self::AgentKilled { .. } => Kind::AgentKilled,
             Self::HelmKilled => Kind::HelmKilled,
             Self::AgentFrozen { .. } => Kind::AgentFrozen,
@@ -384,12 +382,32 @@ impl Fault {
     }
 
     /// What is in its hands while it lasts: two at once would undo each other.
-    pub(crate) fn holds(&self) -> Kind {
-        match self.kind() {
-            Kind::Version => Kind::HubKilled,
+    pub(crate) fn holds(&self) -> Hold {
+        let kind = match self.kind() {
+            Kind::HubStopped
+            | Kind::HubFrozen
+            | Kind::LeadFrozen
+            | Kind::HubsKilled
+            | Kind::Version => Kind::HubKilled,
             Kind::AgentFrozen => Kind::AgentKilled,
             Kind::PowerLost => Kind::ApiserverKilled,
             kind => kind,
+        };
+        Hold {
+            kind,
+            edge: self.edge(),
+            hub: self.hub(),
+        }
+    }
+
+    fn hub(&self) -> Option<Seat> {
+        match self {
+            Self::HubKilled { hub, .. }
+            | Self::HubStopped { hub, .. }
+            | Self::HubFrozen { hub, .. }
+            | Self::HomeWay { hub, .. } => Some(*hub),
+            Self::Link { hub, .. } => *hub,
+            _ => None,
         }
     }
 
@@ -425,7 +443,12 @@ impl Fault {
     /// From its beginning until it is put right.
     pub(crate) fn away(&self) -> Duration {
         match self {
-            Self::HubKilled { away }
+            Self::HubKilled { away, .. }
+            | Self::HubStopped { away, .. }
+            | Self::HubFrozen { away, .. }
+            | Self::LeadFrozen { away }
+            | Self::HubsKilled { away }
+            | Self::HomeWay { away, .. }
             | Self::AgentKilled { away }
             | Self::AgentFrozen { away }
             | Self::ApiserverKilled { away, .. }
@@ -440,22 +463,38 @@ impl Fault {
         }
     }
 
+    /// From its beginning until nothing of it is in hand any more.
+    pub(crate) fn handled(&self) -> Duration {
+        let asked_to_end = match self.kind() {
+            Kind::HubStopped => STOPPING,
+            Kind::Version => ALL_STOPPING,
+            _ => Duration::from_secs(3),
+        };
+        self.away() + asked_to_end
+    }
+
     /// From its beginning until Krypton has nothing to wait for any more: a pause after a failure, or a
     /// dead process' Lease. The time for the work itself is not in it.
     pub(crate) fn lasting(&self) -> Duration {
         let after = match self.kind() {
-            Kind::HubKilled | Kind::AgentKilled => LEASE,
+            Kind::HubKilled | Kind::HubsKilled | Kind::AgentKilled => LEASE,
+            // What it was at on a member is another's when its Lease has stood still, or it gives it up.
+            Kind::HubFrozen | Kind::LeadFrozen => PAUSES.max(LEASE.saturating_sub(self.away())),
+            // It gives its own up, but watches another's, of one that was killed, anew from its start.
+            Kind::HubStopped => STOPPING + LEASE,
+            Kind::Version => ALL_STOPPING + LEASE,
             Kind::AgentFrozen
             | Kind::ApiserverKilled
             | Kind::PowerLost
             | Kind::Link
+            | Kind::HomeWay
             | Kind::Way
             | Kind::Answers
             | Kind::Kubeconfig
             | Kind::Crd => PAUSES,
             // A pause is at most as long as what went before it.
             Kind::Repository => self.away(),
-            Kind::Message | Kind::Version => ROLLED_OUT,
+            Kind::Message => ROLLED_OUT,
             _ => Duration::ZERO,
         };
         self.away() + after

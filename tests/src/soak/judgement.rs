@@ -6,8 +6,8 @@ use krypton_common::{desired::ChartState, names};
 use serde_json::{Map, Value};
 
 use super::{
-    fault::{Edge, Object, Tenant, Workspace},
     snapshot::{EdgeSeen, NamespaceSeen, Place, RevisionSeen, Snapshot, TenantSeen},
+    whom::{Edge, Object, Seat, Tenant, Workspace},
 };
 
 pub(crate) const CHART: &str = "small";
@@ -37,6 +37,7 @@ pub(crate) struct Expected {
     pub(crate) version: String,
     pub(crate) message: String,
     pub(crate) replicas: u32,
+    pub(crate) hubs: usize,
     pub(crate) tenants: BTreeMap<Tenant, Wanted>,
     /// What the foreign objects of an edge were when they were made.
     pub(crate) foreign: BTreeMap<(Edge, String), String>,
@@ -104,6 +105,7 @@ pub(crate) fn judge(expected: &Expected, seen: &Snapshot) -> Vec<Violation> {
             judge.say("what is deleted goes", format!("Tenant {name} is on home"));
         }
     }
+    judge.lead(seen);
     judge.found.sort();
     judge.found
 }
@@ -313,6 +315,23 @@ impl Judge<'_> {
         if !holds("Connected") || !holds("Healthy") {
             let story = format!("EdgeCluster {}: {said:?}", edge.name());
             self.say("home tells the truth", story);
+        }
+    }
+
+    fn lead(&mut self, seen: &Snapshot) {
+        let leading: Vec<Seat> = (seen.hubs.iter())
+            .filter_map(|(seat, leads)| leads.then_some(*seat))
+            .collect();
+        let holds = Seat::holding(&seen.holder);
+        let all_tell = seen.hubs.len() == self.expected.hubs;
+        if !all_tell || leading.len() != 1 || holds != leading.first().copied() {
+            let told = |(seat, leads): (&Seat, &bool)| format!("{}: {leads}", seat.name());
+            let told: Vec<String> = seen.hubs.iter().map(told).collect();
+            let story = format!(
+                "of {} hubs {told:?} say that they lead; the Lease is held by {:?}",
+                self.expected.hubs, seen.holder
+            );
+            self.say("exactly one hub leads", story);
         }
     }
 }

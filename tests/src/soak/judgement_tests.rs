@@ -13,6 +13,7 @@ fn expected() -> Expected {
         version: "1.0.0".to_owned(),
         message: "m-1".to_owned(),
         replicas: 1,
+        hubs: 2,
         tenants: [
             (ONE, wanted(Workspace::Own, false)),
             (TWO, wanted(Workspace::Shared(0), true)),
@@ -105,6 +106,8 @@ fn whole() -> Snapshot {
         }
         seen.edges.insert(edge, here);
     }
+    seen.hubs = [(Seat::A, false), (Seat::B, true)].into();
+    seen.holder = "hub/hub-b/1".to_owned();
     let foreign = &mut seen.edges.get_mut(&Edge::One).unwrap().foreign;
     foreign.insert("ConfigMap t-000-ws/foreign-1".to_owned(), "{}".to_owned());
     seen
@@ -178,6 +181,19 @@ fn each_promise_is_broken_by_what_breaks_it() {
             let said = seen.members.get_mut("edge-2").unwrap();
             said.insert("Connected".to_owned(), condition("False"));
         }),
+        ("exactly one hub leads", |seen| {
+            seen.hubs.insert(Seat::A, true);
+        }),
+        ("exactly one hub leads", |seen| {
+            seen.hubs.insert(Seat::B, false);
+        }),
+        ("exactly one hub leads", |seen| {
+            seen.hubs.remove(&Seat::A);
+        }),
+        ("exactly one hub leads", |seen| {
+            seen.holder = "hub/hub-a/1".to_owned()
+        }),
+        ("exactly one hub leads", |seen| seen.holder.clear()),
         ("there is one release", |seen| {
             let (edge, place) = here(seen);
             edge.releases.remove(&place);

@@ -7,9 +7,9 @@ use std::{
 };
 
 use super::{
-    fault::{Edge, Object, Tenant, Workspace},
     judgement::{Expected, Violation, Wanted},
     snapshot::Place,
+    whom::{Edge, Object, Tenant, Workspace},
 };
 
 #[derive(Debug, Default)]
@@ -19,6 +19,8 @@ struct Book {
     seen: BTreeMap<(Edge, Object, Place), (String, String)>,
     /// UIDs that a person has deleted, or whose Tenant is to go.
     may_go: BTreeSet<String>,
+    /// The latest lead that has written an object of home, by its UID.
+    leads: BTreeMap<String, u64>,
     violations: Vec<Violation>,
 }
 
@@ -138,6 +140,23 @@ impl Ledger {
         }
     }
 
+    /// This object of home is of that lead's writing.
+    pub(crate) fn written(&self, what: &str, uid: &str, epoch: u64) {
+        let mut book = self.lock();
+        let latest = book.leads.entry(uid.to_owned()).or_default();
+        let before = std::mem::replace(latest, epoch.max(*latest));
+        if epoch < before {
+            let story = format!(
+                "{what}, {uid}, is written by lead {epoch}, after lead {before} had written it; {}",
+                jiff::Timestamp::now()
+            );
+            book.violations.push(Violation {
+                promise: "a former lead writes over nothing",
+                story,
+            });
+        }
+    }
+
     pub(crate) fn violations(&self) -> Vec<Violation> {
         self.lock().violations.clone()
     }
@@ -249,6 +268,20 @@ mod tests {
         );
         assert_eq!(ledger.violations(), []);
         ledger.gone(Edge::One, Object::Deployment, &place());
+        assert_eq!(ledger.violations().len(), 1);
+    }
+
+    #[test]
+    fn what_a_former_lead_writes_over_a_later_ones_is_told_of() {
+        let ledger = Ledger::default();
+        for epoch in [1, 1, 3] {
+            ledger.written("Tenant t-000", "one", epoch);
+        }
+        ledger.written("Tenant t-002", "two", 2);
+        assert_eq!(ledger.violations(), []);
+        ledger.written("Tenant t-000", "one", 2);
+        assert_eq!(ledger.violations().len(), 1);
+        ledger.written("Tenant t-000", "one", 3);
         assert_eq!(ledger.violations().len(), 1);
     }
 

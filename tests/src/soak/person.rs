@@ -24,11 +24,12 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    fault::{Mark, Object, Tenant, Workspace},
+    fault::Mark,
     judgement::FOREIGN_FINALIZER,
     ledger::Ledger,
     snapshot::{EdgeSeen, unpacked},
     stage::Site,
+    whom::{Object, Tenant, Workspace},
 };
 
 const NAMESPACE: &str = "default";

@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus};
 
-use super::fault::{Answered, Away, Edge, Fault, Kind, Mark, Object, Tenant, Way, Workspace};
+use super::{
+    fault::{Answered, Away, Fault, Hold, Kind, Mark, Way},
+    whom::{Edge, Object, Seat, Tenant, Workspace},
+};
 
 /// A burst is so long, in seconds.
 const SHORTEST: u64 = 60;
@@ -20,6 +23,7 @@ pub(crate) struct Shape {
     pub(crate) seed: u64,
     /// Slots of Tenants over both edges; a slot has a name and is live or not.
     pub(crate) tenants: usize,
+    pub(crate) hubs: usize,
 }
 
 /// A fault, and when in its burst it begins.
@@ -49,6 +53,7 @@ struct Slot {
 pub(crate) struct Plan {
     chance: Xoshiro256PlusPlus,
     slots: Vec<Slot>,
+    hubs: usize,
     version: u32,
     message: u32,
     foreign: u32,
@@ -67,6 +72,7 @@ impl Plan {
         Self {
             chance,
             slots,
+            hubs: shape.hubs,
             version: 0,
             message: 0,
             foreign: 0,
@@ -94,7 +100,7 @@ fn some_workspace(chance: &mut Xoshiro256PlusPlus) -> Workspace {
 struct Draft {
     length: u64,
     /// (who is kept from working, from, until) in seconds: no second fault of its kind at a time.
-    busy: Vec<(Kind, Option<Edge>, u64, u64)>,
+    busy: Vec<(Hold, u64, u64)>,
     /// Tenants that something has been done to; each gets one fault a burst.
     touched: BTreeSet<usize>,
     crd: BTreeSet<Edge>,
@@ -143,9 +149,9 @@ impl Iterator for Plan {
 
 impl Plan {
     fn some_kind(&mut self) -> Kind {
-        let all: u32 = Kind::ALL.iter().map(|(_, weight)| weight).sum();
+        let all: u32 = Kind::of(self.hubs).map(|(_, weight)| weight).sum();
         let mut drawn = self.chance.random_range(0..all);
-        for (kind, weight) in Kind::ALL {
+        for (kind, weight) in Kind::of(self.hubs) {
             if drawn < weight {
                 return kind;
             }
@@ -165,7 +171,32 @@ impl Plan {
         };
         let fault = match kind {
             Kind::HubKilled => Fault::HubKilled {
+                hub: self.some_hub(),
                 away: away(self, 1, 8),
+            },
+            Kind::HubStopped => Fault::HubStopped {
+                hub: self.some_hub(),
+                away: away(self, 1, 8),
+            },
+            // Less and more than the lead's Lease.
+            Kind::HubFrozen => Fault::HubFrozen {
+                hub: self.some_hub(),
+                away: away(self, 1, 15),
+            },
+            // More than it, and sometimes more than a member's too.
+            Kind::LeadFrozen => Fault::LeadFrozen {
+                away: match self.chance.random_bool(0.8) {
+                    true => away(self, 7, 40),
+                    false => away(self, 61, 70),
+                },
+            },
+            Kind::HubsKilled => Fault::HubsKilled {
+                away: away(self, 1, 8),
+            },
+            Kind::HomeWay => Fault::HomeWay {
+                hub: self.some_hub(),
+                way: self.some_way(),
+                away: away(self, 3, 35),
             },
             Kind::AgentKilled => Fault::AgentKilled {
                 away: away(self, 1, 8),
@@ -187,6 +218,7 @@ impl Plan {
                 away: away(self, 1, 10),
             },
             Kind::Link => Fault::Link {
+                hub: self.chance.random_bool(0.7).then(|| self.some_hub()),
                 way: self.some_way(),
                 away: away(self, 3, 35),
             },
@@ -302,6 +334,12 @@ impl Plan {
         Some(fault)
     }
 
+    fn some_hub(&mut self) -> Seat {
+        let hubs = Seat::first(self.hubs);
+        let drawn = self.chance.random_range(0..hubs.len());
+        hubs.get(drawn).copied().unwrap_or(Seat::A)
+    }
+
     fn some_way(&mut self) -> Way {
         match self.chance.random_range(0..5) {
             0 | 1 => Way::Cut,
@@ -340,15 +378,16 @@ impl Plan {
         };
         let at = self.chance.random_range(0..=room);
         // The aftermath may be shared with others' faults, but not the fault itself.
-        let until = at + seconds(fault.away()) + 3;
-        let (kind, edge) = (fault.holds(), fault.edge());
-        let taken = draft.busy.iter().any(|(other, place, from, to)| {
-            *other == kind && *place == edge && at < *to && *from < until
-        });
+        let until = at + seconds(fault.handled());
+        let hold = fault.holds();
+        let taken = draft
+            .busy
+            .iter()
+            .any(|(other, from, to)| other.meets(&hold) && at < *to && *from < until);
         if taken {
             return;
         }
-        draft.busy.push((kind, edge, at, until));
+        draft.busy.push((hold, at, until));
         if let Some(Tenant(slot)) = fault.tenant() {
             draft.touched.insert(slot);
         }
@@ -395,15 +434,23 @@ mod tests {
 
     use super::*;
 
+    fn shape(seed: u64, tenants: usize, hubs: usize) -> Shape {
+        Shape {
+            seed,
+            tenants,
+            hubs,
+        }
+    }
+
     fn bursts(seed: u64, tenants: usize, count: usize) -> Vec<Burst> {
-        Plan::new(Shape { seed, tenants }).take(count).collect()
+        Plan::new(shape(seed, tenants, 2)).take(count).collect()
     }
 
     #[test]
     fn the_same_seed_makes_the_same_plan_and_another_one_another() {
         assert_eq!(bursts(7, 50, 15), bursts(7, 50, 15));
         assert_ne!(bursts(7, 50, 15), bursts(8, 50, 15));
-        let first = |seed| Plan::new(Shape { seed, tenants: 50 }).first();
+        let first = |seed| Plan::new(shape(seed, 50, 2)).first();
         assert_eq!(first(7), first(7));
     }
 
@@ -427,18 +474,78 @@ mod tests {
     }
 
     #[test]
-    fn half_an_hour_has_all_kinds_of_faults() {
-        for seed in 1..=3 {
+    fn half_an_hour_has_all_kinds_of_faults_that_so_many_hubs_can_have() {
+        for (seed, hubs) in (1..=3).flat_map(|seed| [(seed, 1), (seed, 2)]) {
             let mut kinds: BTreeMap<Kind, usize> = BTreeMap::new();
-            for burst in bursts(seed, 50, 15) {
+            for burst in Plan::new(shape(seed, 50, hubs)).take(15) {
                 for step in burst.steps {
                     *kinds.entry(step.fault.kind()).or_default() += 1;
                 }
             }
-            for (kind, _) in Kind::ALL {
+            let made: Vec<Kind> = kinds.keys().copied().collect();
+            let mut all: Vec<Kind> = Kind::of(hubs).map(|(kind, _)| kind).collect();
+            all.sort();
+            assert_eq!(made, all, "seed {seed}, {hubs} hubs: {kinds:?}");
+        }
+    }
+
+    /// Pairs of faults of this hub's process, of which the second begins while the first lasts.
+    fn at_once(burst: &Burst, hub: Seat) -> Vec<Vec<&Step>> {
+        let own = |step: &&Step| match &step.fault {
+            Fault::HubKilled { hub: of, .. }
+            | Fault::HubStopped { hub: of, .. }
+            | Fault::HubFrozen { hub: of, .. } => *of == hub,
+            Fault::LeadFrozen { .. } | Fault::HubsKilled { .. } | Fault::Version { .. } => true,
+            _ => false,
+        };
+        let own: Vec<&Step> = burst.steps.iter().filter(own).collect();
+        own.windows(2)
+            .filter(|pair| match pair {
+                [one, next] => next.at < one.at + one.fault.away(),
+                _ => false,
+            })
+            .map(<[&Step]>::to_vec)
+            .collect()
+    }
+
+    #[test]
+    fn one_thing_at_a_time_happens_to_a_hub_and_each_has_its_share() {
+        let mut killed: BTreeMap<Seat, usize> = BTreeMap::new();
+        for seed in 0..50 {
+            for burst in bursts(seed, 50, 10) {
+                for hub in Seat::first(2) {
+                    assert_eq!(at_once(&burst, *hub), Vec::<Vec<&Step>>::new());
+                }
+                for step in &burst.steps {
+                    if let Fault::HubKilled { hub, .. } = step.fault {
+                        *killed.entry(hub).or_default() += 1;
+                    }
+                }
+            }
+        }
+        let [a, b] = [Seat::A, Seat::B].map(|hub| killed[&hub]);
+        assert!(a.abs_diff(b) * 4 < a + b, "{killed:?}");
+    }
+
+    #[test]
+    fn a_lead_is_frozen_for_longer_than_its_lease() {
+        for seed in 0..20 {
+            for step in bursts(seed, 50, 10).iter().flat_map(|burst| &burst.steps) {
+                if let Fault::LeadFrozen { away } = step.fault {
+                    assert!(away > krypton_hub::lead::DURATION, "{step:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn of_one_hub_nothing_is_done_to_another() {
+        for seed in 0..20 {
+            for burst in Plan::new(shape(seed, 50, 1)).take(10) {
+                let told = format!("{burst:?}");
                 assert!(
-                    kinds.contains_key(&kind),
-                    "seed {seed}: no {kind:?}: {kinds:?}"
+                    !told.contains("hub: B") && !told.contains("Some(B)"),
+                    "{told}"
                 );
             }
         }
@@ -447,7 +554,7 @@ mod tests {
     #[test]
     fn only_a_live_tenant_is_deleted_and_only_another_is_created() {
         for seed in 0..20 {
-            let plan = Plan::new(Shape { seed, tenants: 20 });
+            let plan = Plan::new(shape(seed, 20, 2));
             let mut live: BTreeSet<Tenant> =
                 plan.first().into_iter().map(|(tenant, _)| tenant).collect();
             for burst in plan.take(20) {

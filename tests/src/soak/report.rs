@@ -9,6 +9,7 @@ use super::{fault::Kind, judgement::Violation};
 pub(crate) struct Summary {
     pub(crate) seed: u64,
     pub(crate) tenants: usize,
+    pub(crate) hubs: usize,
     pub(crate) settle: Duration,
     pub(crate) lasted: Duration,
     pub(crate) bursts: usize,
@@ -18,6 +19,8 @@ pub(crate) struct Summary {
     /// Readings of all clusters.
     pub(crate) checks: usize,
     pub(crate) helm_runs: usize,
+    /// How often a hub has begun to lead.
+    pub(crate) epoch: u64,
     /// From the beginning of the quiet until everything was as it should be, of each burst.
     pub(crate) truths: Vec<Duration>,
     /// The highest load average at the end of a burst.
@@ -37,10 +40,14 @@ impl Summary {
     /// A section for docs/soak.md.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
-            "## Seed {}, {} minutes, {} Tenants\n\n| | |\n| --- | --- |\n",
+            "## Seed {}, {} minutes, {} Tenants, {}\n\n| | |\n| --- | --- |\n",
             self.seed,
             self.lasted.as_secs().div_ceil(60),
-            self.tenants
+            self.tenants,
+            match self.hubs {
+                1 => "1 hub".to_owned(),
+                hubs => format!("{hubs} hubs"),
+            }
         );
         let mut row = |what: &str, value: String| {
             // Writing to a String cannot fail.
@@ -54,6 +61,7 @@ impl Summary {
             self.skipped.to_string(),
         );
         row("helm runs", self.helm_runs.to_string());
+        row("times that a hub began to lead", self.epoch.to_string());
         row("readings of all clusters", self.checks.to_string());
         row(
             "slowest and median time to truth",

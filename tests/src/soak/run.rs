@@ -10,8 +10,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
-    Args, carry,
-    fault::Edge,
+    Args, carry, hubs,
     judgement::{self, Expected, Violation},
     ledger::Ledger,
     person::{Person, insist},
@@ -20,6 +19,7 @@ use super::{
     say,
     snapshot::{self, EdgeSeen, Snapshot},
     stage::{REPLICAS, Stage, VERSIONS, message},
+    whom::Edge,
     witness::Witness,
 };
 
@@ -39,6 +39,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     let mut summary = Summary {
         seed: args.seed,
         tenants: args.tenants.into(),
+        hubs: args.hubs.into(),
         settle: Duration::from_secs(args.settle),
         ..Summary::default()
     };
@@ -68,14 +69,15 @@ fn append(file: &Path, text: &str) -> Result<()> {
 
 async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
     say(&format!(
-        "seed {}: starting three control planes, hub and agent",
-        args.seed
+        "seed {}: starting three control planes, hubs ({}) and agent",
+        args.seed, args.hubs
     ));
-    let stage = Box::pin(Stage::set(logs)).await?;
+    let stage = Box::pin(Stage::set(args.hubs.into(), logs)).await?;
     let home = stage.home.client();
     let shape = Shape {
         seed: args.seed,
         tenants: args.tenants.into(),
+        hubs: args.hubs.into(),
     };
     let plan = Plan::new(shape);
     let ledger = Arc::new(Ledger::new(Expected {
@@ -83,9 +85,11 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         version: VERSIONS[0].to_owned(),
         message: message(0),
         replicas: REPLICAS,
+        hubs: args.hubs.into(),
         ..Expected::default()
     }));
     let _witnesses = Edge::ALL.map(|edge| Witness::start(edge, &stage.site(edge).client, &ledger));
+    let _at_home = Witness::of_leads(&home, &ledger);
     let mut run = Run {
         stage: &stage,
         home: &home,
@@ -107,6 +111,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         stage.keep_logs().await?;
         run.summary.helm_runs = stage.helm_runs()?;
         outcome?;
+        run.summary.epoch = hubs::epoch(&home).await?;
     }
     Ok(())
 }
@@ -277,6 +282,8 @@ impl Run<'_> {
             seen.edges.insert(edge, here);
         }
         snapshot::home(self.home, &mut seen).await?;
+        seen.hubs = self.stage.hubs.leading().await;
+        seen.holder = hubs::holder(self.home).await?;
         Ok(seen)
     }
 

@@ -17,7 +17,7 @@ use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde_json::Value;
 
-use super::fault::Object;
+use super::whom::{Edge, Object, Seat};
 
 pub(crate) const FINGERPRINT_LABEL: &str = "mesh.openkcm.io/fingerprint";
 pub(crate) const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
@@ -130,11 +130,15 @@ pub(crate) struct EdgeSeen {
 /// Everything.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Snapshot {
-    pub(crate) edges: BTreeMap<super::fault::Edge, EdgeSeen>,
+    pub(crate) edges: BTreeMap<Edge, EdgeSeen>,
     /// Tenants of home.
     pub(crate) home: BTreeMap<String, TenantSeen>,
     /// Conditions of EdgeClusters.
     pub(crate) members: BTreeMap<String, BTreeMap<String, (String, String, String)>>,
+    /// Whether it says that it leads, of each hub that says anything.
+    pub(crate) hubs: BTreeMap<Seat, bool>,
+    /// Who holds the Lease of the lead.
+    pub(crate) holder: String,
 }
 
 impl EdgeSeen {

@@ -1,20 +1,18 @@
-//! Home and two edges, real, with hub and agent, and what is faulty between them.
+//! Home and two edges, real, with hubs and agent, and what is faulty between them.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use krypton_tests::{
-    Agent, AgentOptions, AnsweringProxy, ChartRepository, ChartSource, Cluster, Daemon, FaultLine,
-    FaultProxy, Hub, HubOptions, Parts, bundle, eventually,
+    Agent, AgentOptions, AnsweringProxy, ChartRepository, ChartSource, Cluster, Daemon, FaultProxy,
+    Hub, Parts, Traffic, bundle, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
     membership::write_secret,
-    port::Port,
 };
 use kube::{Api, Client};
 use serde_json::json;
@@ -22,8 +20,9 @@ use tempfile::TempDir;
 use tokio::sync::Mutex;
 
 use super::{
-    fault::{Edge, Workspace},
+    hubs::{Hubs, Post},
     judgement::CHART,
+    whom::{Edge, Workspace},
 };
 
 pub(crate) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
@@ -106,26 +105,21 @@ impl Site {
     }
 }
 
-/// Everything that runs. Hub and agent go first.
+/// Everything that runs. Hubs and agent go first.
 pub(crate) struct Stage {
-    pub(crate) hub: Mutex<Hub>,
+    pub(crate) hubs: Hubs,
     pub(crate) agent: Mutex<Agent>,
-    /// From the agent to the hub.
-    pub(crate) link: FaultLine,
     pub(crate) values: ValuesFile,
     pub(crate) repository: ChartRepository,
     pub(crate) home: Cluster,
     sites: [Site; 2],
-    version: AtomicU32,
-    hub_port: Port,
     logs: PathBuf,
-    kept: AtomicU32,
 }
 
 impl Stage {
     /// # Errors
     /// When one of all that does not start.
-    pub(crate) async fn set(logs: &Path) -> Result<Self> {
+    pub(crate) async fn set(hubs: usize, logs: &Path) -> Result<Self> {
         let charts = VERSIONS.map(ChartSource::small);
         let (home, one, two, repository) = tokio::try_join!(
             Cluster::start("soak-home", Parts::ControlPlane),
@@ -134,11 +128,8 @@ impl Stage {
             ChartRepository::start(&charts),
         )?;
         let values = ValuesFile::new(&values(&message(0)))?;
-        let hub_port = Port::reserve()?;
-        let link = FaultLine::to(hub_port.address()).await?;
-        let flags = hub_flags(&repository, &values, &hub_port, &link, 0);
-        let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
-        hub.ready(PATIENCE).await?;
+        let flags = hub_flags(&repository, &values);
+        let hubs = Hubs::start(&home, hubs, flags).await?;
         let kubeconfig =
             fs::read_to_string(two.way.kubeconfig()).context("reading a kubeconfig")?;
         let desk = Desk::at(&home);
@@ -150,17 +141,13 @@ impl Stage {
         let mut agent = Agent::start(&AgentOptions::new(&way).join_file(&join))?;
         agent.ready(PATIENCE).await?;
         Ok(Self {
-            hub: Mutex::new(hub),
+            hubs,
             agent: Mutex::new(agent),
-            link,
             values,
             repository,
             home,
             sites: [one, two],
-            version: AtomicU32::new(0),
-            hub_port,
             logs: logs.to_owned(),
-            kept: AtomicU32::new(0),
         })
     }
 
@@ -181,26 +168,13 @@ impl Stage {
         fs::read_to_string(file).context("reading a kubeconfig")
     }
 
-    pub(crate) fn set_version(&self, number: u32) {
-        self.version.store(number, Ordering::SeqCst);
-    }
-
     /// Another hub in place of one that has ended.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(crate) fn start_hub(&self, hub: &mut Hub) -> Result<()> {
-        self.keep_log("hub", hub)?;
-        let version = self.version.load(Ordering::SeqCst);
-        let flags = hub_flags(
-            &self.repository,
-            &self.values,
-            &self.hub_port,
-            &self.link,
-            version,
-        );
-        *hub = Hub::start(&HubOptions::new(self.home.kubeconfig()).args(flags))?;
-        Ok(())
+    pub(crate) fn start_hub(&self, post: &Post, hub: &mut Hub) -> Result<()> {
+        self.keep_log(post.seat.name(), hub)?;
+        self.hubs.start_again(post, hub)
     }
 
     /// The same of the agent, which has nothing but what is on its cluster.
@@ -213,33 +187,28 @@ impl Stage {
         Ok(())
     }
 
-    /// SIGKILL to every helm that runs, and not to those who run them.
-    ///
-    /// # Errors
-    /// When one cannot be killed.
-    pub(crate) async fn kill_helms(&self) -> Result<usize> {
-        let folders = [
-            self.hub.lock().await.folder()?.to_owned(),
-            self.agent.lock().await.folder()?.to_owned(),
-        ];
-        let mut killed = 0;
-        for folder in folders {
+    /// SIGKILL to every helm that runs, and not to those who run them. Whoever has another fault already is left
+    /// out: it would be over before it could be asked.
+    pub(crate) fn kill_helms(&self) {
+        let of = |daemon: &Daemon| daemon.folder().map(Path::to_owned).ok();
+        let hubs = (self.hubs.all().iter())
+            .filter_map(|post| post.hub.try_lock().ok().and_then(|hub| of(&hub)));
+        let agent = self.agent.try_lock().ok().and_then(|agent| of(&agent));
+        for folder in hubs.chain(agent) {
             // One that has just ended by itself is none.
-            killed += kill_helm(&folder).unwrap_or_default();
+            kill_helm(&folder).ok();
         }
-        Ok(killed)
     }
 
-    /// Fails when hub or agent has ended though nobody has killed it.
+    /// Fails when a hub or the agent has ended though nobody has killed it.
     ///
     /// # Errors
     /// As said, with the end of its log.
     pub(crate) async fn all_run(&self) -> Result<()> {
-        self.hub
-            .lock()
-            .await
-            .rss_bytes()
-            .context("the hub has ended by itself")?;
+        for post in self.hubs.all() {
+            let told = || format!("{} has ended by itself", post.seat.name());
+            post.hub.lock().await.rss_bytes().with_context(told)?;
+        }
         self.agent
             .lock()
             .await
@@ -272,13 +241,15 @@ impl Stage {
                 }
             }
         }
-        self.keep_log("hub", &*self.hub.lock().await)?;
+        for post in self.hubs.all() {
+            self.keep_log(post.seat.name(), &*post.hub.lock().await)?;
+        }
         self.keep_log("agent", &*self.agent.lock().await)
     }
 
+    /// Once for each process, with all that it has said so far.
     fn keep_log(&self, name: &str, daemon: &Daemon) -> Result<()> {
-        let number = self.kept.fetch_add(1, Ordering::SeqCst);
-        let to = self.logs.join(format!("{number:03}-{name}.log"));
+        let to = self.logs.join(format!("{name}-{}.log", daemon.pid()));
         fs::copy(daemon.log_path(), &to).with_context(|| format!("keeping {}", to.display()))?;
         Ok(())
     }
@@ -305,8 +276,7 @@ impl Stage {
     /// # Errors
     /// When a proxy cannot be reached any more, which is none of Krypton's faults.
     pub(crate) fn good_again(&self) -> Result<()> {
-        use krypton_tests::Traffic;
-        self.link.set(Traffic::Pass);
+        self.hubs.good_again();
         for site in &self.sites {
             site.way.set(Traffic::Pass);
             site.answers.tell_the_truth();
@@ -330,27 +300,17 @@ pub(crate) fn values(message: &str) -> String {
     json!({"message": message, "replicaCount": REPLICAS}).to_string()
 }
 
-fn hub_flags(
-    repository: &ChartRepository,
-    values: &ValuesFile,
-    port: &Port,
-    link: &FaultLine,
-    version: u32,
-) -> Vec<String> {
-    let version = VERSIONS
-        .get(version as usize)
-        .copied()
-        .unwrap_or(VERSIONS[0]);
-    let mut flags = chart_flags(repository, CHART, version);
-    flags.retain(|flag| !flag.starts_with("--retry-max"));
+/// Of all hubs, but for the version of the chart and what is each one's own.
+fn hub_flags(repository: &ChartRepository, values: &ValuesFile) -> Vec<String> {
+    let mut flags = chart_flags(repository, CHART, VERSIONS[0]);
+    let set_here = ["--retry-max", "--chart-version"];
+    flags.retain(|flag| !set_here.iter().any(|other| flag.starts_with(other)));
     flags.extend([
         values_flag(values),
         "--self-cluster=false".to_owned(),
         "--drift=heal".to_owned(),
         format!("--drift-interval={DRIFT_INTERVAL}"),
         format!("--retry-max={RETRY_MAX}"),
-        format!("--listen={}", port.address()),
-        format!("--advertise={}", link.address()),
     ]);
     flags
 }

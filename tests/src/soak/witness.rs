@@ -1,4 +1,5 @@
-//! Who watches all objects of the chart on one edge, without a pause, at the apiserver itself.
+//! Who watches without a pause, at the apiservers themselves: all objects of the chart on an edge, and which lead has
+//! written what home shows.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -7,6 +8,7 @@ use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::{ConfigMap, Service},
 };
+use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use kube::{
     Api, Client, Resource, ResourceExt,
     runtime::watcher::{Config, Event, watcher},
@@ -14,9 +16,9 @@ use kube::{
 use tokio::task::JoinHandle;
 
 use super::{
-    fault::{Edge, Object},
     ledger::Ledger,
     snapshot::Place,
+    whom::{Edge, Object},
 };
 
 const PAUSE: Duration = Duration::from_millis(300);
@@ -32,6 +34,18 @@ impl Witness {
             watch::<ConfigMap>(edge, Object::ConfigMap, client, ledger),
             watch::<Service>(edge, Object::Service, client, ledger),
             watch::<Deployment>(edge, Object::Deployment, client, ledger),
+        ])
+    }
+}
+
+impl Witness {
+    /// Of home.
+    pub(crate) fn of_leads(home: &Client, ledger: &Arc<Ledger>) -> Self {
+        let tenant = |tenant: &Tenant| tenant.status.as_ref()?.hub_epoch;
+        let member = |member: &EdgeCluster| member.status.as_ref()?.hub_epoch;
+        Self(vec![
+            watch_leads(tenant, home, ledger),
+            watch_leads(member, home, ledger),
         ])
     }
 }
@@ -68,6 +82,38 @@ where
                 Ok(Event::Apply(object)) => there(&ledger, edge, kind, &object),
                 Ok(Event::Delete(object)) => ledger.gone(edge, kind, &place(&object)),
                 // The apiserver is away.
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    })
+}
+
+fn watch_leads<K>(
+    written_by: fn(&K) -> Option<u64>,
+    client: &Client,
+    ledger: &Arc<Ledger>,
+) -> JoinHandle<()>
+where
+    K: Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let ledger = Arc::clone(ledger);
+    tokio::spawn(async move {
+        let mut events = watcher(api, Config::default()).boxed();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(Event::InitApply(object) | Event::Apply(object)) => {
+                    if let Some(epoch) = written_by(&object) {
+                        let what = format!("{} {}", K::kind(&()), object.name_any());
+                        ledger.written(&what, &object.uid().unwrap_or_default(), epoch);
+                    }
+                }
+                Ok(_) => {}
                 Err(_) => tokio::time::sleep(PAUSE).await,
             }
         }

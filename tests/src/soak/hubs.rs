@@ -1,0 +1,184 @@
+//! The hubs of home, each with a port, a line for agents and a way to home of its own.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
+use krypton_hub::{desired::EPOCH_NAME, lead::HUB_LEASE};
+use krypton_tests::{
+    Cluster, FaultLine, FaultProxy, Hub, HubOptions, Traffic,
+    fleet::{HUB_NAMESPACE, PATIENCE},
+    port::Port,
+};
+use kube::{Api, Client};
+use tokio::sync::Mutex;
+
+use super::{stage::VERSIONS, whom::Seat};
+
+const LEADER: &str = "krypton_hub_leader ";
+
+/// One hub, and what leads to it and from it.
+pub(crate) struct Post {
+    pub(crate) seat: Seat,
+    pub(crate) hub: Mutex<Hub>,
+    place: Place,
+}
+
+/// What outlives the process.
+struct Place {
+    port: Arc<Port>,
+    /// From agents.
+    link: FaultLine,
+    /// To home.
+    way: FaultProxy,
+}
+
+pub(crate) struct Hubs {
+    posts: Vec<Post>,
+    /// Of all, but for the version of the chart.
+    flags: Vec<String>,
+    version: AtomicU32,
+}
+
+impl Hubs {
+    /// So many, each ready. Agents are told of the lines to all.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub(crate) async fn start(home: &Cluster, count: usize, flags: Vec<String>) -> Result<Self> {
+        let mut places = Vec::new();
+        for seat in Seat::first(count) {
+            let port = Arc::new(Port::reserve()?);
+            let link = FaultLine::to(port.address()).await?;
+            let way = FaultProxy::before(home).await?;
+            places.push((*seat, Place { port, link, way }));
+        }
+        let lines: Vec<String> = (places.iter())
+            .map(|(_, place)| place.link.address().to_string())
+            .collect();
+        let mut hubs = Self {
+            posts: Vec::new(),
+            flags: [flags, vec![format!("--advertise={}", lines.join(","))]].concat(),
+            version: AtomicU32::new(0),
+        };
+        for (seat, place) in places {
+            let mut hub = hubs.process(seat, &place)?;
+            hub.ready(PATIENCE).await?;
+            hubs.posts.push(Post {
+                seat,
+                hub: Mutex::new(hub),
+                place,
+            });
+        }
+        Ok(hubs)
+    }
+
+    fn process(&self, seat: Seat, place: &Place) -> Result<Hub> {
+        let number = self.version.load(Ordering::SeqCst);
+        let version = VERSIONS.get(number as usize).unwrap_or(&VERSIONS[0]);
+        let home = place.way.kubeconfig();
+        let options = HubOptions::new(&home)
+            .args(&self.flags)
+            .args([format!("--chart-version={version}")])
+            .env("POD_NAME", seat.name())
+            .at(&place.port);
+        Hub::start(&options)
+    }
+
+    /// Another process in place of one that has ended.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start_again(&self, post: &Post, hub: &mut Hub) -> Result<()> {
+        *hub = self.process(post.seat, &post.place)?;
+        Ok(())
+    }
+
+    /// Of the chart, for those that are started from now on.
+    pub(crate) fn set_version(&self, number: u32) {
+        self.version.store(number, Ordering::SeqCst);
+    }
+
+    pub(crate) fn all(&self) -> &[Post] {
+        &self.posts
+    }
+
+    /// # Errors
+    /// When there are fewer.
+    pub(crate) fn at(&self, seat: Seat) -> Result<&Post> {
+        let found = self.posts.iter().find(|post| post.seat == seat);
+        found.with_context(|| format!("there is no {}", seat.name()))
+    }
+
+    /// Of the lines between agents and this hub, or all.
+    pub(crate) fn set_links(&self, seat: Option<Seat>, traffic: Traffic) {
+        for post in &self.posts {
+            if seat.is_none_or(|seat| seat == post.seat) {
+                post.place.link.set(traffic);
+            }
+        }
+    }
+
+    pub(crate) fn good_again(&self) {
+        self.set_links(None, Traffic::Pass);
+        self.posts
+            .iter()
+            .for_each(|post| post.set_way(Traffic::Pass));
+    }
+
+    /// Which of them say by their metrics that they lead; who does not answer is not there.
+    pub(crate) async fn leading(&self) -> BTreeMap<Seat, bool> {
+        let mut said = BTreeMap::new();
+        for post in &self.posts {
+            let metrics = post.hub.lock().await.metrics().await.unwrap_or_default();
+            let leader = metrics.lines().find_map(|line| line.strip_prefix(LEADER));
+            said.extend(leader.map(|value| (post.seat, value == "1")));
+        }
+        said
+    }
+}
+
+impl Post {
+    /// Between it and home.
+    pub(crate) fn set_way(&self, traffic: Traffic) {
+        self.place.way.set(traffic);
+    }
+}
+
+/// Who holds the Lease of the lead, as the Lease has it; empty where nobody does.
+///
+/// # Errors
+/// When home does not answer.
+pub(crate) async fn holder(home: &Client) -> Result<String> {
+    let leases: Api<Lease> = Api::namespaced(home.clone(), HUB_NAMESPACE);
+    let lease = leases.get(HUB_LEASE).await.context("reading who leads")?;
+    Ok(lease
+        .spec
+        .unwrap_or_default()
+        .holder_identity
+        .unwrap_or_default())
+}
+
+/// How often a lead has begun.
+///
+/// # Errors
+/// When home does not answer, or nobody has led.
+pub(crate) async fn epoch(home: &Client) -> Result<u64> {
+    let maps: Api<ConfigMap> = Api::namespaced(home.clone(), HUB_NAMESPACE);
+    let data = maps
+        .get(EPOCH_NAME)
+        .await
+        .context("reading the epoch")?
+        .data;
+    let epoch = data.and_then(|mut data| data.remove("epoch"));
+    let epoch = epoch.context("there is no epoch")?;
+    epoch
+        .parse()
+        .with_context(|| format!("an epoch of {epoch}"))
+}

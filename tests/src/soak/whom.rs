@@ -1,0 +1,114 @@
+//! Whom a fault is about: members, hubs, Tenants with their workspaces, objects of the chart.
+
+use krypton_common::names;
+
+/// A member of the fleet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Edge {
+    /// With an agent.
+    One,
+    /// By the hub, with a kubeconfig.
+    Two,
+}
+
+impl Edge {
+    pub(crate) const ALL: [Self; 2] = [Self::One, Self::Two];
+
+    /// The member's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::One => "edge-1",
+            Self::Two => "edge-2",
+        }
+    }
+}
+
+/// One of the hubs of home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Seat {
+    A,
+    B,
+}
+
+impl Seat {
+    const ALL: [Self; 2] = [Self::A, Self::B];
+
+    /// The first so many; all, when there are fewer.
+    pub(crate) fn first(count: usize) -> &'static [Self] {
+        Self::ALL.get(..count).unwrap_or(&Self::ALL)
+    }
+
+    /// Its name as a pod's, which the Lease tells.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::A => "hub-a",
+            Self::B => "hub-b",
+        }
+    }
+
+    /// Whose that is of the holders of a Lease.
+    pub(crate) fn holding(holder: &str) -> Option<Self> {
+        let name = holder.split('/').nth(1)?;
+        Self::ALL.into_iter().find(|seat| seat.name() == name)
+    }
+}
+
+/// A slot for a Tenant, live or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Tenant(pub(crate) usize);
+
+impl Tenant {
+    pub(crate) fn edge(self) -> Edge {
+        match self.0.is_multiple_of(2) {
+            true => Edge::One,
+            false => Edge::Two,
+        }
+    }
+
+    pub(crate) fn name(self) -> String {
+        format!("t-{:03}", self.0)
+    }
+
+    pub(crate) fn release(self) -> String {
+        names::tenant_release(&self.name(), self.edge().name())
+    }
+}
+
+/// What a Tenant says of its workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Workspace {
+    /// Nothing: it is the Tenant's name.
+    Unset,
+    /// The Tenant's name, and it says so.
+    Named,
+    /// A namespace of another name, for itself.
+    Own,
+    /// One that was there before, with others in it.
+    Shared(u8),
+}
+
+impl Workspace {
+    pub(crate) fn shared(number: u8) -> String {
+        format!("theirs-{number}")
+    }
+
+    pub(crate) fn namespace(self, tenant: Tenant) -> String {
+        match self {
+            Self::Unset | Self::Named => tenant.name(),
+            Self::Own => format!("{}-ws", tenant.name()),
+            Self::Shared(number) => Self::shared(number),
+        }
+    }
+}
+
+/// An object of the small chart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Object {
+    ConfigMap,
+    Service,
+    Deployment,
+}
+
+impl Object {
+    pub(crate) const ALL: [Self; 3] = [Self::ConfigMap, Self::Service, Self::Deployment];
+}
