@@ -356,6 +356,16 @@ fn each_state_of_a_member_has_its_words() {
             "✗ nothing was heard of it since 2026-11-23T00:39:30Z (30s ago): AgentAway: the agent is away\n      → look at the agent's log",
         ),
         (
+            silent.clone(),
+            false,
+            "? agent/a held its Lease when it was last heard",
+        ),
+        (
+            silent.clone(),
+            false,
+            "? it had, when it was last heard, what is wanted: r/c:1 (desired state 3.14)",
+        ),
+        (
             with(silent, "/status/lastSeen", Value::Null),
             false,
             "✗ nothing was heard of it since 2026-11-23T00:30:00Z (10m ago)",

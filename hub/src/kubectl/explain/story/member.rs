@@ -85,8 +85,8 @@ impl Teller<'_> {
         }
         let status = cluster.status.clone().unwrap_or_default();
         let heard = self.session(&status);
-        self.lease(&status);
-        self.desired(&status);
+        self.lease(&status, heard);
+        self.desired(&status, heard);
         for type_ in [VALUES_RESOLVED, "CertificateCurrent"] {
             let said = conditions::find(&status.conditions, type_);
             if let Some(said) = said.filter(|said| said.truth == Truth::False) {
@@ -154,7 +154,7 @@ impl Teller<'_> {
         }
     }
 
-    fn lease(&mut self, status: &EdgeClusterStatus) {
+    fn lease(&mut self, status: &EdgeClusterStatus, heard: bool) {
         let healthy = conditions::find(&status.conditions, "Healthy");
         let wrong = healthy.filter(|healthy| healthy.truth != Truth::True);
         // That it is silent was said.
@@ -168,14 +168,17 @@ impl Teller<'_> {
             self.told(Mark::Note, &wrong, remedy::of_member(&wrong.reason));
         }
         if let Some(holder) = status.holder.as_deref().filter(|holder| !holder.is_empty()) {
-            self.say(
-                Mark::Well,
-                format!("{holder} holds its Lease, and acts there"),
-            );
+            if heard {
+                let text = format!("{holder} holds its Lease, and acts there");
+                self.say(Mark::Well, text);
+            } else {
+                let text = format!("{holder} held its Lease when it was last heard");
+                self.say(Mark::NotKnown, text);
+            }
         }
     }
 
-    fn desired(&mut self, status: &EdgeClusterStatus) {
+    fn desired(&mut self, status: &EdgeClusterStatus, heard: bool) {
         let Some(desired) = &status.desired else {
             return;
         };
@@ -186,8 +189,15 @@ impl Teller<'_> {
         let chart = &desired.chart;
         match (&status.applied, status.is_behind()) {
             (_, Some(false)) => {
-                let text = format!("it has what is wanted: {chart} (desired state {wanted})");
-                self.say(Mark::Well, text);
+                let what = format!("what is wanted: {chart} (desired state {wanted})");
+                if heard {
+                    self.say(Mark::Well, format!("it has {what}"));
+                } else {
+                    self.say(
+                        Mark::NotKnown,
+                        format!("it had, when it was last heard, {what}"),
+                    );
+                }
             }
             (Some(applied), None) => {
                 let (epoch, generation) = (applied.epoch, applied.generation);
