@@ -44,6 +44,7 @@ struct RollingUpdate {
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
     observed_generation: i64,
+    replicas: i32,
     updated_replicas: i32,
     available_replicas: i32,
     ready_replicas: i32,
@@ -69,7 +70,8 @@ pub struct WorkloadState {
 }
 
 /// A Deployment is ready when all its replicas are of the newest template and at least
-/// `replicas - maxUnavailable` of them are available (helm's `deploymentReady`).
+/// `replicas - maxUnavailable` of these are available (helm's `deploymentReady`, which asks the newest ReplicaSet).
+/// The Deployment tells of all its replicas together: what the older ones may have of it does not count.
 pub fn deployment(object: &WorkloadObject) -> WorkloadState {
     let Some(status) = observed(object) else {
         return waiting("not yet observed by its controller".to_owned());
@@ -79,10 +81,13 @@ pub fn deployment(object: &WorkloadObject) -> WorkloadState {
     if updated < wanted {
         return waiting(format!("{updated} of {wanted} replicas updated"));
     }
-    verdict(
-        available >= wanted - max_unavailable(object, wanted),
-        format!("{available} of {wanted} available"),
-    )
+    let older = (status.replicas - updated).max(0);
+    let new = (available - older).max(0);
+    let detail = match older {
+        0 => format!("{available} of {wanted} available"),
+        older => format!("{new} of {wanted} new ones available, {older} old ones left"),
+    };
+    verdict(new >= wanted - max_unavailable(object, wanted), detail)
 }
 
 /// A StatefulSet is ready when its replicas above the partition are updated and all are ready.
@@ -249,11 +254,17 @@ mod tests {
             },
             "status": {
                 "observedGeneration": observed,
+                "replicas": updated,
                 "updatedReplicas": updated,
                 "availableReplicas": available,
             },
         }))
         .unwrap()
+    }
+
+    fn with_older(mut object: WorkloadObject, older: i32) -> WorkloadObject {
+        object.status.as_mut().unwrap().replicas += older;
+        object
     }
 
     #[test]
@@ -265,10 +276,22 @@ mod tests {
             (deployment_with(4, "25%", 2, 4, 3), true),
             (deployment_with(4, "25%", 2, 3, 4), false),
             (deployment_with(0, "25%", 2, 0, 0), true),
+            // The one that is available is the one before: the new one does not come up.
+            (with_older(deployment_with(1, "25%", 2, 1, 1), 1), false),
+            (with_older(deployment_with(1, "25%", 2, 1, 2), 1), true),
+            (with_older(deployment_with(4, "25%", 2, 4, 3), 1), false),
+            (with_older(deployment_with(4, "25%", 2, 4, 4), 1), true),
         ];
         for (object, ready) in cases {
             assert_eq!(deployment(&object).ready, ready, "{object:?}");
         }
+    }
+
+    #[test]
+    fn that_old_ones_are_left_is_told() {
+        let object = with_older(deployment_with(1, "25%", 2, 1, 1), 1);
+        let told = deployment(&object).detail;
+        assert_eq!(told, "0 of 1 new ones available, 1 old ones left");
     }
 
     #[test]
