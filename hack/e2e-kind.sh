@@ -391,11 +391,13 @@ hub "$older"
 ca=$(authority)
 
 step "join, helm install krypton-agent on $edge"
-kubectl krypton join "$member" -n "$hub_namespace" --kubeconfig "$work/home.kubeconfig" >"$work/bundle.yaml"
+on_home -n "$hub_namespace" exec deploy/krypton-hub -- kubectl-krypton join "$member" >"$work/bundle.yaml"
 helm_edge install krypton-agent charts/krypton-agent -n "$agent_namespace" -f "$work/agent.yaml" \
   --set-file join.bundle="$work/bundle.yaml" --wait --timeout "${timeout}s" >/dev/null
 until_true "member $member by its agent" member_is agent
 log "member $member is connected, by its agent"
+on_home -n "$hub_namespace" logs deploy/krypton-hub --since=15m | grep -v ' INFO ' || true
+on_edge -n "$agent_namespace" logs deploy/krypton-agent --since=15m | grep -q ' INFO ' || fail "the agent's log has no line"
 
 step "Tenant by the agent: install"
 install_tenant "$older"
@@ -434,6 +436,7 @@ until_true "the other hub has the leader's label" another_leads "$lead"
 log "another hub is led to after $((($(date +%s%N) - killed) / 1000000)) ms"
 until_true "member $member has its agent under the other hub" heard_by_another "$before"
 log "its agent is connected to it after $((($(date +%s%N) - killed) / 1000000)) ms"
+on_home -n "$hub_namespace" logs "$lead" --previous | grep -q ' INFO ' || fail "what the hub said before it was killed is not to be had"
 still_there "$newer" 1
 delete_tenant
 install_tenant "$newer"
