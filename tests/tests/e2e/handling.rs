@@ -51,6 +51,32 @@ async fn open(pair: &mut Pair, flags: Vec<String>, more: &[&str]) -> Result<()> 
 }
 
 #[tokio::test]
+async fn new_pods_that_do_not_come_up_are_not_ready_though_the_old_ones_still_run() {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("rollout", Mode::SelfCluster, Parts::WithPods)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let values = ValuesFile::new("{replicaCount: 1}").unwrap();
+    let flags = chart_flags(&repository, "small", "1.0.0");
+    let flags = flags.into_iter().chain([values_flag(&values)]);
+    open(&mut pair, flags.collect(), &[]).await.unwrap();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+
+    values.write("{replicaCount: 1, unready: true}").unwrap();
+    let release = pair.release("acme");
+    let lacks = format!("Deployment acme/{release}: 0 of 1 new ones available, 1 old ones left");
+    says(&desk, &pair.condition("ClusterProgress"), "True", &lacks).await;
+    says(&desk, &pair.condition("ClusterReady"), "False", "").await;
+
+    values.write("{replicaCount: 1}").unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+}
+
+#[tokio::test]
 async fn what_is_waited_for_is_said_what_is_not_is_ready_and_so_many_revisions_are_kept() {
     let gate = Gate::everywhere().unwrap();
     let charts = [gate.chart(), ChartSource::small("1.0.0")];
