@@ -613,10 +613,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     if !written.went_through() {
                         wrote.forget(&name);
                     }
-                    if written.failed() {
-                        // Refused or lost: a while later, not all at once.
+                    if let Some(pause) = written.again_after() {
+                        // A while later, not all at once.
                         look = true;
-                        let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
+                        let pause = pause.mul_f64(0.5 + rand::random::<f64>());
                         next_write.insert(name, Boot(Boot::now().0 + pause));
                     }
                     look |= known.take_written(written);

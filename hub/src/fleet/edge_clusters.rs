@@ -13,6 +13,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
 
+use super::{AFTER_FAILURE, PACE};
 use crate::metrics::Wrote;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -167,8 +168,14 @@ impl Written {
         self.object.is_some()
     }
 
-    pub(super) fn failed(&self) -> bool {
-        self.object.is_none()
+    /// After which it is tried again, give or take half of it; `None` when it went through. Where somebody was faster,
+    /// the watch is about to bring what they wrote.
+    pub(super) fn again_after(&self) -> Option<Duration> {
+        match self.came {
+            Wrote::Ok => None,
+            Wrote::Conflict => Some(PACE),
+            Wrote::Failed => Some(AFTER_FAILURE),
+        }
     }
 }
 
@@ -286,6 +293,26 @@ fn outcome(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_was_overtaken_tries_again_soon_and_who_was_refused_later() {
+        let refused = |code| {
+            let mut status = kube::core::Status::failure("no", "No");
+            status.code = code;
+            Ok(Err(kube::Error::Api(Box::new(status))))
+        };
+        let after = |result| {
+            let written = outcome("a".to_owned(), "writing", None, result);
+            assert!(!written.went_through());
+            written.again_after()
+        };
+        assert_eq!(after(refused(409)), Some(PACE));
+        assert_eq!(after(refused(404)), Some(PACE));
+        assert_eq!(after(refused(403)), Some(AFTER_FAILURE));
+        let object = EdgeCluster::new("a", EdgeClusterSpec::default());
+        let well = outcome("a".to_owned(), "writing", None, Ok(Ok(object)));
+        assert_eq!(well.again_after(), None);
+    }
 
     fn object(version: &str) -> EdgeCluster {
         let mut object = EdgeCluster::new("a", EdgeClusterSpec::default());
