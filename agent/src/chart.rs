@@ -1,6 +1,5 @@
 //! The chart cache: each chart is fetched and checked once per process, whoever asks, however often.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -78,6 +77,14 @@ impl ChartRef {
     pub fn repo_shown(&self) -> String {
         url_shown(&self.repo)
     }
+
+    /// The name, which may be the path of a file or a whole URL: that in the same way.
+    pub fn name_shown(&self) -> String {
+        match self.name.contains("://") {
+            true => url_shown(&self.name),
+            false => self.name.clone(),
+        }
+    }
 }
 
 fn url_shown(text: &str) -> String {
@@ -103,13 +110,7 @@ fn url_shown(text: &str) -> String {
 impl fmt::Display for ChartRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let short: String = self.version.chars().take(64).collect();
-        // Or the path of a file, or a whole URL.
-        let name = if self.name.contains("://") {
-            Cow::Owned(url_shown(&self.name))
-        } else {
-            Cow::Borrowed(&*self.name)
-        };
-        match (name, short.as_str()) {
+        match (self.name_shown(), short.as_str()) {
             (name, "") => write!(f, "chart {name}, newest version")?,
             (name, version) => write!(f, "chart {name}, version {}", version.escape_debug())?,
         }

@@ -329,22 +329,15 @@ impl WantedNow {
 
 impl ChartShown {
     pub fn of(repo: &str, name: &str, version: &str) -> Self {
-        let shown = |url: &str| {
-            let chart = ChartRef {
-                repo: url.to_owned(),
-                name: String::new(),
-                version: String::new(),
-            };
-            chart.repo_shown()
+        let chart = ChartRef {
+            repo: repo.to_owned(),
+            name: name.to_owned(),
+            version: version.to_owned(),
         };
         Self {
-            repo: shown(repo),
-            // It may be a URL of its own.
-            name: match name.contains("://") {
-                true => shown(name),
-                false => name.to_owned(),
-            },
-            version: version.to_owned(),
+            repo: chart.repo_shown(),
+            name: chart.name_shown(),
+            version: chart.version,
         }
     }
 }

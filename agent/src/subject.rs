@@ -12,7 +12,7 @@ use krypton_common::tenant::{Next, TenantKey};
 use krypton_crds::tenant::Tenant;
 use serde_json::{Map, Value};
 use tracing::Span;
-use tracing::field::Empty;
+use tracing::field::{Empty, display};
 
 use crate::index::ReleaseKey;
 use crate::placement::placed_on;
@@ -44,30 +44,20 @@ impl SubjectKey {
     /// Of what is done for it: each line within says for whom, and for which generation of the object.
     pub fn span(&self, member: &str, generation: i64, release: &ReleaseKey) -> Span {
         let release = &*release.name;
-        match self {
-            Self::Tenant(key) => {
-                tracing::error_span!(
-                    "work",
-                    tenant = %key,
-                    member,
-                    generation,
-                    release,
-                    action = Empty,
-                    outcome = Empty
-                )
-            }
-            Self::Deployment(key) => {
-                tracing::error_span!(
-                    "work",
-                    deployment = %key,
-                    member,
-                    generation,
-                    release,
-                    action = Empty,
-                    outcome = Empty
-                )
-            }
-        }
+        let (tenant, deployment) = match self {
+            Self::Tenant(key) => (Some(display(key)), None),
+            Self::Deployment(key) => (None, Some(display(key))),
+        };
+        tracing::error_span!(
+            "work",
+            tenant,
+            deployment,
+            member,
+            generation,
+            release,
+            action = Empty,
+            outcome = Empty
+        )
     }
 }
 

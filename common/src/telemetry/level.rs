@@ -139,8 +139,8 @@ impl LogLevel {
     /// be said of it is said by `says` right before: the filter may be one that passes nothing.
     ///
     /// # Errors
-    /// When it is no filter, or one for kube's calls. A bare word that is no level is none either: it would be a target, of which
-    /// everything is logged, and of all others nothing.
+    /// When it is no filter, or one for kube's calls. A bare word that is no level is none either: it would be a target,
+    /// of which everything is logged, and of all others nothing.
     pub fn set(
         &self,
         filter: &str,
