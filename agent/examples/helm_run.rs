@@ -50,6 +50,7 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode 
         release: "small".to_owned(),
         namespace: "acme".to_owned(),
         timeout: Duration::from_secs(600),
+        hooks: true,
         cache_key: "edge-1".to_owned(),
     };
     match helm

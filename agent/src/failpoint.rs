@@ -12,7 +12,7 @@ pub use strike::{Injected, PLAN, STRUCK, around, around_now, around_or};
 pub const MOMENTS: [&str; 2] = ["before", "after"];
 
 /// The effects of the reconciler and of the agent's process, each at one place in this crate.
-pub const EFFECTS: [&str; 60] = [
+pub const EFFECTS: [&str; 64] = [
     "anchor.create",
     "anchor.update",
     "cert-manager-crd.delete",
@@ -56,6 +56,10 @@ pub const EFFECTS: [&str; 60] = [
     "placement.update",
     "release.copy",
     "release.forget",
+    "release-record.create",
+    "release-record.delete",
+    "release-record.mark",
+    "release-record.replace",
     "release.mark-seen-to",
     "release.set-aside",
     "release.sign-rollback",

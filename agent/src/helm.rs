@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs::File;
+use std::io::{BufReader, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -17,6 +19,7 @@ use tracing::field::Empty;
 use crate::clock::Boot;
 use crate::index::{INSTALL_RUN, RUN_LABEL};
 use crate::precedence::Urgency;
+use crate::release;
 use crate::work_metrics::{HelmMetrics, WorkMetrics};
 
 mod command;
@@ -141,6 +144,8 @@ pub struct Uninstall {
     pub namespace: String,
     /// For each phase of helm; whole seconds.
     pub timeout: Duration,
+    /// Whether the stored hooks run.
+    pub hooks: bool,
     /// Whose discovery cache is used: the member's name.
     pub cache_key: String,
 }
@@ -264,6 +269,14 @@ pub fn is_suspended(answer: &str) -> bool {
 /// looks like a secret.
 pub fn last_words(stderr: &[u8]) -> String {
     Complaint::of(stderr, &[]).text
+}
+
+/// A release with its chart is below 10 MiB; Helm cannot store a larger one.
+const OUTPUT_MOST: u64 = 64 << 20;
+
+fn digest_of_file(file: &Path) -> std::io::Result<String> {
+    let output = BufReader::new(File::open(file)?.take(OUTPUT_MOST));
+    release::digest_of(output).map_err(std::io::Error::from)
 }
 
 fn clause(complaint: &str) -> String {
@@ -472,7 +485,8 @@ impl Helm {
         result
     }
 
-    /// Installs or upgrades. `Ok` says that helm ended well; the release Secret is the truth.
+    /// Installs or upgrades. `Ok` says that helm ended well; the release Secret is the truth. Returns the digest
+    /// of the release that Helm made, or `None` if Helm did not print one.
     ///
     /// # Errors
     /// See [`HelmError`]; [`HelmError::Stopped`] when `stop` ended it or did not let it start.
@@ -481,7 +495,7 @@ impl Helm {
         slot: Slot,
         upgrade: &Upgrade,
         stop: &StopSignal,
-    ) -> Result<(), HelmError> {
+    ) -> Result<Option<String>, HelmError> {
         let run = self.run_upgrade(slot, upgrade, stop);
         self.counted(upgrade.verb(), run).await
     }
@@ -491,19 +505,20 @@ impl Helm {
         slot: Slot,
         upgrade: &Upgrade,
         stop: &StopSignal,
-    ) -> Result<(), HelmError> {
+    ) -> Result<Option<String>, HelmError> {
         self.check().await?;
         let run = self.scratch.run(&upgrade.cache_key)?;
         let values = run.write_values(&upgrade.values)?;
         let arguments = command::upgrade(upgrade, &values)?;
         let secrets = complaint::secrets(&upgrade.values, &upgrade.secret_paths);
+        let output = run.path().join("release.json");
         let ending = self
             .run(
                 &upgrade.release,
                 &run,
                 arguments,
-                upgrade.timeout,
-                true,
+                (upgrade.timeout, true),
+                Some(&output),
                 stop,
             )
             .await;
@@ -514,7 +529,13 @@ impl Helm {
             ending?,
             &secrets,
             upgrade.timeout,
-        )
+        )?;
+        // The workspace's own users can write to the release Secret; nobody else can write to this file.
+        let read = tokio::task::spawn_blocking(move || digest_of_file(&output));
+        let read = read.await.map_err(std::io::Error::other).flatten();
+        let failed =
+            |error: &std::io::Error| tracing::warn!(%error, "failed to read Helm's output");
+        Ok(read.inspect_err(failed).ok())
     }
 
     /// Uninstalls, hooks included.
@@ -546,8 +567,8 @@ impl Helm {
                 &uninstall.release,
                 &run,
                 arguments,
-                uninstall.timeout,
-                false,
+                (uninstall.timeout, false),
+                None,
                 stop,
             )
             .await;
@@ -587,7 +608,7 @@ impl Helm {
         let (release, timeout) = (&rollback.release, rollback.timeout);
         // As uninstall, it would die halfway of SIGTERM.
         let ending = self
-            .run(release, &run, arguments, timeout, false, stop)
+            .run(release, &run, arguments, (timeout, false), None, stop)
             .await;
         drop(slot);
         let secrets = complaint::secrets(&rollback.values, &rollback.secret_paths);
@@ -618,7 +639,7 @@ impl Helm {
         let run = self.scratch.run(&look.cache_key)?;
         let arguments = command::look(look);
         let ending = self
-            .run(&look.release, &run, arguments, LOOK, true, stop)
+            .run(&look.release, &run, arguments, (LOOK, true), None, stop)
             .await;
         drop(slot);
         match self.judge("get metadata", &look.release, ending?, &[], LOOK) {
@@ -635,8 +656,8 @@ impl Helm {
         release: &str,
         run: &scratch::Run,
         arguments: Vec<OsString>,
-        timeout: Duration,
-        asks_to_stop: bool,
+        (timeout, asks_to_stop): (Duration, bool),
+        output: Option<&Path>,
         stop: &StopSignal,
     ) -> Result<Ending, HelmError> {
         let job = Job {
@@ -647,6 +668,7 @@ impl Helm {
             deadline: self.deadline(timeout),
             patience: self.patience,
             asks_to_stop,
+            output,
         };
         Box::pin(job.run(stop))
             .await

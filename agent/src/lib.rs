@@ -44,6 +44,7 @@ pub mod process_metrics;
 mod progress;
 pub mod reconciler;
 pub mod release;
+pub mod release_record;
 pub mod report;
 pub mod rescue;
 pub mod scratch;

@@ -21,13 +21,19 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+mod digest;
 mod hooks;
 mod objects;
+mod strict;
 
+pub use digest::digest;
+pub(crate) use digest::digest_of;
+pub(crate) use hooks::has_delete_hooks;
 pub use hooks::running_hook;
 pub use objects::{
     Declared, ORIGINALS_NAMESPACE, declares_anywhere, in_default, left_over, objects,
 };
+pub(crate) use strict::{UNCLEAR, strict_objects};
 
 /// The type of helm's release Secrets.
 pub const SECRET_TYPE: &str = "helm.sh/release.v1";

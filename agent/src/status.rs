@@ -107,6 +107,7 @@ pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
             reason::ROLLBACK_FAILED => "HelmRollbackFailed",
             reason::HELM_UNAVAILABLE => "HelmUnavailable",
             reason::RELEASE_IN_USE => "ReleaseInUse",
+            reason::RELEASE_TAMPERED => "ReleaseTampered",
             reason::NAMESPACE_NOT_OWNED => "NamespaceNotOwned",
             reason::WORKSPACE_INVALID => "WorkspaceInvalid",
             reason::WORKSPACE_TERMINATING => "WorkspaceTerminating",

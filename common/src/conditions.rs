@@ -36,6 +36,8 @@ pub mod reason {
     pub const CLUSTER_NOT_FOUND: &str = "ClusterNotFound";
     pub const NAMESPACE_NOT_ALLOWED: &str = "NamespaceNotAllowed";
     pub const RELEASE_IN_USE: &str = "ReleaseInUse";
+    /// The stored release is not what Krypton deployed.
+    pub const RELEASE_TAMPERED: &str = "ReleaseTampered";
     pub const NAMESPACE_NOT_OWNED: &str = "NamespaceNotOwned";
     pub const WORKSPACE_INVALID: &str = "WorkspaceInvalid";
     pub const WORKSPACE_TERMINATING: &str = "WorkspaceTerminating";

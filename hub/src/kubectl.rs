@@ -2,6 +2,7 @@
 //! clusters that join it and their leave, pauses and retries, the rotation of its CA, what is logged, and the way here
 //! from the former operator.
 
+mod accept_release;
 mod change;
 mod clusters;
 mod complete;
@@ -79,6 +80,8 @@ enum Command {
     Resume(change::Change),
     /// Try now what has failed, whatever pause was to come before the next attempt.
     Resync(change::Resync),
+    /// Trust a stored Helm release that has changed since Krypton deployed it
+    AcceptRelease(accept_release::AcceptRelease),
     /// Refuse the agents of clusters, and do not go there either.
     Ban(change::Members),
     /// Let them in again.
@@ -186,6 +189,8 @@ pub enum KubectlError {
         "the cluster {context:?} cannot be reached; check that it runs, and the way there ({reason})"
     )]
     Unreachable { context: String, reason: String },
+    #[error("{reason}")]
+    Release { reason: String },
     #[error("the verb {verb} on {plural} failed on the cluster {context:?}: {reason}")]
     Call {
         context: String,
@@ -364,6 +369,10 @@ pub async fn run(
         Command::Resync(args) => {
             let home = args.home.clone();
             changed(Verb::Resync, args.into(), home).await
+        }
+        Command::AcceptRelease(args) => {
+            let cluster = connect(&args.home, env).await?;
+            Box::pin(accept_release::run(args, &cluster)).await
         }
         Command::Ban(args) => {
             let home = args.home.clone();

@@ -78,6 +78,7 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
     }
     line.add(["--wait=hookOnly", "--hide-notes"]);
     line.add(["--disable-openapi-validation"]);
+    line.add(["--output", "json"]);
     line.common(&upgrade.namespace, &upgrade.kubeconfig, upgrade.timeout);
     line.flag("--values", values.as_os_str());
     line.applied(upgrade.server_side);
@@ -97,6 +98,9 @@ pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
     // Never --ignore-not-found: it takes every failure to look for "not found".
     let mut line = Line::default();
     line.add(["uninstall", "--wait=hookOnly"]);
+    if !uninstall.hooks {
+        line.add(["--no-hooks"]);
+    }
     line.common(
         &uninstall.namespace,
         &uninstall.kubeconfig,
@@ -226,7 +230,7 @@ mod tests {
         assert_eq!(
             line,
             "upgrade --install --reset-values --history-max 3 --wait=hookOnly --hide-notes \
-             --disable-openapi-validation --namespace acme --kubeconfig /k/config \
+             --disable-openapi-validation --output json --namespace acme --kubeconfig /k/config \
              --timeout 181s --qps 50 --burst-limit 300 --values /r/values.json --server-side=true \
              --force-conflicts --labels a=1,b=2 --description --dry-run, as text -- \
              tenant-acme-edge-1 /c/abc.tgz"
@@ -255,18 +259,21 @@ mod tests {
 
     #[test]
     fn the_uninstall_line_never_ignores_what_is_not_found() {
-        let line = words(uninstall(&Uninstall {
-            kubeconfig: "/k/config".into(),
-            release: "r".to_owned(),
-            namespace: "acme".to_owned(),
-            timeout: Duration::ZERO,
-            cache_key: "edge-1".to_owned(),
-        }));
-        assert_eq!(
-            line,
-            "uninstall --wait=hookOnly --namespace acme --kubeconfig /k/config --timeout 1s \
-             --qps 50 --burst-limit 300 -- r"
-        );
+        for (hooks, flag) in [(true, ""), (false, "--no-hooks ")] {
+            let line = words(uninstall(&Uninstall {
+                kubeconfig: "/k/config".into(),
+                release: "r".to_owned(),
+                namespace: "acme".to_owned(),
+                timeout: Duration::ZERO,
+                hooks,
+                cache_key: "edge-1".to_owned(),
+            }));
+            let expected = format!(
+                "uninstall --wait=hookOnly {flag}--namespace acme --kubeconfig /k/config --timeout 1s \
+                 --qps 50 --burst-limit 300 -- r"
+            );
+            assert_eq!(line, expected);
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Keyring {
         let name = archive.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
         let ending = helm
-            .run(&name, &run, arguments, TIMEOUT, true, &signal)
+            .run(&name, &run, arguments, (TIMEOUT, true), None, &signal)
             .await?;
         helm.judge("verify", &name, ending, &[], TIMEOUT)
     }

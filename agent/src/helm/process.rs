@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Patience;
 use super::stop::{Order, StopSignal};
-use super::supervisor::{NOT_STARTED, SIGNALLED, TERMINATE, UNTIL, millis};
+use super::supervisor::{NOT_STARTED, OUTPUT_FLAG, SIGNALLED, TERMINATE, UNTIL, millis};
 use crate::clock::Boot;
 use crate::effect_now;
 use crate::process_group::{self, orphans_of};
@@ -52,6 +52,8 @@ pub(super) struct Job<'a> {
     pub patience: Patience,
     /// Whether SIGTERM makes it end in order. If not, a soft stop only waits.
     pub asks_to_stop: bool,
+    /// Where Helm's standard output goes; nowhere if `None`.
+    pub output: Option<&'a Path>,
 }
 
 /// Why a run is being ended.
@@ -145,9 +147,13 @@ impl Job<'_> {
     )]
     fn spawn(&self, until: Option<Boot>) -> io::Result<Process> {
         let (program, first) = self.supervisor.split_first().expect("it is not empty");
+        let output = self
+            .output
+            .map(|file| [OUTPUT_FLAG.as_ref(), file.as_os_str()]);
         let mut child = Command::new(program)
             .args(first)
             .args(until.map(|until| millis(until).to_string()))
+            .args(output.into_iter().flatten())
             .arg("--")
             .arg(self.binary)
             .args(&self.arguments)

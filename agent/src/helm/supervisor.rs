@@ -2,7 +2,9 @@
 //! time is over.
 
 use std::ffi::OsString;
+use std::fs::OpenOptions;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +21,8 @@ use crate::clock::Boot;
 
 /// The driver's word for "send SIGTERM to helm".
 pub(super) const TERMINATE: u8 = b't';
+/// Before the name of the file for Helm's standard output.
+pub(super) const OUTPUT_FLAG: &str = "--output-file";
 /// The driver's word for "live until then", before eight bytes: see [`millis`], the lowest first.
 pub(super) const UNTIL: u8 = b'u';
 /// Between two looks at the clock: a sleep does not go on while the machine is suspended, the clock does.
@@ -33,13 +37,14 @@ pub(super) fn millis(until: Boot) -> u64 {
     u64::try_from(until.0.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Runs `helm args...`, given as `[UNTIL] [--] helm args...`, and returns its exit code.
+/// Runs `helm args...`, given as `[UNTIL] [OUTPUT_FLAG FILE] [--] helm args...`, and returns its exit code.
 ///
 /// Standard input is the driver's pipe: a byte `t` sends SIGTERM to helm, its end kills the whole
 /// process group at once. That is why the process makes itself the leader of a group of its own.
 /// `UNTIL`, in milliseconds of CLOCK_BOOTTIME, is when the group dies though the driver says nothing, which
 /// may be stopped or starved; the driver moves it on through the pipe.
-/// Standard output, which helm does not get, shows the driver by its end that this process is gone.
+/// Helm's standard output goes to FILE, which must not exist yet, or nowhere.
+/// The supervisor's own standard output, which helm does not get, shows the driver by its end that this process is gone.
 /// Helm that a signal killed gives 128 and the signal's number; one that could not be started, 126.
 pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     let mut line = args.peekable();
@@ -49,6 +54,8 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     });
     let until = until.and_then(|until| until.to_str()?.parse().ok());
     let until = Arc::new(AtomicU64::new(until.unwrap_or(u64::MAX)));
+    let output = line.next_if(|word| word == OUTPUT_FLAG);
+    let output = output.and_then(|_| line.next());
     let mut line = line.skip_while(|word| word == "--");
     if is_over(&until) {
         return refuse("its time is over");
@@ -61,7 +68,7 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     {
         return refuse(&format!("no process group of its own: {error}"));
     }
-    let mut helm = match start(&binary, line) {
+    let mut helm = match start(&binary, line, output) {
         Ok(helm) => helm,
         Err(error) => return refuse(&format!("{}: {error}", binary.display())),
     };
@@ -150,11 +157,23 @@ fn listen(target: &Mutex<Option<Pid>>, until: &AtomicU64) {
     clippy::disallowed_methods,
     reason = "the one place where helm itself is started"
 )]
-fn start(binary: &OsString, args: impl Iterator<Item = OsString>) -> std::io::Result<Child> {
+fn start(
+    binary: &OsString,
+    args: impl Iterator<Item = OsString>,
+    output: Option<OsString>,
+) -> std::io::Result<Child> {
+    let stdout = match output {
+        Some(file) => {
+            let mut options = OpenOptions::new();
+            let options = options.write(true).create_new(true).mode(0o600);
+            Stdio::from(options.open(file)?)
+        }
+        None => Stdio::null(),
+    };
     Command::new(binary)
         .args(args)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(stdout)
         .spawn()
 }
 

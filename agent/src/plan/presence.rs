@@ -173,6 +173,9 @@ fn next(view: &View<'_>) -> Plan {
     };
     match repair::row(repair::found(view.revisions)).present {
         Remedy::Compare => match current {
+            Some(Currency::Current) if is_tampered(view) => {
+                attempt(view, Action::ReadRelease(newest.revision), run)
+            }
             Some(Currency::Current) if view.memory.doubted == Some(newest.revision) => Plan {
                 action: Action::ReadRelease(newest.revision),
                 ..settled(view, newest)
@@ -196,6 +199,22 @@ fn next(view: &View<'_>) -> Plan {
             );
             Plan::wait(failed(reason::LOCKED, &message, reason::LOCKED))
         }
+    }
+}
+
+/// The newest revision was last found to be none of Krypton's making, by this process or an earlier one. That holds
+/// until it is read again.
+fn is_tampered(view: &View<'_>) -> bool {
+    let failed = view.memory.failure.as_ref();
+    let said = view.said().and_then(|said| said.error);
+    match (failed, said) {
+        (Some(failure), _) => failure.reason == reason::RELEASE_TAMPERED,
+        (None, Some(error)) => {
+            error.truth == Truth::True
+                && error.reason == reason::RELEASE_TAMPERED
+                && view.memory.read_as.is_none()
+        }
+        (None, None) => false,
     }
 }
 

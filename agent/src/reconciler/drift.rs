@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
+use krypton_common::drift::DriftMode;
 use krypton_common::error_chain::chain;
 use kube::api::Api;
 use serde_json::Value;
@@ -19,7 +20,8 @@ use crate::drift::look::{LookError, Notes, Task, look as drift_of};
 use crate::drift::{Seen, Wanted, described, told};
 use crate::index::{ReleaseKey, Revision};
 use crate::plan::{Action, Drifted, Plan};
-use crate::release::{Status, manifest, secret_name};
+use crate::release::{self, ReleaseError, Status, manifest, secret_name};
+use crate::release_record::Verdict;
 use crate::subject::{Subject, SubjectKey};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -122,7 +124,7 @@ pub(super) struct Looked {
     key: SubjectKey,
     notes: Box<Notes>,
     drifted: Option<Drifted>,
-    /// Nobody can read this revision.
+    /// This revision has to be read again: it cannot be decoded, or has changed since it was deployed.
     unreadable: Option<u32>,
 }
 
@@ -281,13 +283,17 @@ impl Performer {
         Span::current().record("outcome", outcome);
         let mut unreadable = None;
         let drifted = match seen {
-            Ok(Some(seen)) => {
+            Ok(Some((seen, vouched))) => {
                 for told in told(&seen) {
                     self.tell(&look.subject, told);
                 }
+                let words = described(&seen).map(|words| match vouched {
+                    true => words,
+                    false => format!("{words}; not corrected, as Krypton has no record of this revision"),
+                });
                 Some(Drifted {
                     revision: seen.revision,
-                    words: described(&seen),
+                    words,
                 })
             }
             // It is another release by now.
@@ -313,10 +319,16 @@ impl Performer {
         })
     }
 
-    async fn look_at(&self, look: &mut Look) -> Result<Option<Seen>, Blind> {
-        let Some((manifest, unread)) = self.manifest(look).await? else {
+    /// What was seen, and whether the release is on record where that matters.
+    async fn look_at(&self, look: &mut Look) -> Result<Option<(Seen, bool)>, Blind> {
+        let Some((manifest, unread, digest)) = self.manifest(look).await? else {
             return Ok(None);
         };
+        let mut wanted = look.wanted.clone();
+        let vouched = wanted.mode != DriftMode::Heal || self.is_recorded(look, &digest).await?;
+        if !vouched {
+            wanted.mode = DriftMode::Warn;
+        }
         if unread > 0 {
             tracing::warn!(member = %self.member.name, unread,
                 "documents of the release's manifest cannot be read and are not looked at");
@@ -325,7 +337,7 @@ impl Performer {
             client: &self.member.helm_client,
             release: &look.release,
             revision: look.revision,
-            wanted: &look.wanted,
+            wanted: &wanted,
             metrics: &self.tools.drift,
             cancel: &look.cancel,
             adopted: look.adopted,
@@ -333,14 +345,14 @@ impl Performer {
         };
         let looking = Box::pin(drift_of(&task, &mut look.notes, &manifest));
         match looking.await {
-            Ok(seen) => Ok(Some(seen)),
+            Ok(seen) => Ok(Some((seen, vouched))),
             Err(LookError::CalledOff) => Ok(None),
             Err(error) => Err(Blind::Otherwise(error.text())),
         }
     }
 
     /// The manifest of the revision, if that is still what is deployed.
-    async fn manifest(&self, look: &Look) -> Result<Option<(Vec<Value>, usize)>, Blind> {
+    async fn manifest(&self, look: &Look) -> Result<Option<(Vec<Value>, usize, String)>, Blind> {
         let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &look.release.namespace);
         let name = secret_name(&look.release.name, look.revision);
         self.tools.drift.requests.inc();
@@ -364,11 +376,30 @@ impl Performer {
             return Ok(None);
         }
         // A megabyte of YAML takes tens of milliseconds, which nobody else is to wait for.
-        let read = tokio::task::spawn_blocking(move || manifest::objects(&secret));
+        let read = tokio::task::spawn_blocking(move || {
+            let (objects, unread) = manifest::objects(&secret)?;
+            Ok::<_, ReleaseError>((objects, unread, release::digest(&secret)?))
+        });
         let read = read.await;
         let read = read.map_err(|error| Blind::Otherwise(chain(&error)))?;
         read.map(Some)
             .map_err(|error| Blind::Unreadable(chain(&error)))
+    }
+
+    /// Whether the manifest that was read is what Krypton deployed. The users of the workspace can write to it, and
+    /// what is healed is applied with Helm's rights.
+    async fn is_recorded(&self, look: &Look, digest: &str) -> Result<bool, Blind> {
+        self.tools.drift.requests.inc();
+        let record = self.release_record(&look.release).await;
+        let record = record.map_err(|fault| Blind::Otherwise(fault.text().to_owned()))?;
+        match record.verdict(look.revision, digest) {
+            Verdict::Recorded => Ok(true),
+            Verdict::Unrecorded => Ok(false),
+            Verdict::Tampered => Err(Blind::Unreadable(format!(
+                "revision {} of release {} has changed since Krypton deployed it",
+                look.revision, look.release.name
+            ))),
+        }
     }
 
     fn may_write(&self) -> bool {
@@ -378,7 +409,7 @@ impl Performer {
 
 #[cfg(test)]
 mod tests {
-    use krypton_common::drift::{DriftMode, DriftPolicy};
+    use krypton_common::drift::DriftPolicy;
 
     use krypton_common::tenant::TenantKey;
 

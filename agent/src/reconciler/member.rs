@@ -21,7 +21,7 @@ use crate::ledger::{self, Advance, Recording};
 use crate::rescue::{Deleted, Deletions, Restored};
 use crate::status::Told;
 use crate::subject::Subject;
-use crate::{plan, rescue};
+use crate::{plan, release_record, rescue};
 
 const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
 /// While the CRD is away, or Tenants are yet to be put back, none of them is looked after.
@@ -75,8 +75,14 @@ impl Reconciler {
             let pause = retry_pause(self.recording_failures, RECORD_RETRY_MAX);
             let recording = async move {
                 tokio::time::sleep(pause).await;
-                let result = ledger::record(&client, &wanted).await;
-                (wanted, result.map_err(|error| chain(&error)))
+                // Before anything is deployed: what comes later without a record is not trusted.
+                let result = match release_record::record_existing(&client).await {
+                    Ok(()) => ledger::record(&client, &wanted)
+                        .await
+                        .map_err(|error| chain(&error)),
+                    Err(error) => Err(chain(&error)),
+                };
+                (wanted, result)
             };
             self.recording.spawn(recording.in_current_span());
         }

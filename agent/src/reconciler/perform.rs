@@ -4,6 +4,7 @@ mod cert_manager;
 mod leftovers;
 mod rollback;
 mod telling;
+mod trust;
 mod unreadable;
 
 use std::borrow::Cow;
@@ -46,6 +47,7 @@ use crate::index::{
 use crate::plan::{self, Action, Plan, Run, repair};
 use crate::precedence::Urgency;
 use crate::release::{self, Release, Status};
+use crate::release_record::ReleaseRecord;
 use crate::report::ReportBoard;
 use crate::status::Told;
 use crate::subject::{Subject, SubjectKey};
@@ -299,6 +301,7 @@ impl Performer {
         }
         if !orphaned {
             self.delete_cert_manager_crds(job).await?;
+            self.delete_record(job).await?;
         }
         let tenant = match &job.subject {
             Subject::Tenant(tenant) => tenant,
@@ -421,14 +424,15 @@ impl Performer {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
         };
-        match release::decode(&secret) {
-            Ok(facts) => {
-                done.facts = Some(facts);
-                done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
-                Ok(())
-            }
-            Err(error) => self.set_aside(job, &secret, &error, done).await,
-        }
+        let facts = match release::decode(&secret) {
+            Ok(facts) => facts,
+            Err(error) => return self.set_aside(job, &secret, &error, done).await,
+        };
+        let record = self.release_record(&job.release).await?;
+        trust::check_unchanged(&job.release, &record, &secret)?;
+        done.facts = Some(facts);
+        done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
+        Ok(())
     }
 
     async fn revision_secret(
@@ -582,6 +586,11 @@ impl Performer {
             again,
             cache_key: self.member.name.clone(),
         };
+        let record = match again {
+            // It compares with nothing that is stored.
+            true => ReleaseRecord::default(),
+            false => self.check_upgrade(job).await?,
+        };
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));
@@ -607,6 +616,13 @@ impl Performer {
             revision.status == Status::Deployed && revision.run.as_deref() == Some(&id)
         });
         if deployed {
+            let stored = secret.as_ref().and_then(|it| release::digest(it).ok());
+            if let Ok(Some(digest)) = &ended {
+                self.put_on_record(job, expected, digest, record).await;
+                if stored.as_ref() != Some(digest) {
+                    return Err(trust::tampered(&job.release, expected));
+                }
+            }
             done.release = secret.map(|secret| ReleaseNews::One(Box::new(secret.metadata)));
             done.facts = facts;
             done.applied = Some(run);
@@ -616,7 +632,7 @@ impl Performer {
         }
         self.relist(job, done).await?;
         let error = match ended {
-            Ok(()) => {
+            Ok(_) => {
                 let message = format!(
                     "helm ended well, but revision {expected} of release {} is not deployed",
                     job.release.name
@@ -676,11 +692,13 @@ impl Performer {
             return self.set_aside(job, &secret, &error, done).await;
         }
         self.sweep_before_uninstall(job).await?;
+        let hooks = self.check_uninstall(job, done).await?;
         let uninstall = Uninstall {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
             namespace: job.release.namespace.clone(),
             timeout: self.member.policy.helm_timeout,
+            hooks,
             cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, "running helm uninstall");

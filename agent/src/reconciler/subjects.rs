@@ -410,6 +410,8 @@ impl Reconciler {
         }
         if read && let Some(one) = one {
             slot.memory.read(&one);
+            let over = |failure: &mut Failure| failure.reason == why::RELEASE_TAMPERED;
+            slot.memory.failure.take_if(over);
         }
         if done.let_go.is_some() {
             slot.memory.let_go = done.let_go;

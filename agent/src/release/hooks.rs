@@ -27,16 +27,31 @@ struct LastRun {
     phase: Option<String>,
 }
 
+/// Whether an uninstallation runs any of the release's hooks.
+///
+/// # Errors
+/// As [`super::decode`], except for the name.
+pub(crate) fn has_delete_hooks(secret: &Secret) -> Result<bool, ReleaseError> {
+    let hooks = stored(secret)?.hooks.unwrap_or_default();
+    let deletes = |event: &String| ["pre-delete", "post-delete"].contains(&event.as_str());
+    Ok(hooks
+        .iter()
+        .any(|hook| hook.events.iter().flatten().any(deletes)))
+}
+
+fn stored(secret: &Secret) -> Result<Stored, ReleaseError> {
+    serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
+        secret: full_name(secret),
+        source,
+    })
+}
+
 /// The hook that is running as this revision has it, in words: "hook Job acme/migrate (pre-install)".
 ///
 /// # Errors
 /// As [`super::decode`], but for the name.
 pub fn running_hook(secret: &Secret) -> Result<Option<String>, ReleaseError> {
-    let stored: Stored =
-        serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
-            secret: full_name(secret),
-            source,
-        })?;
+    let stored = stored(secret)?;
     let namespace = &stored.namespace;
     let runs = |hook: &&Hook| {
         let phase = hook.last_run.as_ref().and_then(|run| run.phase.as_deref());

@@ -98,6 +98,7 @@ impl Stage {
             release: "tenant-acme-edge-1".to_owned(),
             namespace: "acme".to_owned(),
             timeout: Duration::from_secs(600),
+            hooks: true,
             cache_key: "edge-1".to_owned(),
         }
     }

@@ -57,6 +57,7 @@ impl KubectlError {
             | Self::NotFound { .. }
             | Self::NoTenant { .. }
             | Self::NoPod { .. } => ExitCode::NotFound,
+            Self::Release { .. } => ExitCode::Failed,
             Self::NotReady { .. } => ExitCode::NotReady,
             Self::Forbidden { .. } | Self::Unauthorized { .. } => ExitCode::NotPermitted,
             Self::TimedOut { .. } | Self::Unreachable { .. } | Self::DebugPort { .. } => {

@@ -54,6 +54,7 @@ mod rebuilt;
 mod release_secrets;
 mod remediation;
 mod repair;
+mod tampering;
 mod traces;
 mod upgrade;
 mod values;

@@ -131,6 +131,17 @@ impl Performer {
         Ok(())
     }
 
+    /// Removes what a failed attempt made and the revision below it does not declare.
+    pub(super) async fn sweep_attempt(
+        &self,
+        job: &Job,
+        attempt: &Secret,
+        kept: &Secret,
+    ) -> Result<(), Fault> {
+        self.remove_left_over(job, (attempt, kept), Left::ByAttempt, true)
+            .await
+    }
+
     /// `anyhow`: what refuses to go keeps nothing else from going.
     async fn remove_left_over(
         &self,

@@ -7,6 +7,7 @@ use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
+use super::trust::check_rollback;
 use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, suspended, unavailable};
 use crate::effect;
 use crate::helm::{HelmError, Rollback};
@@ -38,15 +39,21 @@ impl Performer {
         };
         let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
-        let (current, good) = tokio::join!(
-            self.revision_secret(&job.release, newest.revision),
-            self.revision_secret(&job.release, to),
-        );
-        let (Some(current), Some(_)) = (current?, good?) else {
+        let Some(current) = self.revision_secret(&job.release, newest.revision).await? else {
             return self.relist(job, done).await;
         };
         self.sign(job, &current, newest.revision + 1).await?;
         self.say(job, done).await?;
+        let (record, current, good) = tokio::try_join!(
+            self.release_record(&job.release),
+            self.revision_secret(&job.release, newest.revision),
+            self.revision_secret(&job.release, to),
+        )?;
+        let (Some(current), Some(good)) = (current, good) else {
+            return self.relist(job, done).await;
+        };
+        self.check_compared(job, &record, &current).await?;
+        let digest = check_rollback(&job.release, &record, &good)?;
         let rollback = Rollback {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
@@ -67,12 +74,20 @@ impl Performer {
         let ending = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop));
         let ended = effect!("helm.rollback", ending).await;
         self.relist(job, done).await?;
-        let back = matches!(&done.release, Some(ReleaseNews::All { metas, .. })
-        if metas.iter().filter_map(Revision::of).any(|(_, revision)| {
+        let metas = match &done.release {
+            Some(ReleaseNews::All { metas, .. }) => metas.as_slice(),
+            _ => &[],
+        };
+        let written = metas.iter().filter_map(Revision::of);
+        let back = written.map(|(_, revision)| revision).find(|revision| {
             revision.revision > newest.revision && revision.status == Status::Deployed
-        }));
+        });
+        if let (Some(back), Ok(())) = (&back, &ended) {
+            self.put_on_record(job, back.revision, &digest, record)
+                .await;
+        }
         let message = match ended {
-            _ if back => {
+            _ if back.is_some() => {
                 let message = format!("revision {to} is deployed again: the upgrade was given up");
                 let told = Told {
                     warning: true,

@@ -215,7 +215,11 @@ impl Performer {
         Ok(())
     }
 
-    async fn forget(&self, release: &ReleaseKey, attempt: &ObjectMeta) -> Result<(), Fault> {
+    pub(super) async fn forget(
+        &self,
+        release: &ReleaseKey,
+        attempt: &ObjectMeta,
+    ) -> Result<(), Fault> {
         self.still_permitted()?;
         let removing = self.remove(release, attempt);
         in_time("removing a revision", effect!("release.forget", removing)).await

@@ -28,6 +28,9 @@ pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
         of_tenant::RELEASE_IN_USE => {
             "annotate with mesh.openkcm.io/adopt=true where the message offers it; else delete the Tenant, which leaves the release that is not its own, and create it anew with another spec.workspace"
         }
+        of_tenant::RELEASE_TAMPERED => {
+            "compare the Secret with the chart; delete it to render the chart again, or run kubectl krypton accept-release"
+        }
         of_tenant::NAMESPACE_NOT_OWNED => {
             "delete the Tenant, and create it anew with another spec.workspace"
         }

@@ -1,0 +1,335 @@
+//! A user who can write Secrets in a workspace changes the stored release: nothing of it is acted on.
+
+use std::io::{Read as _, Write as _};
+
+use anyhow::{Context, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use krypton_tests::{
+    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    in_both_modes, kubectl_krypton,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use serde_json::{Value, json};
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const SYSTEM: &str = "krypton-system";
+const BINDING: &str = "
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: takeover}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: mallory}]
+";
+const VICTIM: &str = "
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: victim}
+";
+
+in_both_modes!(tampered_release_is_not_healed_from,);
+
+struct Attack {
+    _repository: ChartRepository,
+    values: ValuesFile,
+    pair: Pair,
+    desk: Desk,
+    release: String,
+}
+
+impl Attack {
+    async fn on(name: &str, mode: Mode, flags: &[&str]) -> Self {
+        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+            .await
+            .unwrap();
+        let values = ValuesFile::new("{replicaCount: 0, message: v1}").unwrap();
+        let mut pair = Pair::start(name, mode, Parts::WithControllers)
+            .await
+            .unwrap();
+        let mut all = chart_flags(&repository, "small", "1.0.0");
+        all.push(values_flag(&values));
+        all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        pair.open(all).await.unwrap();
+        let desk = pair.desk();
+        desk.create("default", "acme", json!({})).await.unwrap();
+        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        let release = pair.release("acme");
+        pair.cluster()
+            .kubectl(["create", "namespace", "victim"])
+            .await
+            .unwrap();
+        Self {
+            _repository: repository,
+            values,
+            pair,
+            desk,
+            release,
+        }
+    }
+
+    fn secret_name(&self, revision: u32) -> String {
+        format!("sh.helm.release.v1.{}.v{revision}", self.release)
+    }
+
+    fn secrets(&self, namespace: &str) -> Api<Secret> {
+        Api::namespaced(self.desk.client.clone(), namespace)
+    }
+
+    /// Rewrites the stored release, as a user of the workspace can.
+    async fn tamper(&self, revision: u32, change: impl Fn(&mut Value)) {
+        let secrets = self.secrets("acme");
+        let name = self.secret_name(revision);
+        eventually("the release Secret to be changed", PATIENCE, async || {
+            let mut secret = secrets.get(&name).await?;
+            rewrite(&mut secret, &change)?;
+            let params = PostParams::default();
+            Ok(Some(secrets.replace(&name, &params, &secret).await?))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Adds a revision that Helm never wrote.
+    async fn forge(&self, revision: u32, change: impl Fn(&mut Value)) {
+        let secrets = self.secrets("acme");
+        let mut secret = secrets.get(&self.secret_name(revision - 1)).await.unwrap();
+        rewrite(&mut secret, &|release: &mut Value| {
+            release["version"] = json!(revision);
+            change(release);
+        })
+        .unwrap();
+        let mut labels = secret.labels().clone();
+        labels.insert("version".to_owned(), revision.to_string());
+        labels.insert("mesh.openkcm.io/run".to_owned(), "upgrade-0000".to_owned());
+        secret.metadata.name = Some(self.secret_name(revision));
+        secret.metadata.labels = Some(labels);
+        secret.metadata.resource_version = None;
+        secret.metadata.uid = None;
+        let params = PostParams::default();
+        secrets.create(&params, &secret).await.unwrap();
+    }
+
+    async fn shows_tampered(&self) {
+        let error = self.pair.condition("ClusterError");
+        self.desk
+            .shows("default", "acme", &[(&error, "True", "ReleaseTampered")])
+            .await
+            .unwrap();
+    }
+
+    async fn is_there(&self, kind: &str, name: &str) -> bool {
+        let found = self.pair.cluster();
+        let found = found.kubectl(["get", kind, name, "--ignore-not-found"]);
+        !found.await.unwrap().is_empty()
+    }
+
+    async fn no_takeover(&self) {
+        assert!(!self.is_there("clusterrolebinding", "takeover").await);
+        assert!(self.is_there("namespace", "victim").await);
+    }
+
+    async fn delete_secret(&self, revision: u32) {
+        let params = DeleteParams::default();
+        let name = self.secret_name(revision);
+        self.secrets("acme").delete(&name, &params).await.unwrap();
+    }
+}
+
+fn rewrite(secret: &mut Secret, change: &impl Fn(&mut Value)) -> Result<()> {
+    let data = secret.data.as_mut().context("no data")?;
+    let packed = STANDARD.decode(&data.get("release").context("no release")?.0)?;
+    let mut json = Vec::new();
+    GzDecoder::new(packed.as_slice()).read_to_end(&mut json)?;
+    let mut release: Value = serde_json::from_slice(&json)?;
+    change(&mut release);
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(release.to_string().as_bytes())?;
+    let packed = STANDARD.encode(gzip.finish()?).into_bytes();
+    data.insert("release".to_owned(), ByteString(packed));
+    Ok(())
+}
+
+fn append(release: &mut Value, document: &str) {
+    let manifest = release["manifest"].as_str().unwrap_or_default().to_owned();
+    release["manifest"] = json!(manifest + document);
+}
+
+fn delete_hook(release: &mut Value) {
+    release["hooks"] = json!([{
+        "name": "takeover", "kind": "ClusterRoleBinding", "path": "small/templates/hook.yaml",
+        "manifest": BINDING.trim_start().trim_start_matches("---"), "events": ["pre-delete"],
+        "last_run": {"phase": ""},
+    }]);
+}
+
+async fn tampered_release_is_not_healed_from(mode: Mode) {
+    let flags = ["--drift=heal", "--drift-interval=1s"];
+    let attack = Attack::on("tamper-heal", mode, &flags).await;
+    attack.tamper(1, |release| append(release, BINDING)).await;
+    attack.shows_tampered().await;
+    // Another Tenant is healed meanwhile, and so would this one have been.
+    let desk = &attack.desk;
+    desk.create("default", "beta", json!({})).await.unwrap();
+    desk.shows("default", "beta", &[ALL_READY]).await.unwrap();
+    for _ in 0..2 {
+        let name = attack.pair.release("beta");
+        let service = ["delete", "configmap", &name, "--namespace=beta"];
+        attack.pair.cluster().kubectl(service).await.unwrap();
+        eventually("beta to be healed", PATIENCE, async || {
+            let words = ["get", "configmap", &name, "--namespace=beta"];
+            Ok(Some(attack.pair.cluster().kubectl(words).await?))
+        })
+        .await
+        .unwrap();
+    }
+    attack.no_takeover().await;
+
+    // Rendered from the chart again, the release is as it should be.
+    attack.delete_secret(1).await;
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.newest_is("acme", &attack.release, 1, "deployed")
+        .await
+        .unwrap();
+    attack.no_takeover().await;
+}
+
+#[tokio::test]
+async fn tampered_release_stays_tampered_after_a_restart() {
+    let mut attack = Attack::on("tamper-restart", Mode::Agent, &[]).await;
+    attack.tamper(1, |release| append(release, BINDING)).await;
+    attack.shows_tampered().await;
+    attack.pair.stop().await.unwrap();
+    attack.pair.start_actor_again().unwrap();
+    let desk = attack.desk.clone();
+    desk.create("default", "beta", json!({})).await.unwrap();
+    desk.shows("default", "beta", &[ALL_READY]).await.unwrap();
+    attack.shows_tampered().await;
+
+    let home = attack.pair.cluster();
+    let accept = ["accept-release", &attack.release, "-n", "acme"];
+    let said = kubectl_krypton(home, &accept).await.unwrap();
+    assert!(said.contains("revision 1 of release"), "{said}");
+    let resync = ["resync", "tenant", "acme", "-n", "default"];
+    kubectl_krypton(home, &resync).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    attack.no_takeover().await;
+}
+
+#[tokio::test]
+async fn tampered_release_is_not_uninstalled_with_its_hooks() {
+    let attack = Attack::on("tamper-hooks", Mode::Agent, &[]).await;
+    attack.tamper(1, delete_hook).await;
+    attack.shows_tampered().await;
+    attack.desk.delete("default", "acme").await.unwrap();
+    attack.shows_tampered().await;
+    attack.no_takeover().await;
+    attack.delete_secret(1).await;
+    attack.desk.gone("default", "acme").await.unwrap();
+    attack.no_takeover().await;
+}
+
+#[tokio::test]
+async fn forged_revision_is_uninstalled_without_its_hooks() {
+    let attack = Attack::on("tamper-forged", Mode::Agent, &[]).await;
+    attack.forge(2, delete_hook).await;
+    attack.desk.delete("default", "acme").await.unwrap();
+    let told = attack.desk.told("default", "acme", "HooksSkipped").await;
+    assert!(told.unwrap().contains("revision 2"));
+    attack.desk.gone("default", "acme").await.unwrap();
+    attack.no_takeover().await;
+}
+
+#[tokio::test]
+async fn upgrade_deletes_nothing_that_a_forged_revision_lists() {
+    let attack = Attack::on("tamper-upgrade", Mode::Agent, &[]).await;
+    attack.forge(2, |release| append(release, VICTIM)).await;
+    attack
+        .values
+        .write("{replicaCount: 0, message: v2}")
+        .unwrap();
+    attack.shows_tampered().await;
+    attack.no_takeover().await;
+    attack.delete_secret(2).await;
+    attack
+        .desk
+        .newest_is("acme", &attack.release, 2, "deployed")
+        .await
+        .unwrap();
+    let desk = &attack.desk;
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    attack.no_takeover().await;
+}
+
+#[tokio::test]
+async fn upgrade_over_a_tampered_release_is_refused() {
+    let attack = Attack::on("tamper-over", Mode::SelfCluster, &[]).await;
+    attack.tamper(1, |release| append(release, VICTIM)).await;
+    attack.shows_tampered().await;
+    attack
+        .values
+        .write("{replicaCount: 0, message: v2}")
+        .unwrap();
+    let upgrading = "HelmUpgradeStart";
+    attack
+        .desk
+        .told("default", "acme", upgrading)
+        .await
+        .unwrap();
+    attack.shows_tampered().await;
+    attack.no_takeover().await;
+}
+
+#[tokio::test]
+async fn releases_without_records_are_recorded_once() {
+    let mut attack = Attack::on("tamper-first", Mode::Agent, &[]).await;
+    attack.pair.stop().await.unwrap();
+    let system = attack.secrets(SYSTEM);
+    let records = async || {
+        let all = system.list_metadata(&ListParams::default());
+        let names = all.await.unwrap().items.into_iter();
+        let mut names: Vec<String> = names.map(|it| it.name_any()).collect();
+        names.retain(|name| name.starts_with("krypton-release"));
+        names
+    };
+    let before = records().await;
+    assert_eq!(before.len(), 2, "{before:?}");
+    for name in &before {
+        let params = DeleteParams::default();
+        system.delete(name, &params).await.unwrap();
+    }
+    let releases = attack.desk.releases().await.unwrap();
+    attack.pair.start_actor_again().unwrap();
+    eventually("the releases to be recorded again", PATIENCE, async || {
+        Ok((records().await == before).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(attack.desk.releases().await.unwrap(), releases);
+
+    // A record that goes later is not made again: anybody could have written what is stored by then.
+    attack.pair.stop().await.unwrap();
+    let record = before
+        .iter()
+        .find(|name| *name != "krypton-release-records");
+    let record = record.unwrap().clone();
+    system
+        .delete(&record, &DeleteParams::default())
+        .await
+        .unwrap();
+    attack.pair.start_actor_again().unwrap();
+    let desk = &attack.desk;
+    desk.create("default", "beta", json!({})).await.unwrap();
+    desk.shows("default", "beta", &[ALL_READY]).await.unwrap();
+    assert!(!records().await.contains(&record));
+}
