@@ -12,6 +12,7 @@ use crate::effect;
 use crate::helm::{HelmError, Rollback};
 use crate::index::{ROLLBACK_LABEL, Revision};
 use crate::plan::repair;
+use crate::reconciler::helm_queue::Ready;
 use crate::release::{self, Status};
 use crate::status::Told;
 
@@ -32,11 +33,16 @@ impl Performer {
         Ok(())
     }
 
-    pub(super) async fn roll_back(&self, job: &Job, to: u32, done: &mut Done) -> Result<(), Fault> {
-        let Some(newest) = &job.newest else {
+    pub(super) async fn roll_back(
+        &self,
+        job: &Job,
+        to: u32,
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let (Some(newest), Some(ready)) = (&job.newest, ready) else {
             return Err(Fault::Stale);
         };
-        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         let (current, good) = tokio::join!(
             self.revision_secret(&job.release, newest.revision),
@@ -64,7 +70,7 @@ impl Performer {
             cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, to, "running helm rollback");
-        let ending = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop));
+        let ending = Box::pin(self.tools.helm.rollback(ready.slot, &rollback, &self.stop));
         let ended = effect!("helm.rollback", ending).await;
         self.relist(job, done).await?;
         let back = matches!(&done.release, Some(ReleaseNews::All { metas, .. })
