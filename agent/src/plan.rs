@@ -267,7 +267,7 @@ pub struct Attempt {
     pub fingerprint: String,
     /// The value of the annotation that requests a retry.
     pub requested: Option<String>,
-    /// `None` unless the release is to go; then whether its objects stay.
+    /// `None` unless the release goes; then whether its objects stay.
     pub removal: Option<bool>,
 }
 

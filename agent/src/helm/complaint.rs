@@ -36,7 +36,7 @@ const PASSING: [&str; 3] = [
     "is being terminated",
     "because it is being deleted",
 ];
-/// Helm builds the objects of the former revision first, and the cluster no longer has one of their kinds.
+/// Helm builds the objects of the last revision first, and the cluster no longer has one of their kinds.
 const KIND_GONE: &str = "current release manifest";
 /// The remedies. Helm has changed nothing so far.
 const WAY_OUT: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name):      Krypton then installs the chart again and adopts the existing objects";

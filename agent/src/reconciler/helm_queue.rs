@@ -261,7 +261,7 @@ mod tests {
         wait(&mut queue, &tools, "acme", &upgrade);
         assert_eq!(next(&mut queue).await, Some(key("acme")));
 
-        // Meanwhile it was deleted: the slot goes to the next.
+        // A deletion has come in between: the slot goes to the next.
         wait(&mut queue, &tools, "beta", &upgrade);
         let uninstall = need(Action::Uninstall);
         assert!(queue.take(&key("acme"), Some(&uninstall)).is_none());
