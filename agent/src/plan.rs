@@ -156,6 +156,8 @@ pub struct Memory {
     /// When it was last reported or written.
     pub said_at: Option<Boot>,
     pub failure: Option<Failure>,
+    /// Why the API server refuses the planned requests.
+    pub refusal: Option<Refusal>,
     /// The last helm run that ended well.
     pub applied: Option<Applied>,
     /// Since when a lock of somebody else has been seen.
@@ -256,6 +258,45 @@ pub struct Failure {
     pub generation: i64,
     /// The value of the annotation by which a person asks for a try.
     pub requested: Option<String>,
+}
+
+/// Identifies an attempt. An earlier failure holds back only the same attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub generation: i64,
+    pub fingerprint: String,
+    /// The value of the annotation that requests a retry.
+    pub requested: Option<String>,
+    /// `None` unless the release goes; then whether its objects stay.
+    pub removal: Option<bool>,
+}
+
+impl Attempt {
+    pub fn of(subject: &Subject, desired: &DesiredState) -> Self {
+        let chart = desired.chart_with(subject.values());
+        let requested = subject.annotation(names::RECONCILE_REQUESTED_ANNOTATION);
+        let orphaned = subject.annotation(names::ORPHAN_ANNOTATION) == Some("true");
+        let going = subject.is_going() || desired.retire;
+        Self {
+            generation: subject.generation(),
+            fingerprint: tried(&chart, desired),
+            requested: requested.map(str::to_owned),
+            removal: going.then_some(orphaned),
+        }
+    }
+}
+
+/// Requests in a row that the API server did not take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub message: String,
+    pub attempts: u32,
+    pub retry_at: Boot,
+    pub attempt: Attempt,
+    /// The refused request was the status itself.
+    pub of_status: bool,
+    /// The conditions show it. False while it may be a short outage.
+    pub shown: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -394,6 +435,59 @@ impl Coming {
 
 /// Decides. The same view gives the same plan.
 pub fn plan(view: &View<'_>) -> Plan {
+    let plan = decide(view);
+    let refusal = view.memory.refusal.as_ref();
+    match refusal.filter(|refusal| refusal.holds(view, &plan)) {
+        Some(refusal) => refused(view, plan, refusal),
+        None => plan,
+    }
+}
+
+impl Refusal {
+    /// Whether it replaces this plan, which the API server would refuse as well.
+    fn holds(&self, view: &View<'_>, plan: &Plan) -> bool {
+        let waits = match plan.action {
+            Action::Nothing => self.of_status,
+            _ => view.now < self.retry_at,
+        };
+        self.shown && waits && self.attempt == Attempt::of(view.subject, view.desired)
+    }
+}
+
+/// The conditions while the API server refuses. Running workloads are not touched, so the release stays Ready.
+fn refused(view: &View<'_>, plan: Plan, refusal: &Refusal) -> Plan {
+    let why = reason::REQUEST_REFUSED;
+    let error = Some(state(Truth::True, why, refusal.message.clone()));
+    let removing = refusal.attempt.removal.is_some();
+    let said = view.said().filter(|said| said.ready.truth == Truth::True);
+    let state = match (removing, said) {
+        (true, _) => ClusterState {
+            error,
+            ..plan.state
+        },
+        (false, said) => ClusterState {
+            ready: said.map_or_else(
+                || state(Truth::False, why, refusal.message.clone()),
+                |said| said.ready,
+            ),
+            progress: Some(state(Truth::False, why, "")),
+            error,
+        },
+    };
+    let next = Coming {
+        step: Step::Retry,
+        at: Some(refusal.retry_at),
+        attempts: refusal.attempts,
+    };
+    Plan {
+        wake: Some(refusal.retry_at),
+        next: Some(next),
+        ours: plan.ours,
+        ..Plan::wait(state)
+    }
+}
+
+fn decide(view: &View<'_>) -> Plan {
     let deleting = view.subject.is_going();
     if !view.subject.is_for(view.cluster, view.source_namespace) {
         if deleting && view.has_finalizer() {

@@ -4,6 +4,7 @@
 //! Level-triggered: nothing is queued but the names of those that are to be looked at, each once.
 
 mod drift;
+mod helm_queue;
 mod member;
 mod perform;
 mod placing;
@@ -40,14 +41,15 @@ use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER, Times};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
 use crate::ledger::Recording;
-use crate::plan::{Memory, Policy};
+use crate::plan::{Attempt, Memory, Policy};
 use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
 use crate::status::Told;
-use crate::subject::SubjectKey;
+use crate::subject::{Subject, SubjectKey};
 use crate::work_metrics::{Depths, Part, WorkMetrics};
 use crate::workload;
 use drift::Rounds;
+use helm_queue::HelmQueue;
 use perform::{Done, Performer};
 use placing::Placings;
 use turns::Turns;
@@ -174,8 +176,6 @@ async fn reconcile(
     let handle = Arc::new(handle);
     let watchdog = tokio::spawn(watchdog(hold.clone(), Arc::clone(&handle)).in_current_span());
     let member = Arc::new(member);
-    // As many again have their chart at hand when a run ends; more would only wait, and be stale by then.
-    let runs = 2 * tools.helm.max_per_member();
     let events = Events::start(member.client.clone(), member.instance.clone())
         .counting(tools.work.events_dropped.clone());
     let depths = tools.work.part();
@@ -215,8 +215,7 @@ async fn reconcile(
         facts: BTreeMap::new(),
         dirty: BTreeSet::new(),
         calls: Turns::new(CALLS),
-        urgent: Turns::new(runs),
-        runs: Turns::new(runs),
+        helm: HelmQueue::default(),
         wakes: BTreeSet::new(),
         rounds: Rounds::default(),
         placings: Placings::default(),
@@ -261,9 +260,21 @@ struct Slot {
     wake: Option<Boot>,
     /// Not to be looked at before, since a write did not go through.
     not_before: Option<Boot>,
+    /// The attempt that is held back until then. `None` holds back every attempt.
+    held: Option<Attempt>,
     stumbles: u32,
     /// How often in a row the plan rested on what had changed.
     stale: u32,
+    /// The last action stopped because it needs a slot of Helm.
+    needs_slot: bool,
+}
+
+impl Slot {
+    /// Whether what is wanted now is what is held back.
+    fn held_for(&self, subject: &Subject, desired: &DesiredState) -> bool {
+        let held = self.held.as_ref();
+        held.is_none_or(|held| *held == Attempt::of(subject, desired))
+    }
 }
 
 /// Under which schema of their CRD the Tenants were listed that are known. An apiserver leaves out of its answers
@@ -343,10 +354,7 @@ struct Reconciler {
     dirty: BTreeSet<SubjectKey>,
     /// Of all actions but runs of helm.
     calls: Turns,
-    /// Of first installations and removals: they wait for helm beside the others, which do not wait for
-    /// them here.
-    urgent: Turns,
-    runs: Turns,
+    helm: HelmQueue,
     wakes: BTreeSet<(Boot, SubjectKey)>,
     rounds: Rounds,
     placings: Placings,
@@ -413,6 +421,9 @@ impl Reconciler {
                 Some(done) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => {
                     self.finish(done);
                 }
+                Some(ended) = self.helm.tasks.join_next_with_id(), if !self.helm.tasks.is_empty() => {
+                    self.finish_waiting(ended);
+                }
                 Some(done) = self.placings.jobs.join_next_with_id(), if !self.placings.jobs.is_empty() => {
                     self.finish_placed(done);
                 }
@@ -451,6 +462,7 @@ impl Reconciler {
     /// Lets what runs end by itself, then asks it to, then makes it.
     async fn drain(&mut self, handle: &StopHandle) {
         handle.close();
+        self.helm = HelmQueue::default();
         self.crd_jobs.abort_all();
         self.recording.abort_all();
         self.version.asking.abort_all();

@@ -112,6 +112,7 @@ pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
             reason::WORKSPACE_INVALID => "WorkspaceInvalid",
             reason::WORKSPACE_TERMINATING => "WorkspaceTerminating",
             reason::UNINSTALL_FAILED => "HelmUninstallFailed",
+            reason::REQUEST_REFUSED => "RequestRefused",
             _ => "ClusterError",
         };
         tell(true, event, &error.message);

@@ -376,7 +376,7 @@ impl WorkMetrics {
         );
         registry.register_with_unit(
             "reconcile_duration",
-            "From the beginning of an action to its end, waiting for helm included",
+            "From the beginning of an action to its end, without the wait for a slot of helm",
             Unit::Seconds,
             self.reconcile_duration.clone(),
         );

@@ -57,6 +57,8 @@ pub mod reason {
     pub const SUSPENDED: &str = "Suspended";
     /// Helm could not be begun: not there, of another version, no room for its files.
     pub const HELM_UNAVAILABLE: &str = "HelmUnavailable";
+    /// The API server of the member refuses a request of Krypton.
+    pub const REQUEST_REFUSED: &str = "RequestRefused";
     /// The Tenant has values of its own, and the fleet does not take any.
     pub const VALUES_NOT_ALLOWED: &str = "ValuesNotAllowed";
     /// With the Tenant's own, the values are more than a member holds.

@@ -36,6 +36,12 @@ const PASSING: [&str; 3] = [
     "is being terminated",
     "because it is being deleted",
 ];
+/// Helm builds the objects of the last revision first, and the cluster no longer has one of their kinds.
+const KIND_GONE: &str = "current release manifest";
+/// The remedies. Helm has changed nothing so far.
+const WAY_OUT: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name):      Krypton then installs the chart again and adopts the existing objects";
+/// The longest error before that, in bytes.
+const LONGEST_BEFORE: usize = 512;
 const NOT_FOUND: &str = "release: not found";
 /// How a control plane of Kamaji refuses all writes while it is put away or moved.
 const SUSPENDED: [&str; 2] = [
@@ -66,10 +72,10 @@ impl Complaint {
         let says = |texts: &[&str]| texts.iter().any(|text| lower.contains(text));
         let text = redacted(error.unwrap_or(&said), secrets);
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let text = if error.is_some() {
-            head(&line)
-        } else {
-            tail(&line)
+        let text = match error {
+            Some(_) if says(&[KIND_GONE]) => format!("{}{WAY_OUT}", head(&line, LONGEST_BEFORE)),
+            Some(_) => head(&line, LONGEST),
+            None => tail(&line),
         };
         Self {
             text,
@@ -90,11 +96,11 @@ fn last_error(said: &str) -> Option<&str> {
     said.get(start..)
 }
 
-fn head(line: &str) -> String {
-    if line.len() <= LONGEST {
+fn head(line: &str, longest: usize) -> String {
+    if line.len() <= longest {
         return line.to_owned();
     }
-    let end = line.floor_char_boundary(LONGEST - "…".len());
+    let end = line.floor_char_boundary(longest - "…".len());
     format!("{}…", line.get(..end).unwrap_or_default())
 }
 
@@ -196,6 +202,30 @@ mod tests {
              following chart(s): small: - at '/replicaCount': got string, want integer"
         );
         assert!(complaint.permanent);
+    }
+
+    #[test]
+    fn kind_that_is_gone_comes_with_the_way_out() {
+        for said in [
+            "unable to build kubernetes objects from current release manifest: resource mapping not found for name: \"acme\" namespace: \"acme\" from \"\": no matches for kind \"Widget\" in version \"krypton.test/v1\"",
+            "current release manifest contains removed kubernetes api(s) for this kubernetes version and it is therefore unable to build the kubernetes objects for performing the diff",
+        ] {
+            let complaint = complaint(&format!(
+                "Error: UPGRADE FAILED: {said}{}",
+                " long".repeat(200)
+            ));
+            assert!(complaint.text.contains("current release manifest"));
+            assert!(
+                complaint.text.ends_with("adopts the existing objects"),
+                "{}",
+                complaint.text
+            );
+            assert!(
+                complaint.text.len() <= LONGEST - 128,
+                "a condition has words before it"
+            );
+            assert!(!complaint.permanent, "the CRD may come back");
+        }
     }
 
     #[test]

@@ -267,6 +267,22 @@ pub(super) fn overtaken(revisions: &[&Revision]) -> Option<u32> {
 /// Failed attempts that are kept beyond the limit to a release's history.
 const UNSWEPT_MOST: usize = 16;
 
+/// The failed installations to forget, of those beyond the history limit, newest first, each with whether it alone
+/// declares an object. Such an object may be what serves, so a bounded number of them is kept. One that cannot be
+/// read (`None`) stays.
+pub fn forgettable<T>(beyond: impl IntoIterator<Item = (T, Option<bool>)>) -> Vec<(T, bool)> {
+    let mut kept = 0;
+    let mut forgotten = Vec::new();
+    for (attempt, alone) in beyond {
+        match alone {
+            Some(true) if kept < UNSWEPT_MOST => kept += 1,
+            Some(alone) => forgotten.push((attempt, alone)),
+            None => {}
+        }
+    }
+    forgotten
+}
+
 /// How many revisions helm is to keep while it runs what has the fingerprint `current`: beyond the limit
 /// those failed attempts that declare something else, and what was adopted, until what they left is seen to,
 /// and the last good one. Helm drops the oldest first, and spares none but one that is deployed.
@@ -382,6 +398,23 @@ mod tests {
             resource_version: "1".to_owned(),
             created: None,
         }
+    }
+
+    #[test]
+    fn failed_installations_stay_bounded_over_500_failures() {
+        // Each declares an object of a random name.
+        let mut failed: Vec<u32> = Vec::new();
+        for number in 1..=500 {
+            failed.insert(0, number);
+            let beyond = failed.iter().skip(2).map(|number| (*number, Some(true)));
+            let forgotten: Vec<u32> = forgettable(beyond).into_iter().map(|it| it.0).collect();
+            failed.retain(|number| !forgotten.contains(number));
+            assert!(failed.len() <= 2 + UNSWEPT_MOST);
+        }
+        assert_eq!(failed.first(), Some(&500));
+        assert_eq!(failed.last(), Some(&483));
+        let repeats = [(3, Some(false)), (2, None), (1, Some(true))];
+        assert_eq!(forgettable(repeats), [(3, false)], "doubt forgets nothing");
     }
 
     #[test]

@@ -1250,3 +1250,115 @@ fn drift_is_said_as_long_as_it_was_seen_in_this_revision_and_a_restart_forgets_n
     annotations.insert(names::DRIFT_ANNOTATION.to_owned(), "Heal".to_owned());
     assert!(said(&w).contains("off, warn or heal"), "{}", said(&w));
 }
+
+/// The API server has refused the planned request.
+fn refused_by_api_server(mut world: World) -> World {
+    let tenant = Subject::Tenant(Arc::new(world.tenant.clone()));
+    world.memory.refusal = Some(Refusal {
+        message: "adding the finalizer: denied".to_owned(),
+        attempts: 7,
+        retry_at: Boot(world.now.0 + Duration::from_secs(900)),
+        attempt: Attempt::of(&tenant, &world.desired),
+        of_status: false,
+        shown: true,
+    });
+    world
+}
+
+#[test]
+fn refused_request_is_shown_and_waits() {
+    let mut world = world();
+    world.tenant.metadata.finalizers = None;
+    assert_eq!(world.plan().action, Action::AddFinalizer);
+    let world = refused_by_api_server(world);
+    let plan = world.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    let error = plan.state.error.unwrap();
+    assert_eq!(
+        (error.truth, error.reason.as_str(), error.message.as_str()),
+        (
+            Truth::True,
+            reason::REQUEST_REFUSED,
+            "adding the finalizer: denied"
+        )
+    );
+    assert_eq!(plan.state.ready.truth, Truth::False);
+    assert_eq!(
+        plan.wake,
+        Some(Boot(world.now.0 + Duration::from_secs(900)))
+    );
+    assert_eq!(plan.next.map(|next| next.attempts), Some(7));
+}
+
+#[test]
+fn refused_request_leaves_a_running_release_ready() {
+    let mut world = world().deployed();
+    world.memory.said = Some(world.plan().state);
+    assert_eq!(world.plan().state.ready.truth, Truth::True);
+    world.desired.chart.version = "1.20.0".to_owned();
+    assert_eq!(world.plan().action, Action::Helm(Run::Upgrade));
+    let state = refused_by_api_server(world).plan().state;
+    assert_eq!(state.ready.truth, Truth::True);
+    assert_eq!(state.error.unwrap().reason, reason::REQUEST_REFUSED);
+}
+
+#[test]
+fn request_spec_change_and_deletion_cut_a_refusal_short() {
+    let refused = || {
+        let mut world = world();
+        world.revisions = vec![world.ours(1, Status::Failed)];
+        refused_by_api_server(world)
+    };
+    let acts = |change: fn(&mut World)| {
+        let mut world = refused();
+        change(&mut world);
+        world.plan().action
+    };
+    assert_eq!(acts(|_| {}), Action::Nothing);
+    let retry = acts(|world| {
+        let asked = names::RECONCILE_REQUESTED_ANNOTATION.to_owned();
+        let annotations = world.tenant.metadata.annotations.as_mut().unwrap();
+        annotations.insert(asked, "now".to_owned());
+    });
+    let changed = acts(|world| world.tenant.metadata.generation = Some(2));
+    let later = acts(|world| world.now = Boot(world.now.0 + Duration::from_secs(900)));
+    for action in [retry, changed, later] {
+        assert_eq!(action, Action::Helm(Run::Install));
+    }
+    let deleted = refused().deleted().plan().action;
+    assert_eq!(deleted, Action::Uninstall);
+    // A removal that was refused waits as well, until it is orphaned.
+    let mut removal = refused_by_api_server(refused().deleted());
+    let plan = removal.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.ready.reason, reason::DELETING);
+    assert_eq!(plan.state.error.unwrap().reason, reason::REQUEST_REFUSED);
+    let orphan = names::ORPHAN_ANNOTATION.to_owned();
+    let annotations = removal.tenant.metadata.annotations.as_mut().unwrap();
+    annotations.insert(orphan, "true".to_owned());
+    let action = removal.plan().action;
+    assert_eq!(action, Action::RemoveFinalizer { orphaned: true });
+}
+
+#[test]
+fn refused_status_is_shown_until_it_is_written() {
+    let mut world = refused_by_api_server(world().deployed());
+    assert_ne!(
+        world.plan().state.error.unwrap().reason,
+        reason::REQUEST_REFUSED,
+        "nothing is to be done"
+    );
+    world.memory.refusal.as_mut().unwrap().of_status = true;
+    world.now = Boot(world.now.0 + Duration::from_secs(900));
+    let state = world.plan().state;
+    assert_eq!(state.error.unwrap().reason, reason::REQUEST_REFUSED);
+}
+
+#[test]
+fn passing_trouble_is_not_shown() {
+    let mut world = world();
+    world.revisions = vec![world.ours(1, Status::Failed)];
+    let mut world = refused_by_api_server(world);
+    world.memory.refusal.as_mut().unwrap().shown = false;
+    assert_eq!(world.plan().action, Action::Helm(Run::Install));
+}

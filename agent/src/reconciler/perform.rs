@@ -32,8 +32,8 @@ use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tracing::Span;
 
+use super::helm_queue::Ready;
 use super::{Member, Tools};
-use crate::chart::{ChartFault, ChartRef};
 use crate::chart_crds::{self, ChartCrdError};
 use crate::clock::{self, Boot};
 use crate::effect;
@@ -44,8 +44,7 @@ use crate::index::{
     CREATOR_LABEL, CrdState, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL,
     OWNER_UID_LABEL, RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
 };
-use crate::plan::{self, Action, Plan, Run, repair};
-use crate::precedence::Urgency;
+use crate::plan::{Action, Attempt, Plan, Run, repair};
 use crate::release::{self, Release, Status};
 use crate::release_record::ReleaseRecord;
 use crate::report::ReportBoard;
@@ -55,8 +54,8 @@ use crate::workspace_words::Words;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Whether an action may wait long, for a slot of helm and for its run.
-pub(super) fn waits_for_helm(action: &Action) -> bool {
+/// Whether an action runs Helm, and so holds a slot.
+pub(super) fn runs_helm(action: &Action) -> bool {
     matches!(
         action,
         Action::Helm(_) | Action::InstallAgain | Action::Rollback(_) | Action::Uninstall
@@ -82,10 +81,11 @@ pub(super) struct Job {
     /// No other Tenant or deployment is to stay on this member.
     pub last: bool,
     pub desired: Arc<DesiredState>,
-    pub urgency: Urgency,
-    /// Given back with the job.
+    /// The slot and the chart of a run of Helm.
+    pub ready: Option<Ready>,
+    /// Given back with the job; it has none if it holds a slot.
     #[expect(dead_code, reason = "it is held, not read")]
-    pub turn: OwnedSemaphorePermit,
+    pub turn: Option<OwnedSemaphorePermit>,
 }
 
 impl Job {
@@ -99,10 +99,7 @@ impl Job {
 pub(super) struct Done {
     pub key: SubjectKey,
     pub of: ReleaseKey,
-    pub generation: i64,
-    pub fingerprint: String,
-    /// The value of the annotation by which a person asks for a try.
-    pub requested: Option<String>,
+    pub attempt: Attempt,
     /// What was said of the Tenant on the way.
     pub said: Option<ClusterState>,
     /// The same, when it was with the Lease: written, and its events told.
@@ -120,6 +117,10 @@ pub(super) struct Done {
     pub let_go: Option<String>,
     /// What failed before is over.
     pub progressed: bool,
+    /// The job only reported the state.
+    pub spoke: bool,
+    /// The action stopped because it needs a slot of Helm.
+    pub needs_slot: bool,
     pub fault: Option<Fault>,
 }
 
@@ -146,15 +147,17 @@ pub(super) enum Fault {
     Stale,
     /// The apiserver did not take it; not the Tenant's fault.
     Passing(String),
+    /// The API server refuses the request itself; a retry alone does not help.
+    Refused(String),
 }
 
 impl Fault {
     /// For metrics.
-    fn outcome(&self) -> &'static str {
+    pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::Shown { .. } => "failed",
             Self::Stale => "stale",
-            Self::Passing(_) => "passing",
+            Self::Passing(_) | Self::Refused(_) => "passing",
         }
     }
 }
@@ -172,16 +175,12 @@ pub(super) struct Performer {
 }
 
 impl Performer {
-    pub(super) async fn perform(self: Arc<Self>, job: Box<Job>) -> Box<Done> {
+    pub(super) async fn perform(self: Arc<Self>, mut job: Box<Job>) -> Box<Done> {
+        let ready = job.ready.take();
         let mut done = Box::new(Done {
             key: job.key.clone(),
             of: job.release.clone(),
-            generation: job.subject.generation(),
-            fingerprint: plan::tried(&job.chart(), &job.desired),
-            requested: job
-                .subject
-                .annotation(names::RECONCILE_REQUESTED_ANNOTATION)
-                .map(str::to_owned),
+            attempt: Attempt::of(&job.subject, &job.desired),
             said: None,
             told: None,
             next: job.next,
@@ -193,6 +192,8 @@ impl Performer {
             deletion_confirmed: None,
             let_go: None,
             progressed: false,
+            spoke: job.plan.action == Action::Nothing,
+            needs_slot: false,
             fault: None,
         });
         let begun = Boot::now();
@@ -200,14 +201,19 @@ impl Performer {
             Action::Nothing => self.say(&job, &mut done).await,
             Action::AddFinalizer => self.add_finalizer(&job, &mut done).await,
             Action::CreateWorkspace => self.create_workspace(&job, &mut done).await,
-            Action::ReadRelease(revision) => self.read_release(&job, *revision, &mut done).await,
-            Action::Unlock { revision, was } => self.unlock(&job, *revision, was, &mut done).await,
-            Action::Helm(run) => self.helm(&job, *run, false, &mut done).await,
-            Action::InstallAgain => self.helm(&job, Run::Install, true, &mut done).await,
+            Action::ReadRelease(revision) => {
+                self.read_release(&job, *revision, ready, &mut done).await
+            }
+            Action::Unlock { revision, was } => {
+                let lock = (*revision, &**was);
+                self.unlock(&job, lock, ready, &mut done).await
+            }
+            Action::Helm(run) => self.helm(&job, *run, false, ready, &mut done).await,
+            Action::InstallAgain => self.helm(&job, Run::Install, true, ready, &mut done).await,
             Action::Sweep(revision) => self.sweep(&job, *revision, &mut done).await,
             Action::SweepDefault(revision) => self.sweep_default(&job, *revision, &mut done).await,
-            Action::Rollback(to) => self.roll_back(&job, *to, &mut done).await,
-            Action::Uninstall => self.uninstall(&job, &mut done).await,
+            Action::Rollback(to) => self.roll_back(&job, *to, ready, &mut done).await,
+            Action::Uninstall => self.uninstall(&job, ready, &mut done).await,
             Action::Annotate => self.annotate(&job, &mut done).await,
             Action::DeleteWorkspace => self.delete_workspace(&job, &mut done).await,
             Action::RemoveFinalizer { orphaned } => {
@@ -420,13 +426,19 @@ impl Performer {
         }
     }
 
-    async fn read_release(&self, job: &Job, revision: u32, done: &mut Done) -> Result<(), Fault> {
+    async fn read_release(
+        &self,
+        job: &Job,
+        revision: u32,
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist(job, done).await;
         };
         let facts = match release::decode(&secret) {
             Ok(facts) => facts,
-            Err(error) => return self.set_aside(job, &secret, &error, done).await,
+            Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
         };
         let record = self.release_record(&job.release).await?;
         trust::check_unchanged(&job.release, &record, &secret)?;
@@ -462,8 +474,8 @@ impl Performer {
     async fn unlock(
         &self,
         job: &Job,
-        revision: u32,
-        was: &str,
+        (revision, was): (u32, &str),
+        ready: Option<Ready>,
         done: &mut Done,
     ) -> Result<(), Fault> {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
@@ -472,7 +484,7 @@ impl Performer {
         let description = format!("Unlocked by Krypton: left {was} by a helm that is gone");
         let mut unlocked = match release::unlocked(&secret, &description) {
             Ok(unlocked) => unlocked,
-            Err(error) => return self.set_aside(job, &secret, &error, done).await,
+            Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
         };
         // What once was installed is not to pass for an installation that failed.
         if was != Status::PendingInstall.as_str()
@@ -500,30 +512,22 @@ impl Performer {
         self.relist(job, done).await
     }
 
-    async fn helm(&self, job: &Job, run: Run, again: bool, done: &mut Done) -> Result<(), Fault> {
+    async fn helm(
+        &self,
+        job: &Job,
+        run: Run,
+        again: bool,
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let Some((ready, path)) = ready.and_then(Ready::with_chart) else {
+            return Err(Fault::Stale);
+        };
         let why = match run {
             Run::Install => reason::INSTALL_FAILED,
             Run::Upgrade => reason::UPGRADE_FAILED,
         };
         let chart = job.chart();
-        let wanted = ChartRef {
-            repo: chart.repo.clone(),
-            name: chart.name.clone(),
-            version: chart.version.clone(),
-        };
-        // Before anything is announced: without the chart nothing changes for what runs.
-        let fetched = Box::pin(self.tools.charts.fetch(&wanted))
-            .await
-            .map_err(|error| Fault::Shown {
-                reason: match error.fault() {
-                    ChartFault::NotLoaded => reason::CHART_NOT_LOADED,
-                    ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,
-                    ChartFault::VersionInvalid => reason::VERSION_INVALID,
-                },
-                message: chain(&*error),
-                permanent: false,
-            })?;
-        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         let server_side = match &job.newest {
             None => true,
@@ -531,8 +535,8 @@ impl Performer {
                 Some(secret) => match release::decode(&secret) {
                     Ok(facts) => facts.server_side,
                     Err(error) => {
-                        drop(slot);
-                        return self.set_aside(job, &secret, &error, done).await;
+                        let ready = Some(ready);
+                        return self.set_aside(job, &secret, &error, ready, done).await;
                     }
                 },
                 None => return self.relist(job, done).await,
@@ -545,11 +549,11 @@ impl Performer {
             self.forget_repeated_attempts(job, done).await?;
         }
         let values = chart.helm_values();
-        let ready = self.tools.helm.ready(&self.member.name, &values).await;
-        ready.map_err(|error| unavailable(&error))?;
+        let begins = self.tools.helm.ready(&self.member.name, &values).await;
+        begins.map_err(|error| unavailable(&error))?;
         self.say(job, done).await?;
         if run == Run::Upgrade && job.desired.chart_crds == CrdPolicy::CreateReplace {
-            self.replace_crds(&fetched.path, why).await?;
+            self.replace_crds(&path, why).await?;
         }
         let kind = if run == Run::Install && repair::begins_anew(&job.revisions) {
             INSTALL_RUN
@@ -561,7 +565,7 @@ impl Performer {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
             namespace: job.release.namespace.clone(),
-            chart: fetched.path.clone(),
+            chart: path,
             values,
             secret_paths: chart.secret_paths().to_vec(),
             labels: [
@@ -593,7 +597,7 @@ impl Performer {
         };
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
-        let running = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));
+        let running = Box::pin(self.tools.helm.upgrade(ready.slot, &upgrade, &self.stop));
         let ended = match run {
             Run::Install => {
                 let running = effect!("helm.install", running);
@@ -673,8 +677,15 @@ impl Performer {
         Box::pin(replacing).await.map_err(failed)
     }
 
-    async fn uninstall(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
+    async fn uninstall(
+        &self,
+        job: &Job,
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let Some(ready) = ready else {
+            return Err(Fault::Stale);
+        };
         self.still_permitted()?;
         self.confirm_deletion(job).await?;
         if job.subject.is_going() {
@@ -688,8 +699,8 @@ impl Performer {
             && let Some(secret) = self.revision_secret(&job.release, newest.revision).await?
             && let Err(error) = release::decode(&secret)
         {
-            drop(slot);
-            return self.set_aside(job, &secret, &error, done).await;
+            let ready = Some(ready);
+            return self.set_aside(job, &secret, &error, ready, done).await;
         }
         self.sweep_before_uninstall(job).await?;
         let hooks = self.check_uninstall(job, done).await?;
@@ -702,7 +713,11 @@ impl Performer {
             cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, "running helm uninstall");
-        let running = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));
+        let running = Box::pin(
+            self.tools
+                .helm
+                .uninstall(ready.slot, &uninstall, &self.stop),
+        );
         let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
         let running = effect!("helm.uninstall", running);
         let ended = self.telling(job, done, newest, running).await;
@@ -893,7 +908,9 @@ fn still_ordered(order: &DesiredDeployment, retire: bool, now: &DesiredState) ->
 impl Fault {
     pub(super) fn text(&self) -> &str {
         match self {
-            Self::Shown { message, .. } | Self::Passing(message) => message,
+            Self::Shown { message, .. } | Self::Passing(message) | Self::Refused(message) => {
+                message
+            }
             Self::Stale => "changed meanwhile",
         }
     }
@@ -915,6 +932,17 @@ fn suspended(message: String) -> Fault {
     }
 }
 
+/// A request that was refused, or that did not get through.
+fn unanswered(what: &str, error: &kube::Error) -> Fault {
+    let message = format!("{what}: {}", chain(error));
+    match error {
+        kube::Error::Api(status) if matches!(status.code, 400 | 403 | 405 | 413 | 415 | 422) => {
+            Fault::Refused(message)
+        }
+        _ => Fault::Passing(message),
+    }
+}
+
 /// The call is put aside, as it is large and each Tenant that waits for helm would carry room for it.
 fn in_time<T>(
     what: &str,
@@ -930,7 +958,7 @@ fn in_time<T>(
             Ok(Err(kube::Error::Api(status))) if is_suspended(&status.message) => {
                 Err(suspended(status.message.clone()))
             }
-            Ok(Err(error)) => Err(Fault::Passing(format!("{what}: {}", chain(&error)))),
+            Ok(Err(error)) => Err(unanswered(what, &error)),
             Err(_) => Err(Fault::Passing(format!(
                 "{what}: no answer within {} s",
                 DEADLINE.as_secs()
@@ -1004,5 +1032,23 @@ mod tests {
         assert!(!still_ordered(&stays, true, &now));
         now.retire = true;
         assert!(still_ordered(&stays, true, &now));
+    }
+
+    #[test]
+    fn answers_that_repeat_are_refusals() {
+        let answered = |code: u16| {
+            let status = kube::core::Status {
+                code,
+                message: "no".to_owned(),
+                ..kube::core::Status::default()
+            };
+            unanswered("writing", &kube::Error::Api(Box::new(status)))
+        };
+        for code in [400, 403, 405, 413, 415, 422] {
+            assert!(matches!(answered(code), Fault::Refused(_)), "{code}");
+        }
+        for code in [401, 429, 500, 503] {
+            assert!(matches!(answered(code), Fault::Passing(_)), "{code}");
+        }
     }
 }

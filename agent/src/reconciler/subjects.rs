@@ -11,18 +11,21 @@ use krypton_common::tenant::Next;
 use tokio::task::{Id, JoinError};
 use tracing::{Instrument as _, Span};
 
-use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
-use super::turns::{Place, Turns};
+use super::helm_queue::{Failed, Need, Waited};
+use super::perform::{Done, Fault, Job, ReleaseNews, runs_helm};
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
+use crate::chart::ChartRef;
 use crate::clock::{self, Boot};
 use crate::fence::Hold;
 use crate::index::{CrdState, Revision};
-use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
+use crate::plan::{self, Action, Applied, Attempt, Failure, Permit, Refusal, Remediation, View};
 use crate::precedence::Urgency;
 use crate::subject::{Subject, SubjectKey};
 use crate::workload::Strays;
 use crate::{progress, workload};
 
+/// So many requests in a row have to fail before it is shown that they do.
+const SHOWN_AFTER: u32 = 3;
 /// The longest pause after what is not the release's fault.
 const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
@@ -58,6 +61,7 @@ impl Reconciler {
         }
         // Before the lists are complete, absence means nothing.
         if !self.index.ready() {
+            self.helm.give_back();
             return;
         }
         // Nor while the CRD goes; of deployments it says nothing.
@@ -66,14 +70,10 @@ impl Reconciler {
             && !(self.permitted && self.crd_lost)
             && self.listed.will_do(self.permitted);
         // Who waits goes before who comes.
-        let waiting = |this: &Self| {
-            let turns = [&this.calls, &this.urgent, &this.runs];
-            turns.into_iter().find_map(Turns::next)
-        };
-        while let Some(key) = waiting(self) {
+        while let Some(key) = self.calls.next() {
             match &key {
                 SubjectKey::Tenant(_) if !tenants => {
-                    self.leave_turns(&key);
+                    self.calls.leave(&key);
                     self.dirty.insert(key);
                 }
                 _ => self.look_at(&key, now),
@@ -87,23 +87,21 @@ impl Reconciler {
                 _ => self.look_at(&key, now),
             }
         }
+        self.helm.give_back();
     }
 
     /// Who is to be looked at and waits: for the lists to be complete, or for a turn.
     pub(super) fn waiting(&self) -> [usize; 4] {
-        let turns = [&self.calls, &self.urgent, &self.runs].map(Turns::waiting);
-        let [calls, urgent, runs] = turns;
-        [self.dirty.len(), calls, urgent, runs]
-    }
-
-    fn leave_turns(&mut self, key: &SubjectKey) -> [Option<Place>; 3] {
-        [&mut self.calls, &mut self.urgent, &mut self.runs].map(|turns| turns.leave(key))
+        let [urgent, runs] =
+            [Urgency::High, Urgency::Low].map(|urgency| self.helm.waiting(urgency));
+        [self.dirty.len(), self.calls.waiting(), urgent, runs]
     }
 
     fn look_at(&mut self, key: &SubjectKey, now: Boot) {
-        let [call, urgent, run] = self.leave_turns(key);
+        let place = self.calls.leave(key);
         let Some(subject) = self.index.subject(key) else {
             self.rounds.forget(key);
+            self.helm.take(key, None);
             if self.slots.get(key).is_none_or(|slot| !slot.busy) {
                 self.slots.remove(key);
                 self.board.forget(key);
@@ -121,6 +119,7 @@ impl Reconciler {
         }
         if let Some(at) = slot.not_before
             && now < at
+            && slot.held_for(&subject, &desired)
         {
             self.wakes.insert((at, key.clone()));
             return;
@@ -208,6 +207,8 @@ impl Reconciler {
             plan.action = Action::Nothing;
         }
         let workspace_exists = view.workspace.is_some();
+        let need = need(&plan.action, &view, slot.needs_slot);
+        let ready = self.helm.take(key, need.as_ref());
         let before = slot.memory.last_word(&subject, &self.member.name);
         let told = slot.memory.told.clone();
         let next = plan.next.map(|next| {
@@ -239,18 +240,23 @@ impl Reconciler {
             self.begin_drift(key, &subject, plan, (&release_key, revision), now);
             return;
         }
-        let failed = self
-            .slots
-            .get(key)
-            .is_some_and(|slot| slot.memory.failure.is_some());
-        let urgency = plan.action.urgency(failed);
-        let (turns, place) = match (waits_for_helm(&plan.action), urgency) {
-            (true, Urgency::High) => (&mut self.urgent, urgent),
-            (true, Urgency::Low) => (&mut self.runs, run),
-            (false, _) => (&mut self.calls, call),
+        let span = match &ready {
+            Some(ready) => ready.span.clone(),
+            None => key.span(&self.member.name, subject.generation(), &release_key),
         };
-        let Some(turn) = turns.take(key, place) else {
+        span.record("action", plan.action.name());
+        if let Some(need) = need.filter(|_| ready.is_none()) {
+            let attempt = Attempt::of(&subject, &desired);
+            let of_member = (&*self.member.name, &self.performer.tools);
+            self.helm.wait(key, need, attempt, span, of_member);
             return;
+        }
+        let turn = match &ready {
+            Some(_) => None,
+            None => match self.calls.take(key, place) {
+                Some(turn) => Some(turn),
+                None => return,
+            },
         };
         if let Some(slot) = self.slots.get_mut(key) {
             slot.busy = true;
@@ -274,11 +280,9 @@ impl Reconciler {
             tenants: self.index.crd().unwrap_or(CrdState::Missing),
             last,
             desired: Arc::clone(&desired),
-            urgency,
+            ready,
             turn,
         };
-        let span = key.span(&self.member.name, job.subject.generation(), &job.release);
-        span.record("action", job.plan.action.name());
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
         let task = self.jobs.spawn(performing.instrument(span.clone())).id();
         self.running.insert(task, (key.clone(), span));
@@ -352,6 +356,41 @@ impl Reconciler {
             .is_none_or(|status| !same_but_for_time(status, &next))
     }
 
+    /// Looks at a release that has its chart and its slot now, or keeps why it has not.
+    pub(super) fn finish_waiting(&mut self, ended: Result<(Id, Waited), JoinError>) {
+        let failed = match self.helm.ended(ended) {
+            None => return,
+            Some(Ok(key)) => {
+                self.dirty.insert(key);
+                return;
+            }
+            Some(Err(failed)) => failed,
+        };
+        let Failed {
+            key,
+            action,
+            attempt,
+            begun,
+            span,
+            fault,
+        } = failed;
+        let now = Boot::now();
+        let outcome = fault.as_ref().map_or("failed", Fault::outcome);
+        span.record("outcome", outcome);
+        let _within = span.entered();
+        let work = &self.performer.tools.work;
+        work.reconciled(&action, now.since(begun), outcome);
+        match fault {
+            Some(fault) => self.failed((&key, false), attempt, fault, now),
+            None => {
+                tracing::error!(member = %self.member.name, "the wait for Helm ended badly");
+                let slot = self.slots.entry(key.clone()).or_default();
+                slot.not_before = Some(Boot(now.0 + self.member.retry_max));
+            }
+        }
+        self.dirty.insert(key);
+    }
+
     pub(super) fn finish(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
         let now = Boot::now();
         let task = done.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
@@ -403,7 +442,8 @@ impl Reconciler {
         }
         let slot = self.slots.entry(done.key.clone()).or_default();
         (slot.busy, slot.removing) = (false, false);
-        slot.not_before = None;
+        (slot.not_before, slot.held) = (None, None);
+        slot.needs_slot = done.needs_slot;
         if read || one.is_some() {
             let unread = one.as_ref().filter(|_| !read);
             slot.memory.doubted = unread.map(|revision| revision.revision);
@@ -436,32 +476,70 @@ impl Reconciler {
         }
         match done.fault {
             None => {
-                slot.stumbles = 0;
+                let over = |refusal: &Refusal| !done.spoke || refusal.of_status;
+                if slot.memory.refusal.as_ref().is_none_or(over) {
+                    slot.memory.refusal = None;
+                    slot.stumbles = 0;
+                }
                 if done.progressed {
                     slot.memory.failure = None;
                 }
             }
-            Some(Fault::Stale) => {
+            Some(fault) => {
+                let of = (&done.key, done.spoke);
+                self.failed(of, done.attempt, fault, now);
+            }
+        }
+        self.dirty.insert(done.key);
+    }
+
+    /// Keeps why an attempt failed, and when the next one comes.
+    fn failed(
+        &mut self,
+        (key, spoke): (&SubjectKey, bool),
+        attempt: Attempt,
+        fault: Fault,
+        now: Boot,
+    ) {
+        let refused = matches!(fault, Fault::Refused(_));
+        let slot = self.slots.entry(key.clone()).or_default();
+        match fault {
+            Fault::Stale => {
                 let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
                 slot.stale += 1;
                 slot.not_before = Some(Boot(now.0 + pause));
             }
-            Some(Fault::Passing(problem)) => {
-                slot.stumbles += 1;
+            Fault::Passing(problem) | Fault::Refused(problem) => {
+                let before = slot.memory.refusal.take();
+                let same = before.is_some_and(|before| before.attempt == attempt);
+                slot.stumbles = if same { slot.stumbles + 1 } else { 1 };
                 let pause = plan::backoff(slot.stumbles, self.member.retry_max, rand::random());
-                slot.not_before = Some(Boot(now.0 + pause));
+                let retry_at = Boot(now.0 + pause);
+                let shown = refused || slot.stumbles >= SHOWN_AFTER;
+                // The condition is written now, unless the API server refuses the status itself.
+                if spoke || !shown {
+                    (slot.not_before, slot.held) = (Some(retry_at), Some(attempt.clone()));
+                }
+                slot.memory.refusal = Some(Refusal {
+                    message: problem.clone(),
+                    attempts: slot.stumbles,
+                    retry_at,
+                    attempt,
+                    of_status: spoke,
+                    shown,
+                });
                 tracing::warn!(member = %self.member.name, %problem,
                     retry_in_seconds = pause.as_secs(), "not done");
             }
-            Some(Fault::Shown {
+            Fault::Shown {
                 reason,
                 message,
                 permanent,
-            }) => {
+            } => {
                 let before = slot.memory.failure.as_ref().filter(|failure| {
-                    failure.generation == done.generation
-                        && failure.requested == done.requested
-                        && failure.fingerprint == done.fingerprint
+                    failure.generation == attempt.generation
+                        && failure.requested == attempt.requested
+                        && failure.fingerprint == attempt.fingerprint
                 });
                 // What the release itself has failed at is counted for itself: that is what is given up.
                 let attempts = before
@@ -491,6 +569,7 @@ impl Reconciler {
                 // To say so may be a write, too; and what was given up is not begun anew for this.
                 if reason == why::SUSPENDED || stands {
                     slot.not_before = Some(Boot(now.0 + pause));
+                    slot.held = Some(attempt.clone());
                 }
                 if !stands {
                     slot.memory.failure = Some(Failure {
@@ -499,15 +578,30 @@ impl Reconciler {
                         attempts,
                         permanent,
                         retry_at: Boot(now.0 + pause),
-                        fingerprint: done.fingerprint,
-                        generation: done.generation,
-                        requested: done.requested,
+                        fingerprint: attempt.fingerprint,
+                        generation: attempt.generation,
+                        requested: attempt.requested,
                     });
                 }
             }
         }
-        self.dirty.insert(done.key);
     }
+}
+
+/// The needs of an action that runs Helm; `None` for other actions.
+fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
+    let chart = matches!(action, Action::Helm(_) | Action::InstallAgain).then(|| ChartRef {
+        repo: view.chart.repo.clone(),
+        name: view.chart.name.clone(),
+        version: view.chart.version.clone(),
+    });
+    let reads = matches!(action, Action::ReadRelease(_) | Action::Unlock { .. });
+    (runs_helm(action) || (needs_slot && reads)).then(|| Need {
+        action: action.clone(),
+        chart,
+        urgency: action.urgency(view.memory.failure.is_some()),
+        generation: view.subject.generation(),
+    })
 }
 
 /// Whether it is the release that has failed, and not what is needed to get at it.

@@ -18,7 +18,7 @@ use krypton_crds::krypton_deployment::{KryptonDeployment, Place};
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Config, Event, watcher};
-use kube::{Client, Resource as _, ResourceExt as _};
+use kube::{Client, CustomResourceExt as _, Resource as _, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -50,6 +50,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const REQUESTS: usize = 8;
 /// Secrets that are looked at for those who may not name them unless they are open to all.
 const UNTRUSTED_MAX: usize = 1_000;
+/// How a failed list of KryptonDeployments is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Noted {
+    Nothing,
+    /// The home cluster does not serve the API, which is optional.
+    Absent,
+    Failed,
+}
+
+/// `refused` is a plain no of the API server; with `known` the hub has just believed it.
+fn noted(status: u16, refused: bool, known: bool) -> Noted {
+    match (status, refused, known) {
+        (404, _, true) => Noted::Absent,
+        (404, ..) | (_, true, false) => Noted::Nothing,
+        _ => Noted::Failed,
+    }
+}
+
 /// So often in a row home has to say that it knows no KryptonDeployments.
 const NOT_KNOWN: u32 = 2;
 
@@ -526,8 +544,19 @@ impl Desk {
                 let refused = matches!(status, 403 | 404) && self.of_clusters.synced;
                 self.refused += u32::from(refused);
                 let unknown = refused && self.refused == NOT_KNOWN && !self.synced;
-                if unknown || !refused {
-                    tracing::warn!(error = %chain(&error), waits = !self.synced && !unknown, "KryptonDeployments cannot be listed, and none are carried out until they can; it is tried again");
+                match noted(status, refused, unknown) {
+                    Noted::Nothing => {
+                        tracing::debug!(error = %chain(&error), "failed to list KryptonDeployments; retrying");
+                    }
+                    Noted::Absent => {
+                        tracing::info!(
+                            crd = KryptonDeployment::crd_name(),
+                            "CRD not installed; ignoring KryptonDeployments"
+                        );
+                    }
+                    Noted::Failed => {
+                        tracing::warn!(error = %chain(&error), waits = !self.synced && !unknown, "failed to list KryptonDeployments; retrying");
+                    }
                 }
                 unknown
             }

@@ -13,6 +13,7 @@ use crate::effect;
 use crate::helm::{HelmError, Rollback};
 use crate::index::{ROLLBACK_LABEL, Revision};
 use crate::plan::repair;
+use crate::reconciler::helm_queue::Ready;
 use crate::release::{self, Status};
 use crate::status::Told;
 
@@ -33,11 +34,16 @@ impl Performer {
         Ok(())
     }
 
-    pub(super) async fn roll_back(&self, job: &Job, to: u32, done: &mut Done) -> Result<(), Fault> {
-        let Some(newest) = &job.newest else {
+    pub(super) async fn roll_back(
+        &self,
+        job: &Job,
+        to: u32,
+        ready: Option<Ready>,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let (Some(newest), Some(ready)) = (&job.newest, ready) else {
             return Err(Fault::Stale);
         };
-        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         let Some(current) = self.revision_secret(&job.release, newest.revision).await? else {
             return self.relist(job, done).await;
@@ -71,7 +77,7 @@ impl Performer {
             cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, to, "running helm rollback");
-        let ending = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop));
+        let ending = Box::pin(self.tools.helm.rollback(ready.slot, &rollback, &self.stop));
         let ended = effect!("helm.rollback", ending).await;
         self.relist(job, done).await?;
         let metas = match &done.release {

@@ -78,7 +78,7 @@ impl Performer {
                     Ok(tenant) => done.tenant = Some(tenant),
                     Err(fault) => {
                         done.said = None;
-                        if let Fault::Passing(message) = &fault {
+                        if let Fault::Passing(message) | Fault::Refused(message) = &fault {
                             let message = message.clone();
                             let told = Told {
                                 warning: true,

@@ -13,6 +13,7 @@ use crate::effect;
 use crate::helm::{HelmError, Look};
 use crate::index::{ReleaseKey, Revision};
 use crate::plan::repair;
+use crate::reconciler::helm_queue::Ready;
 use crate::release::{self, ReleaseError, Status};
 use crate::status::Told;
 
@@ -27,8 +28,13 @@ impl Performer {
         job: &Job,
         secret: &Secret,
         error: &ReleaseError,
+        ready: Option<Ready>,
         done: &mut Done,
     ) -> Result<(), Fault> {
+        let Some(Ready { slot, .. }) = ready else {
+            done.needs_slot = true;
+            return Ok(());
+        };
         let (why, name) = (chain(error), secret.name_any());
         let going = job.subject.is_going() || job.desired.retire;
         let failed = |message: String| Fault::Shown {
@@ -43,7 +49,6 @@ impl Performer {
         let Some((_, revision)) = Revision::of(&secret.metadata) else {
             return Err(failed(why));
         };
-        let slot = self.tools.helm.slot(&self.member.name, job.urgency).await;
         self.still_permitted()?;
         let look = Look {
             kubeconfig: self.member.kubeconfig.clone(),
@@ -197,18 +202,21 @@ impl Performer {
             return Ok(());
         };
         let kept = self.revision_secret(&job.release, *newest).await?;
+        let kept = kept.and_then(|kept| release::objects(&kept).ok());
         let kept_beside = usize::from(self.member.policy.history_max) - 1;
+        let mut beyond = Vec::new();
         for (revision, meta) in failed.iter().skip(kept_beside) {
             let former = self.revision_secret(&job.release, *revision).await?;
-            let (Some(former), Some(kept)) = (&former, &kept) else {
-                continue;
-            };
-            let (Ok(former), Ok(kept)) = (release::objects(former), release::objects(kept)) else {
-                continue;
-            };
-            // What it alone declares may be what serves: nothing was deployed since. It is seen to later.
-            if !release::left_over(&former, &kept, &job.release.namespace).is_empty() {
-                continue;
+            let former = former.and_then(|former| release::objects(&former).ok());
+            let alone = former.as_ref().zip(kept.as_ref()).map(|(former, kept)| {
+                !release::left_over(former, kept, &job.release.namespace).is_empty()
+            });
+            beyond.push((*meta, alone));
+        }
+        for (meta, alone) in repair::forgettable(beyond) {
+            if alone {
+                tracing::warn!(member = %self.member.name, secret = meta.name.as_deref(),
+                    "too many failed installations; forgetting objects of the oldest");
             }
             self.forget(&job.release, meta).await?;
         }

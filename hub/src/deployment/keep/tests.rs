@@ -204,3 +204,20 @@ async fn the_secret_of_a_place_stays_named_until_the_release_is_gone_from_there(
     assert_eq!(naming("victims", "new"), (String::new(), true));
     assert_eq!(named.len(), 4);
 }
+
+#[test]
+fn absent_api_is_noted_once_and_as_no_failure() {
+    for (status, refused, known, expected) in [
+        (404, false, false, Noted::Nothing),
+        (404, true, false, Noted::Nothing),
+        (404, true, true, Noted::Absent),
+        (403, true, false, Noted::Nothing),
+        (403, true, true, Noted::Failed),
+        (403, false, false, Noted::Failed),
+        (500, false, false, Noted::Failed),
+        (0, false, false, Noted::Failed),
+    ] {
+        let found = noted(status, refused, known);
+        assert_eq!(found, expected, "{status} {refused} {known}");
+    }
+}

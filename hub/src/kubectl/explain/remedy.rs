@@ -23,6 +23,9 @@ pub(super) fn of_tenant(reason: &str) -> Option<&'static str> {
         of_tenant::HELM_UNAVAILABLE => {
             "it goes on within half a minute when helm can be begun there"
         }
+        of_tenant::REQUEST_REFUSED => {
+            "correct the right, admission policy or schema that the message names on that cluster; kubectl krypton resync skips the back-off"
+        }
         of_tenant::SUSPENDED => "nothing: it goes on when the cluster takes writes again",
         of_tenant::NOT_READY => "look at the workload that is named, on that cluster",
         of_tenant::RELEASE_IN_USE => {

@@ -1,0 +1,172 @@
+//! Conditions show repeated refusals of the API server and of Helm, with the remedy.
+
+use std::fs;
+
+use anyhow::{Result, bail};
+use krypton_common::names;
+use krypton_tests::{
+    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const POLICY: &str = "apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: no-finalizers}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - {apiGroups: [mesh.openkcm.io], apiVersions: ['*'], operations: [UPDATE], resources: [tenants]}
+  validations:
+    - expression: '!has(object.metadata.finalizers) || size(object.metadata.finalizers) == 0'
+      message: no finalizers here
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: no-finalizers}
+spec: {policyName: no-finalizers, validationActions: [Deny]}
+";
+const WIDGETS: &str = "apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.krypton.test}
+spec:
+  group: krypton.test
+  scope: Namespaced
+  names: {kind: Widget, listKind: WidgetList, plural: widgets, singular: widget}
+  versions:
+    - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
+";
+
+/// Waits until a condition of Tenant acme has these words.
+async fn says(desk: &Desk, kind: &str, reason: &str, words: &str) -> Result<()> {
+    let what = format!("{kind} to be {reason} with {words:?}");
+    eventually(&what, PATIENCE, async || {
+        let tenant = desk.tenants("default").get("acme").await?;
+        let conditions = tenant.status.unwrap_or_default().conditions;
+        match condition(&conditions, kind) {
+            Some(found) if found.reason == reason && found.message.contains(words) => Ok(Some(())),
+            found => bail!("{found:?}"),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn refused_request_is_a_condition_and_retried_on_demand() {
+    let (mut pair, _repository, _values) = Pair::with_small_chart("refused", Mode::SelfCluster)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let log = pair.hub().unwrap().log().unwrap();
+    assert!(!log.contains("failed to list KryptonDeployments"), "{log}");
+    let paused = [(names::PAUSED_ANNOTATION, "true")];
+    desk.create_annotated("default", "acme", json!({}), &paused)
+        .await
+        .unwrap();
+    let cluster = pair.cluster();
+    cluster.apply(POLICY).await.unwrap();
+    let patch = r#"{"metadata":{"finalizers":["krypton.test/probe"]}}"#;
+    let probe = [
+        "patch",
+        "tenant",
+        "acme",
+        "--type=merge",
+        "--dry-run=server",
+    ];
+    eventually("the policy to be in force", PATIENCE, async || {
+        let allowed = cluster.kubectl(probe.into_iter().chain(["--patch", patch]));
+        Ok(allowed.await.is_err().then_some(()))
+    })
+    .await
+    .unwrap();
+
+    desk.annotate("default", "acme", names::PAUSED_ANNOTATION, "false")
+        .await
+        .unwrap();
+    let error = pair.condition("ClusterError");
+    says(&desk, &error, "RequestRefused", "no finalizers here")
+        .await
+        .unwrap();
+    desk.told("default", "acme", "RequestRefused")
+        .await
+        .unwrap();
+
+    let binding = "validatingadmissionpolicybinding";
+    cluster
+        .kubectl(["delete", binding, "no-finalizers"])
+        .await
+        .unwrap();
+    let asked = names::RECONCILE_REQUESTED_ANNOTATION;
+    desk.annotate("default", "acme", asked, "now")
+        .await
+        .unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+}
+
+/// A chart with an object of a foreign kind.
+fn with_widget() -> Result<TempDir> {
+    let folder = TempDir::with_prefix("krypton-widget-chart-")?;
+    let objects = "apiVersion: krypton.test/v1\nkind: Widget\nmetadata: {name: '{{ .Release.Name }}'}\n\
+        ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}'}\n\
+        data: {message: '{{ .Values.message }}'}\n";
+    let kept = objects.replace(
+        "apiVersion: krypton.test/v1",
+        "{{- if .Values.widget }}\napiVersion: krypton.test/v1",
+    );
+    let kept = kept.replace("---\n", "{{- end }}\n---\n");
+    fs::create_dir(folder.path().join("templates"))?;
+    fs::write(
+        folder.path().join("Chart.yaml"),
+        "{apiVersion: v2, name: widgets, version: 1.0.0}",
+    )?;
+    fs::write(folder.path().join("templates/objects.yaml"), kept)?;
+    Ok(folder)
+}
+
+#[tokio::test]
+async fn upgrade_past_a_deleted_kind_names_the_way_out() {
+    let chart = with_widget().unwrap();
+    let charts = [ChartSource::folder(chart.path())];
+    let repository = ChartRepository::start(&charts).await.unwrap();
+    let mut pair = Pair::start("widgets", Mode::SelfCluster, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    pair.cluster().apply(WIDGETS).await.unwrap();
+    let values = ValuesFile::new("{message: first, widget: true}").unwrap();
+    let flags = chart_flags(&repository, "widgets", "1.0.0").into_iter();
+    let flags = flags.chain([values_flag(&values)]).collect::<Vec<_>>();
+    pair.open(flags.clone()).await.unwrap();
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    // Helm remembers for a while which kinds there are; another process does not.
+    pair.stop().await.unwrap();
+    let delete = ["delete", "crd", "widgets.krypton.test"];
+    pair.cluster().kubectl(delete).await.unwrap();
+    values.write("{message: second}").unwrap();
+    pair.open(flags).await.unwrap();
+
+    let error = pair.condition("ClusterError");
+    let way_out = "delete the release's Secrets (label owner=helm";
+    says(&desk, &error, "UpgradeFailed", way_out).await.unwrap();
+    desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
+        .await
+        .unwrap();
+
+    let selector = format!("owner=helm,name={}", pair.release("acme"));
+    let secrets = [
+        "delete",
+        "secrets",
+        "--namespace=acme",
+        "--selector",
+        &selector,
+    ];
+    pair.cluster().kubectl(secrets).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    desk.newest_is("acme", &pair.release("acme"), 1, "deployed")
+        .await
+        .unwrap();
+}

@@ -1,0 +1,182 @@
+//! A release that waits for a slot of Helm is planned again when the slot is free.
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::Pod;
+use krypton_common::names;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_tests::{
+    ChartRepository, Gate, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    gate,
+};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const FIRST: &str = "{message: first}";
+const SECOND: &str = "{message: second}";
+
+/// A hub with one slot, whose Tenants may have values.
+struct Stage {
+    pair: Pair,
+    desk: Desk,
+    values: ValuesFile,
+    _repository: ChartRepository,
+}
+
+impl Stage {
+    async fn start(name: &str) -> Result<Self> {
+        let gate = Gate::everywhere()?;
+        let repository = ChartRepository::start(&[gate.chart()]).await?;
+        let mut pair = Pair::start(name, Mode::SelfCluster, Parts::WithControllers).await?;
+        let values = ValuesFile::new(FIRST)?;
+        let more = [
+            "--max-concurrent-helm=1",
+            "--tenant-values",
+            "--wait=none",
+            "--helm-timeout=10m",
+        ];
+        let flags = chart_flags(&repository, "gates", "1.0.0").into_iter();
+        let flags = flags.chain([values_flag(&values)]);
+        pair.open(flags.chain(more.map(str::to_owned))).await?;
+        Ok(Self {
+            desk: pair.desk(),
+            pair,
+            values,
+            _repository: repository,
+        })
+    }
+
+    async fn install(&self, name: &str) -> Result<()> {
+        self.desk.create("default", name, json!({})).await?;
+        self.desk.shows("default", name, &[ALL_READY]).await?;
+        Ok(())
+    }
+
+    /// Takes the only slot with a first installation that waits for its hook.
+    async fn block(&self, name: &str) -> Result<Pod> {
+        let spec = json!({"values": {"gates": ["pre-install"]}});
+        self.desk.create("default", name, spec).await?;
+        gate::at(&self.desk, name, "pre-install", None).await
+    }
+
+    /// Waits until so many releases wait for the slot.
+    async fn waiting(&mut self, urgency: &str, count: usize) -> Result<()> {
+        let line = format!("krypton_hub_helm_waiting{{urgency=\"{urgency}\"}} {count}");
+        let hub = self.pair.hub()?;
+        eventually(&line, PATIENCE, async || {
+            let metrics = hub.metrics().await?;
+            let found = metrics
+                .lines()
+                .find(|found| found.contains(&line[..line.len() - 2]));
+            match found {
+                Some(found) if found == line => Ok(Some(())),
+                found => bail!("{found:?}"),
+            }
+        })
+        .await
+    }
+
+    /// Ends the run that has the slot, and waits for the next ones.
+    async fn release(&self, name: &str, hook: &Pod) -> Result<()> {
+        gate::open(&self.desk, name, hook).await?;
+        self.desk.shows("default", name, &[ALL_READY]).await?;
+        self.desk.lease_renewed().await
+    }
+
+    async fn is(&self, name: &str, number: u32) -> Result<()> {
+        let revisions = self.desk.revisions(name, &self.pair.release(name)).await?;
+        let (newest, status) = revisions.last().context("no revision")?;
+        if (*newest, status.as_str()) != (number, "deployed") {
+            bail!("{name}: {revisions:?}");
+        }
+        Ok(())
+    }
+
+    async fn becomes(&self, name: &str, number: u32) -> Result<()> {
+        let release = self.pair.release(name);
+        self.desk
+            .newest_is(name, &release, number, "deployed")
+            .await
+    }
+
+    async fn pause(&self, paused: bool) {
+        let members: Api<EdgeCluster> = Api::all(self.desk.client.clone());
+        let patch = Patch::Merge(json!({"spec": {"paused": paused}}));
+        let params = PatchParams::default();
+        members
+            .patch(self.pair.name(), &params, &patch)
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn paused_or_reverted_upgrade_leaves_the_slot_queue() {
+    let mut stage = Stage::start("slots").await.unwrap();
+    stage.install("acme").await.unwrap();
+
+    // The values are taken back while the upgrade waits.
+    let hook = stage.block("first").await.unwrap();
+    stage.values.write(SECOND).unwrap();
+    stage.waiting("low", 1).await.unwrap();
+    stage.values.write(FIRST).unwrap();
+    stage.waiting("low", 0).await.unwrap();
+    stage.release("first", &hook).await.unwrap();
+    stage.is("acme", 1).await.unwrap();
+
+    // The member is paused.
+    let hook = stage.block("second").await.unwrap();
+    stage.values.write(SECOND).unwrap();
+    stage.waiting("low", 2).await.unwrap();
+    stage.pause(true).await;
+    stage.waiting("low", 0).await.unwrap();
+    let progress = stage.pair.condition("ClusterProgress");
+    let paused = [(progress.as_str(), "False", "Paused")];
+    stage.desk.shows("default", "acme", &paused).await.unwrap();
+    stage.desk.shows("default", "first", &paused).await.unwrap();
+    gate::open(&stage.desk, "second", &hook).await.unwrap();
+    stage.becomes("second", 1).await.unwrap();
+    stage.desk.lease_renewed().await.unwrap();
+    stage.is("acme", 1).await.unwrap();
+    stage.is("first", 1).await.unwrap();
+    stage.pause(false).await;
+    stage.becomes("acme", 2).await.unwrap();
+}
+
+#[tokio::test]
+async fn deletion_and_orphan_annotation_redirect_a_waiting_run() {
+    let mut stage = Stage::start("redirect").await.unwrap();
+    for name in ["gone", "kept"] {
+        stage.install(name).await.unwrap();
+    }
+    let hook = stage.block("first").await.unwrap();
+    stage.values.write(SECOND).unwrap();
+    stage.waiting("low", 2).await.unwrap();
+    for name in ["gone", "kept"] {
+        stage.desk.delete("default", name).await.unwrap();
+    }
+    stage.waiting("high", 2).await.unwrap();
+    stage.waiting("low", 0).await.unwrap();
+
+    let orphan = names::ORPHAN_ANNOTATION;
+    let desk = &stage.desk;
+    desk.annotate("default", "kept", orphan, "true")
+        .await
+        .unwrap();
+    desk.gone("default", "kept").await.unwrap();
+    stage.waiting("high", 1).await.unwrap();
+    stage.release("first", &hook).await.unwrap();
+    stage.desk.gone("default", "gone").await.unwrap();
+
+    stage.is("kept", 1).await.unwrap();
+    let left = stage.desk.namespace("gone").await.unwrap();
+    assert_eq!(left, None, "its workspace goes with it");
+    for name in ["gone", "kept"] {
+        let told = stage.desk.events("default", name).await.unwrap();
+        assert_eq!(told.get("HelmUpgradeStart"), None, "{told:?}");
+    }
+}
