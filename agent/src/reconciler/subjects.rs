@@ -163,13 +163,7 @@ impl Reconciler {
         let elsewhere = lost
             .then(|| self.index.foreign_elsewhere(&release_key))
             .flatten();
-        // With a namespace go the Tenants that live in it, too.
         let going = subject.is_going() || desired.retire;
-        let inhabited = going
-            && self.index.tenants.iter().any(|(other, _)| {
-                other.namespace == release_key.namespace
-                    && (desired.retire || SubjectKey::Tenant(other.clone()) != *key)
-            });
         let last = going
             && (desired.retire
                 || !self.index.subjects().any(|(other, subject)| {
@@ -194,9 +188,7 @@ impl Reconciler {
             claimants: &claimants,
             workspace: self.index.workspaces.get(&release_key.namespace),
             elsewhere,
-            workspace_shared: others
-                || inhabited
-                || self.index.has_releases(&release_key.namespace),
+            workspace_shared: others,
             facts: facts.map(Arc::as_ref),
             unready: unready.as_deref(),
             allowed: &allowed,
