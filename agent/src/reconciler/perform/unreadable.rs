@@ -207,7 +207,8 @@ impl Performer {
                 continue;
             };
             // What it alone declares may be what serves: nothing was deployed since. It is seen to later.
-            if !release::left_over(&former, &kept, &job.release.namespace).is_empty() {
+            let left = release::left_over(&former, &kept, &job.release.namespace);
+            if former.unread > 0 || left.is_none_or(|left| !left.is_empty()) {
                 continue;
             }
             self.forget(&job.release, meta).await?;
