@@ -7,6 +7,7 @@ mod drift;
 mod member;
 mod perform;
 mod placing;
+mod restoring;
 mod subjects;
 mod told;
 mod turns;
@@ -205,6 +206,7 @@ async fn reconcile(
         running: HashMap::new(),
         crd_jobs: JoinSet::new(),
         crd_checked: false,
+        waiting: None,
         crd_lost: false,
         list_anew: false,
         listed: ListedUnder::default(),
@@ -326,9 +328,11 @@ struct Reconciler {
     jobs: JoinSet<Box<Done>>,
     /// Whose each of them is, and its span.
     running: HashMap<Id, (SubjectKey, Span)>,
-    crd_jobs: JoinSet<Result<(), String>>,
+    crd_jobs: JoinSet<restoring::CrdRound>,
     /// The CRD is up to date and nothing waits to be put back.
     crd_checked: bool,
+    /// Tenants that were kept when their CRD went and are not back; `None` until that is read.
+    waiting: Option<restoring::Known>,
     /// The CRD was away: until it is seen to, Tenants that are not there may be such as are yet to be put
     /// back.
     crd_lost: bool,
@@ -503,7 +507,10 @@ impl Reconciler {
                 if after != before {
                     tracing::debug!(member = %self.member.name, crd = ?after, "the Tenant CRD");
                     self.crd_checked = false;
-                    self.crd_lost |= before.is_some() && after != Some(CrdState::Present);
+                    if before.is_some() && after != Some(CrdState::Present) {
+                        self.crd_lost = true;
+                        self.see_to_crd_again();
+                    }
                     // The watch on Tenants starts anew with the CRD, without its back-off.
                     if after != Some(CrdState::Terminating) {
                         *tenants = None;

@@ -277,15 +277,14 @@ choose by label, which RBAC cannot.
 # Who writes on this cluster.
 - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [krypton-agent], verbs: [get, update]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-# The desired state that is acted on, and Tenants to be put back after their CRD was deleted.
-- {apiGroups: [""], resources: [secrets], resourceNames: [krypton-desired-state, krypton-rescued-tenants], verbs: [get, update]}
-- {apiGroups: [""], resources: [secrets], resourceNames: [krypton-rescued-tenants], verbs: [delete]}
+# The desired state that is acted on, and Tenants to be put back after their CRD was deleted, each in a Secret of its own.
+- {apiGroups: [""], resources: [secrets], resourceNames: [krypton-desired-state], verbs: [get, update]}
+- {apiGroups: [""], resources: [secrets], verbs: [delete]}
 - {apiGroups: [""], resources: [secrets], verbs: [create]}
 # The anchor, which owns the former of the two. Where the apiserver has OwnerReferencesPermissionEnforcement, only
 # who may delete something may say who owns it.
 - {apiGroups: [""], resources: [configmaps], resourceNames: [krypton-root-owner], verbs: [get, update]}
 - {apiGroups: [""], resources: [configmaps], verbs: [create]}
-- {apiGroups: [""], resources: [secrets], resourceNames: [krypton-desired-state], verbs: [delete]}
 {{- end }}
 
 {{/* The part of a pod's spec that is the same in hub and agent, without its containers and volumes. */}}
