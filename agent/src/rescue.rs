@@ -1,9 +1,10 @@
-//! Tenants outlive their CRD (design §3, rule 2): when it is deleted, each Tenant is kept in a Secret of its own,
-//! its finalizer is let go without uninstalling, and both are put back. So are those that were to go, since
-//! their finalizers would keep all others away; they are deleted once more.
+//! Keeps Tenants when their CRD is deleted, and restores them (design §3, rule 2).
 //!
-//! A record is deleted as soon as its Tenant is back, and before anything is done for that Tenant: one that is
-//! deleted later stays deleted.
+//! Each Tenant is recorded in a separate Secret, and its finalizer is removed without an uninstall. Tenants that
+//! a person had deleted are recorded too, since their finalizers would block the CRD. They are deleted again.
+//!
+//! The reconciler deletes a record before it acts on the restored Tenant. A Tenant that is deleted later therefore
+//! stays deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -40,7 +41,7 @@ const PAGE: u32 = 50;
 const DEADLINE: Duration = Duration::from_secs(30);
 /// The stamps of the CRD and of a Tenant may be of two apiservers, whose clocks differ by less than this.
 const CLOCKS_DIFFER_BY: SignedDuration = SignedDuration::from_secs(60);
-/// Of a Tenant unpacked; an apiserver takes objects of some 3 MiB.
+/// Limit of an unpacked Tenant, in bytes. An API server accepts about 3 MiB.
 const LARGEST: u64 = 16 << 20;
 
 #[derive(Debug, Error)]
@@ -168,8 +169,8 @@ pub fn record_name(namespace: &str, name: &str) -> String {
     format!("krypton-rescued-tenant-{digest}")
 }
 
-/// Keeps each Tenant, then lets go of its finalizer. Returns how many were let go, and why the first was not:
-/// one that cannot be kept keeps none of the others.
+/// Records each Tenant, then removes its finalizer. Returns how many it released, and the first error.
+/// An error stops no other Tenant.
 pub async fn keep_and_release(
     client: &Client,
     crd_deleted: Timestamp,
@@ -200,7 +201,7 @@ pub async fn keep_and_release(
     }
 }
 
-/// Whether it was let go of.
+/// Returns whether the finalizer was removed.
 async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<bool, RescueError> {
     keep(client, Kept::of(tenant, deleted)).await?;
     let ours = [names::TENANT_FINALIZER, names::PLACED_FINALIZER];
@@ -217,14 +218,14 @@ async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<
     let call = api.patch_metadata(&name, &params, &patch);
     match in_time(effect!("rescue.let-go", call)).await? {
         Ok(_) => Ok(true),
-        // Gone, or just written by somebody: the next round sees to it.
+        // Gone, or written meanwhile: the next round retries.
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(false),
         Err(error) => Err(RescueError::Release(name, error)),
     }
 }
 
 impl Kept {
-    /// Who was here before us may have known more.
+    /// Merges the record of an earlier process, which may have known more.
     fn after(mut self, before: Option<Self>) -> Self {
         if let Some(before) = before.filter(|before| before.uid == self.uid) {
             self.deleted = self.deleted.max(before.deleted);
@@ -235,7 +236,7 @@ impl Kept {
     }
 }
 
-/// In the place of what is kept of its name.
+/// Replaces an older record of this name.
 async fn keep(client: &Client, tenant: Kept) -> Result<(), RescueError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let name = record_name(&tenant.namespace, &tenant.name);
@@ -272,7 +273,7 @@ pub enum Restored {
     InTheWay(Tenant, String),
 }
 
-/// A Tenant that is kept.
+/// The record of a Tenant.
 #[derive(Debug)]
 pub struct Record {
     secret: Secret,
@@ -285,7 +286,7 @@ impl Record {
         Self { secret, kept }
     }
 
-    /// The Tenant; of one that cannot be read, its Secret.
+    /// Names the Tenant, or the Secret if the record cannot be read.
     pub fn key(&self) -> TenantKey {
         let (namespace, name) = match &self.kept {
             Ok(kept) => (kept.namespace.clone(), kept.name.clone()),
@@ -300,10 +301,10 @@ impl Record {
         Some(kept.into_tenant().workspace().to_owned())
     }
 
-    /// Puts the Tenant back, once the CRD is served again, and forgets the record.
+    /// Creates the Tenant again, and deletes the record.
     ///
     /// # Errors
-    /// When the Tenant is not taken, or the record stays.
+    /// When the API server refuses the Tenant, or the record stays.
     pub async fn put_back(self, client: &Client) -> Result<Option<Restored>, RescueError> {
         let restored = put_back(client, self.kept?).await?;
         forget(client, &self.secret).await?;
@@ -311,7 +312,7 @@ impl Record {
     }
 }
 
-/// All that are kept.
+/// Lists all records.
 ///
 /// # Errors
 /// When they cannot be listed.

@@ -122,7 +122,7 @@ impl Reconciler {
         let waiting = self.waiting.as_ref().filter(|_| self.permitted)?;
         let (tenant, first) = waiting.first_key_value()?;
         Some(format!(
-            "{} Tenants are not restored after the deletion of their CRD, the first is {tenant}: {}",
+            "Tenants not restored since their CRD was deleted: {}; the first is {tenant}: {}",
             waiting.len(),
             first.problem
         ))

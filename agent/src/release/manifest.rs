@@ -49,7 +49,7 @@ pub(crate) fn read_document(document: &str, found: &mut Vec<Value>) -> bool {
     }
 }
 
-/// What has items is a list, whatever its kind, as for Helm.
+/// Takes lists apart. Like Helm, it reads any object with an array `items` as a list.
 fn collect(mut object: Value, found: &mut Vec<Value>) -> bool {
     if let Some(Value::Array(items)) = object.get_mut("items") {
         let items = std::mem::take(items).into_iter();

@@ -17,7 +17,7 @@ pub struct Declared {
     pub name: String,
 }
 
-/// What a manifest declares.
+/// The objects that a manifest declares.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Declarations {
     objects: BTreeSet<Declared>,

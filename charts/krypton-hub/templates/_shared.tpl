@@ -277,7 +277,7 @@ choose by label, which RBAC cannot.
 # Who writes on this cluster.
 - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [krypton-agent], verbs: [get, update]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-# The desired state that is acted on, and Tenants to be put back after their CRD was deleted, each in a Secret of its own.
+# The desired state that is acted on, and a Secret for each Tenant to restore after the deletion of its CRD.
 - {apiGroups: [""], resources: [secrets], resourceNames: [krypton-desired-state], verbs: [get, update]}
 - {apiGroups: [""], resources: [secrets], verbs: [delete]}
 - {apiGroups: [""], resources: [secrets], verbs: [create]}

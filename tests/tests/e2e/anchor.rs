@@ -333,7 +333,7 @@ async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore
     assert_eq!(now, restored);
 }
 
-/// What is kept while the CRD is away, of a Tenant whose namespace is gone.
+/// Creates the record of a Tenant whose namespace is gone.
 async fn rescue_of_nobody(desk: &Desk) {
     let tenant = json!({"namespace": "gone", "name": "acme", "uid": "1", "labels": {},
         "annotations": {}, "spec": {}});

@@ -418,11 +418,11 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) {
     let shown = home.member_shows(pair.name(), &[waits]).await.unwrap();
     let said = serde_json::to_string(&shown.status).unwrap();
     assert!(
-        said.contains("1 Tenants") && said.contains("default/bad"),
+        said.contains("deleted: 1;") && said.contains("default/bad"),
         "{said}"
     );
 
-    // The others are looked after; one is deleted and stays so when the process starts again.
+    // The others are reconciled. One is deleted, and stays deleted after a restart.
     desk.delete("default", "good").await.unwrap();
     desk.gone("default", "good").await.unwrap();
     pair.stop().await.unwrap();
