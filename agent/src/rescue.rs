@@ -218,7 +218,7 @@ async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<
     let call = api.patch_metadata(&name, &params, &patch);
     match in_time(effect!("rescue.let-go", call)).await? {
         Ok(_) => Ok(true),
-        // Gone, or written meanwhile: the next round retries.
+        // Gone, or written by another client: the next round retries.
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(false),
         Err(error) => Err(RescueError::Release(name, error)),
     }

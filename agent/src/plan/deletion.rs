@@ -83,7 +83,7 @@ fn removal(view: &View<'_>) -> Plan {
         };
     }
     match view.workspace {
-        // Made by us, and nobody else uses it. It is deleted only if it is empty (design §3, rule 8).
+        // Krypton created it, and no other subject uses it. It is deleted only if it is empty (design §3, rule 8).
         Some(workspace)
             if workspace.creator.is_some()
                 && view.release_key.namespace != "default"

@@ -21,7 +21,7 @@ use crate::rescue::Deletions;
 use crate::subject::Subject;
 
 const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
-/// While the CRD is away, or it is not known which Tenants are yet to be put back, none of them is looked after.
+/// Between two rounds without a CRD or a list of records. No Tenant is reconciled meanwhile.
 const CRD_RETRY_MAX: Duration = Duration::from_secs(10);
 impl Reconciler {
     /// When the apiserver last answered. Whoever started us had just heard it.
@@ -95,7 +95,7 @@ impl Reconciler {
         }
     }
 
-    /// What was known of kept Tenants counts no more: another may have written, or the CRD has gone.
+    /// Forgets the known records: another process may have written, or the CRD has gone.
     pub(super) fn see_to_crd_again(&mut self) {
         self.crd_jobs.abort_all();
         self.crd_checked = false;

@@ -453,7 +453,7 @@ impl Performer {
         )
         .await?;
         let version = number(list.metadata.resource_version.as_deref());
-        // As the watch has it: a Secret that only bears the labels is no revision.
+        // Like the watch: a Secret may bear the labels without being a revision.
         let is_one = |meta: &ObjectMeta| {
             Revision::of(meta).is_some_and(|(release, _)| release == job.release)
         };

@@ -1,4 +1,4 @@
-//! Keeps Tenants while their CRD goes, and puts back each by itself once there is another.
+//! Records Tenants while their CRD is being deleted, and restores each separately after it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,10 +17,12 @@ use crate::rescue::{Deleted, Deletions, Record, Restored};
 use crate::status::Told;
 use crate::{plan, rescue};
 
-/// Between two tries to put back a Tenant that is refused.
+/// The longest pause between two attempts to restore a Tenant.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// A Tenant that is kept and not put back yet.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A recorded Tenant that is not restored yet.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
     pub workspace: Option<String>,
@@ -29,22 +31,24 @@ pub(super) struct Waiting {
     pub not_before: Boot,
 }
 
-/// Those Tenants, by their names.
+/// The waiting Tenants by name.
 pub(super) type Known = BTreeMap<TenantKey, Waiting>;
 
-/// What a round of seeing to the CRD has come to.
+/// The result of one round of work on the CRD.
 #[derive(Debug, Default)]
 pub(super) struct CrdRound {
-    /// Which Tenants still wait to be put back; `None` while that is not known.
+    /// Tenants that still wait; `None` while that is unknown.
     pub waiting: Option<Known>,
     pub problem: Option<String>,
 }
 
-/// While the CRD goes.
+/// Records the Tenants of a CRD that is being deleted.
 pub(super) async fn keep_tenants(client: &Client, known: &Deletions) -> CrdRound {
     let kept = async {
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-        let crd = crds.get_metadata_opt(Tenant::crd_name()).await;
+        let reading = crds.get_metadata_opt(Tenant::crd_name());
+        let crd = tokio::time::timeout(DEADLINE, reading).await;
+        let crd = crd.map_err(|_| format!("no answer within {} s", DEADLINE.as_secs()))?;
         let crd = crd.map_err(|error| chain(&error))?;
         let Some(deleted) = crd.and_then(|crd| crd.metadata.deletion_timestamp) else {
             return Ok(None);
@@ -65,7 +69,7 @@ pub(super) async fn keep_tenants(client: &Client, known: &Deletions) -> CrdRound
     }
 }
 
-/// Makes sure of the CRD, and puts back the Tenants that are kept.
+/// Ensures the CRD, and restores the recorded Tenants.
 pub(super) async fn put_back_tenants(performer: &Performer, before: Known) -> CrdRound {
     let client = &performer.member.client;
     let records = match rescue::records(client).await {
@@ -87,7 +91,7 @@ pub(super) async fn put_back_tenants(performer: &Performer, before: Known) -> Cr
     }
 }
 
-/// Tries each that is due by itself, and returns those that still wait.
+/// Tries all that are due, each with its own back-off, and returns the waiting ones.
 async fn put_back_due(
     client: &Client,
     events: &Events,
@@ -114,7 +118,7 @@ async fn put_back_due(
     waiting
 }
 
-/// `None` when nothing of it waits any more.
+/// Returns `None` if the record is settled.
 async fn put_back(
     client: &Client,
     events: &Events,
@@ -253,7 +257,7 @@ mod tests {
         let bad = waiting.values().next().unwrap();
         assert!(bad.problem.contains("exceeded quota"), "{}", bad.problem);
         assert_eq!((created(&asked, "good"), bad.failures), (1, 1));
-        // It backs off by itself.
+        // It backs off.
         let waiting = round(&client, true, waiting).await;
         assert_eq!((created(&asked, "bad"), waiting.len()), (1, 1));
     }

@@ -156,7 +156,7 @@ impl Performer {
                     warning: true,
                     reason: "LeftoversStay",
                     message: format!(
-                        "nothing that a former revision left was removed: {} documents of the newest cannot be read",
+                        "removed nothing that an earlier revision left: {} documents of the newest cannot be read",
                         kept.unread
                     ),
                 },

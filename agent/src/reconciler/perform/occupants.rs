@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use krypton_crds::tenant::Tenant;
 use kube::api::{Api, DynamicObject, ListParams};
-use kube::core::discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList};
+use kube::core::discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList, APIResourceDiscovery};
 use kube::core::{ApiResource, ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 
@@ -30,6 +30,8 @@ const TRACES: [(&str, &str); 5] = [
     ("discovery.k8s.io", "endpointslices"),
     ("events.k8s.io", "events"),
 ];
+/// How the names of API groups end that serve measurements and keep no objects.
+const METRICS: &str = "metrics.k8s.io";
 /// Objects that Kubernetes, OpenShift and Istio create in every namespace.
 const EVERYWHERE: [(&str, &str); 9] = [
     ("configmaps", "istio-ca-root-cert"),
@@ -56,7 +58,7 @@ struct Kinds {
     scopes: Scopes,
 }
 
-/// What tells the objects of a workspace apart.
+/// Decides which objects keep a workspace.
 struct Judge<'a> {
     release: &'a ReleaseKey,
     /// The Tenant that is being deleted, where it lives in its own workspace.
@@ -69,7 +71,7 @@ impl Performer {
     pub(super) async fn is_occupied(&self, job: &Job) -> Result<bool, Fault> {
         let client = &self.member.helm_client;
         let kinds = served(client).await?;
-        // What the cluster names may be older than its CRDs.
+        // Discovery may lag behind the CRDs.
         let tenants = (
             Tenant::group(&()).into_owned(),
             Tenant::kind(&()).into_owned(),
@@ -146,43 +148,57 @@ impl Kinds {
             .metadata
             .and_then(|meta| meta.name)
             .unwrap_or_default();
+        // Versions come in the order of preference.
         for version in group.versions {
             let number = version.version.unwrap_or_default();
-            if version.freshness.as_deref() == Some("Stale") {
+            // One that has never answered may serve anything.
+            let unknown = version.resources.is_empty() || version.resources.iter().any(may_hold);
+            let stale = version.freshness.as_deref() == Some("Stale");
+            if stale && unknown && !name.ends_with(METRICS) {
                 self.hidden
                     .push(format!("objects of {name}/{number} (API not available)"));
             }
             for resource in version.resources {
-                let kind = resource.response_kind.and_then(|kind| kind.kind);
-                let (kind, plural) = (
-                    kind.unwrap_or_default(),
-                    resource.resource.unwrap_or_default(),
-                );
-                let namespaced = resource.scope.as_deref() == Some("Namespaced");
-                let first = self.scopes.insert((name.clone(), kind.clone()), namespaced);
-                let can = |verb: &str| resource.verbs.iter().any(|known| known == verb);
-                // Versions come in the order of preference. What cannot be deleted does not go with a namespace.
-                let passed = TRACES.contains(&(name.as_str(), plural.as_str()));
-                if first.is_some() || !namespaced || passed || !can("delete") {
-                    continue;
-                }
-                if !can("list") {
-                    self.hidden.push(format!("{plural} (kind without lists)"));
-                    continue;
-                }
-                self.listed.push(ApiResource {
-                    api_version: match name.as_str() {
-                        "" => number.clone(),
-                        name => format!("{name}/{number}"),
-                    },
-                    group: name.clone(),
-                    version: number.clone(),
-                    kind,
-                    plural,
-                });
+                self.add_resource(&name, &number, resource);
             }
         }
     }
+
+    fn add_resource(&mut self, group: &str, version: &str, resource: APIResourceDiscovery) {
+        let holds = may_hold(&resource);
+        let listed = resource.verbs.iter().any(|verb| verb == "list");
+        let kind = resource.response_kind.and_then(|kind| kind.kind);
+        let kind = kind.unwrap_or_default();
+        let plural = resource.resource.unwrap_or_default();
+        let namespaced = resource.scope.as_deref() == Some("Namespaced");
+        self.scopes
+            .insert((group.to_owned(), kind.clone()), namespaced);
+        let mut known = self.listed.iter();
+        let known = known.any(|known| known.group == group && known.plural == plural);
+        if known || !holds || TRACES.contains(&(group, plural.as_str())) {
+            return;
+        }
+        if !listed {
+            self.hidden.push(format!("{plural} (kind without lists)"));
+            return;
+        }
+        self.listed.push(ApiResource {
+            api_version: match group {
+                "" => version.to_owned(),
+                group => format!("{group}/{version}"),
+            },
+            group: group.to_owned(),
+            version: version.to_owned(),
+            kind,
+            plural,
+        });
+    }
+}
+
+/// Whether a namespace takes objects of this kind along. Kubernetes deletes no others with it.
+fn may_hold(resource: &APIResourceDiscovery) -> bool {
+    let deleted = resource.verbs.iter().any(|verb| verb == "delete");
+    deleted && resource.scope.as_deref() == Some("Namespaced")
 }
 
 /// The objects of one kind that keep the namespace.
@@ -217,7 +233,7 @@ async fn look(
     Ok(found)
 }
 
-/// Sets apart the refusals that last from those that a retry may overcome.
+/// Separates refusals that last from errors that a retry may overcome.
 fn refused<T>(answer: kube::Result<T>) -> kube::Result<Result<T, &'static str>> {
     match answer {
         Ok(list) => Ok(Ok(list)),
@@ -233,7 +249,7 @@ fn refused<T>(answer: kube::Result<T>) -> kube::Result<Result<T, &'static str>> 
 }
 
 impl Judge<'_> {
-    /// Names an object that keeps the namespace, and says why it does.
+    /// Names an object that keeps the namespace, and the reason.
     fn reason(&self, kind: &ApiResource, object: &ObjectMeta) -> Option<String> {
         let name = object.name.as_deref().unwrap_or_default();
         let tenant = kind.kind == Tenant::kind(&()) && kind.group == Tenant::group(&());
@@ -260,7 +276,7 @@ impl Judge<'_> {
         Some(format!("{} {name} ({why})", kind.kind))
     }
 
-    /// Whether the object goes with another one of the namespace, which is judged by itself.
+    /// Whether the object goes with another object of the namespace, which has its own verdict.
     fn is_owned(&self, object: &ObjectMeta) -> bool {
         let within = |owner: &OwnerReference| {
             let group = owner
@@ -273,14 +289,14 @@ impl Judge<'_> {
         object.owner_references.iter().flatten().any(within)
     }
 
-    /// Copies of releases that nobody could decode.
+    /// Whether it is a copy of a release that could not be decoded.
     fn is_of_krypton(&self, kind: &ApiResource, name: &str) -> bool {
         let copy = format!("unreadable.{}.v", self.release.name);
         kind.group.is_empty() && kind.plural == "secrets" && name.starts_with(&copy)
     }
 }
 
-/// Whether Kubernetes made the Secret for a service account by itself, as it did before 1.24.
+/// Whether it is a token that Kubernetes before 1.24 created for each service account.
 fn is_token(object: &ObjectMeta, name: &str) -> bool {
     let annotations = object.annotations.as_ref();
     let account = annotations.and_then(|annotations| annotations.get(TOKEN_OF));
@@ -473,6 +489,13 @@ mod tests {
         assert_eq!(of(&version("Stale", &["list", "delete"])).len(), 1);
         assert_eq!(of(&version("Current", &["delete"])).len(), 1);
         assert_eq!(of(&version("Current", &["get"])), Vec::<String>::new());
+        assert_eq!(of(&version("Stale", &["get"])), Vec::<String>::new());
+        let silent = |group: &str| {
+            json!({"items": [{"metadata": {"name": group},
+                "versions": [{"version": "v1", "freshness": "Stale"}]}]})
+        };
+        assert_eq!(of(&silent("g")).len(), 1);
+        assert_eq!(of(&silent("custom.metrics.k8s.io")), Vec::<String>::new());
     }
 
     /// Looks at ConfigMaps of an apiserver that answers so.
