@@ -20,7 +20,7 @@ pub struct Declared {
 /// The objects that a manifest declares.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Declarations {
-    objects: BTreeSet<Declared>,
+    pub objects: BTreeSet<Declared>,
     /// How many documents cannot be read: they may declare anything.
     pub unread: usize,
 }
