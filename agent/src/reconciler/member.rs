@@ -23,6 +23,7 @@ use crate::subject::Subject;
 const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
 /// Between two rounds without a CRD or a list of records. No Tenant is reconciled meanwhile.
 const CRD_RETRY_MAX: Duration = Duration::from_secs(10);
+
 impl Reconciler {
     /// When the apiserver last answered. Whoever started us had just heard it.
     pub(super) fn heard(&self) -> Boot {
@@ -119,7 +120,13 @@ impl Reconciler {
 
     /// Which Tenants are not put back yet, and why the first is not.
     fn not_restored(&self) -> Option<String> {
-        let waiting = self.waiting.as_ref().filter(|_| self.permitted)?;
+        if !self.permitted {
+            return None;
+        }
+        let Some(waiting) = &self.waiting else {
+            let problem = self.crd_problem.as_ref();
+            return problem.map(|problem| format!("no Tenant is reconciled: {problem}"));
+        };
         let (tenant, first) = waiting.first_key_value()?;
         Some(format!(
             "Tenants not restored since their CRD was deleted: {}; the first is {tenant}: {}",
@@ -200,6 +207,7 @@ impl Reconciler {
         let pause = CRD_EVERY.max(retry_pause(self.crd_failures, CRD_RETRY_MAX));
         self.crd_not_before = Boot(now.0 + pause);
         let ensured = round.problem.is_none() && self.index.crd() == Some(CrdState::Present);
+        self.crd_problem.clone_from(&round.problem);
         if let Some(problem) = round.problem {
             tracing::warn!(member = %self.member.name, %problem, "the Tenant CRD");
             self.problem = Some(problem);
