@@ -36,7 +36,7 @@ const DEADLINE: Duration = Duration::from_secs(3);
 pub enum Bookkeeping {
     /// Secret `krypton-desired-state`.
     DesiredState,
-    /// Secret `krypton-rescued-tenants`.
+    /// Secrets `krypton-rescued-tenant-…`.
     RescuedTenants,
     /// Lease `krypton-agent`.
     Lease,

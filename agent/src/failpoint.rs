@@ -12,7 +12,7 @@ pub use strike::{Injected, PLAN, STRUCK, around, around_now, around_or};
 pub const MOMENTS: [&str; 2] = ["before", "after"];
 
 /// The effects of the reconciler and of the agent's process, each at one place in this crate.
-pub const EFFECTS: [&str; 64] = [
+pub const EFFECTS: [&str; 63] = [
     "anchor.create",
     "anchor.update",
     "cert-manager-crd.delete",
@@ -64,12 +64,11 @@ pub const EFFECTS: [&str; 64] = [
     "release.set-aside",
     "release.sign-rollback",
     "release.unlock",
-    "rescue.create",
     "rescue.delete",
     "rescue.forget",
+    "rescue.keep",
     "rescue.let-go",
     "rescue.put-back",
-    "rescue.replace",
     "scratch.folder",
     "session.open",
     "tenant.annotate",

@@ -410,18 +410,6 @@ impl Index {
         found.map(|((found, _), _)| found.namespace.as_str())
     }
 
-    /// Whether any release at all is in the namespace.
-    pub fn has_releases(&self, namespace: &str) -> bool {
-        let first = ReleaseKey {
-            namespace: namespace.to_owned(),
-            name: String::new(),
-        };
-        self.revisions
-            .from((first, 0))
-            .next()
-            .is_some_and(|((found, _), _)| found.namespace == namespace)
-    }
-
     /// The workloads that carry the release's annotation.
     pub fn release_workloads(&self, key: &ReleaseKey) -> BTreeMap<WorkloadKey, WorkloadState> {
         let mut found = BTreeMap::new();

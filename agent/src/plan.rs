@@ -132,7 +132,7 @@ pub struct View<'a> {
     /// Where else there is a release of this name that the original has made and nobody asks for, of a Tenant
     /// that has none and names no workspace.
     pub elsewhere: Option<&'a str>,
-    /// Other Tenants, deployments or releases are in the workspace.
+    /// Other Tenants or deployments use the workspace.
     pub workspace_shared: bool,
     /// The newest revision, decoded; where that was needed.
     pub facts: Option<&'a Release>,

@@ -8,6 +8,7 @@ mod helm_queue;
 mod member;
 mod perform;
 mod placing;
+mod restoring;
 mod subjects;
 mod told;
 mod turns;
@@ -205,11 +206,13 @@ async fn reconcile(
         running: HashMap::new(),
         crd_jobs: JoinSet::new(),
         crd_checked: false,
+        waiting: None,
         crd_lost: false,
         list_anew: false,
         listed: ListedUnder::default(),
         crd_not_before: Boot::default(),
         crd_failures: 0,
+        crd_problem: None,
         recording_failures: 0,
         slots: BTreeMap::new(),
         facts: BTreeMap::new(),
@@ -337,9 +340,11 @@ struct Reconciler {
     jobs: JoinSet<Box<Done>>,
     /// Whose each of them is, and its span.
     running: HashMap<Id, (SubjectKey, Span)>,
-    crd_jobs: JoinSet<Result<(), String>>,
+    crd_jobs: JoinSet<restoring::CrdRound>,
     /// The CRD is up to date and nothing waits to be put back.
     crd_checked: bool,
+    /// Tenants that were kept when their CRD went and are not back; `None` until that is read.
+    waiting: Option<restoring::Known>,
     /// The CRD was away: until it is seen to, Tenants that are not there may be such as are yet to be put
     /// back.
     crd_lost: bool,
@@ -348,6 +353,7 @@ struct Reconciler {
     listed: ListedUnder,
     crd_not_before: Boot,
     crd_failures: u32,
+    crd_problem: Option<String>,
     recording_failures: u32,
     slots: BTreeMap<SubjectKey, Slot>,
     facts: BTreeMap<ReleaseKey, Arc<Release>>,
@@ -515,7 +521,10 @@ impl Reconciler {
                 if after != before {
                     tracing::debug!(member = %self.member.name, crd = ?after, "the Tenant CRD");
                     self.crd_checked = false;
-                    self.crd_lost |= before.is_some() && after != Some(CrdState::Present);
+                    if before.is_some() && after != Some(CrdState::Present) {
+                        self.crd_lost = true;
+                        self.see_to_crd_again();
+                    }
                     // The watch on Tenants starts anew with the CRD, without its back-off.
                     if after != Some(CrdState::Terminating) {
                         *tenants = None;

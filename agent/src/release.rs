@@ -31,7 +31,7 @@ pub(crate) use digest::digest_of;
 pub(crate) use hooks::has_delete_hooks;
 pub use hooks::running_hook;
 pub use objects::{
-    Declared, ORIGINALS_NAMESPACE, declares_anywhere, in_default, left_over, objects,
+    Declarations, Declared, ORIGINALS_NAMESPACE, declares_anywhere, in_default, left_over, objects,
 };
 pub(crate) use strict::{UNCLEAR, strict_objects};
 
@@ -427,13 +427,13 @@ fn workloads(manifest: &str, namespace: &str) -> Vec<Workload> {
             .iter()
             .any(|kind| document.contains(kind.as_str()))
         {
-            let options = serde_saphyr::options! {
-                duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
-                with_snippet: false,
-            };
-            if let Ok(object) = serde_saphyr::from_str_with_options::<Value>(&document, options) {
-                collect(&object, namespace, &mut found);
-            }
+            let mut objects = Vec::new();
+            manifest::read_document(&document, &mut objects);
+            found.extend(
+                objects
+                    .iter()
+                    .filter_map(|object| workload(object, namespace)),
+            );
         }
     }
     found
@@ -455,33 +455,24 @@ fn documents(manifest: &str) -> Vec<String> {
     documents
 }
 
-fn collect(object: &Value, namespace: &str, found: &mut Vec<Workload>) {
+fn workload(object: &Value, namespace: &str) -> Option<Workload> {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
-    if let ("v1", Some("List"), Some(items)) = (
-        text("/apiVersion").unwrap_or_default(),
-        text("/kind"),
-        object["items"].as_array(),
-    ) {
-        for item in items {
-            collect(item, namespace, found);
-        }
-        return;
-    }
     let kind = WorkloadKind::ALL
         .into_iter()
         .find(|kind| text("/kind") == Some(kind.as_str()));
-    if let (Some("apps/v1"), Some(kind), Some(name)) = (
+    let (Some("apps/v1"), Some(kind), Some(name)) = (
         text("/apiVersion"),
         kind,
         text("/metadata/name").filter(|name| !name.is_empty()),
-    ) {
-        let own = text("/metadata/namespace").filter(|own| !own.is_empty());
-        found.push(Workload {
-            kind,
-            namespace: own.unwrap_or(namespace).to_owned(),
-            name: name.to_owned(),
-        });
-    }
+    ) else {
+        return None;
+    };
+    let own = text("/metadata/namespace").filter(|own| !own.is_empty());
+    Some(Workload {
+        kind,
+        namespace: own.unwrap_or(namespace).to_owned(),
+        name: name.to_owned(),
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,10 @@
-//! Tenants outlive their CRD (design §3, rule 2): when it is deleted, their specs are kept in a Secret,
-//! their finalizers let go without uninstalling, and both are put back. So are those that were to go, since
-//! their finalizers would keep all others away; they are deleted once more.
+//! Keeps Tenants when their CRD is deleted, and restores them (design §3, rule 2).
+//!
+//! Each Tenant is recorded in a separate Secret, and its finalizer is removed without an uninstall. Tenants that
+//! a person had deleted are recorded too, since their finalizers would block the CRD. They are deleted again.
+//!
+//! The reconciler deletes a record before it acts on the restored Tenant. A Tenant that is deleted later therefore
+//! stays deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -12,36 +16,46 @@ use flate2::write::GzEncoder;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
+#[cfg(test)]
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_common::error_chain::chain;
 use krypton_common::names;
+use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::DeserializeGuard;
 use kube::{Client, ResourceExt};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use crate::effect;
 use crate::fence::SYSTEM_NAMESPACE;
 use crate::plan::PREVIOUS_UID_ANNOTATION;
 
-/// The Secret that keeps the specs.
-pub const RESCUE_NAME: &str = "krypton-rescued-tenants";
-const KEY: &str = "tenants.json.gz";
+/// Label on the Secrets that keep a Tenant each.
+pub const RECORD_LABEL: &str = "mesh.openkcm.io/rescued-tenant";
+/// The key of the Tenant in such a Secret.
+pub const RECORD_KEY: &str = "tenant.json.gz";
+/// Objects in an answer.
+const PAGE: u32 = 50;
 const DEADLINE: Duration = Duration::from_secs(30);
 /// The stamps of the CRD and of a Tenant may be of two apiservers, whose clocks differ by less than this.
 const CLOCKS_DIFFER_BY: SignedDuration = SignedDuration::from_secs(60);
-/// A Secret holds 1 MiB; specs compress to some 100 bytes each.
-const LARGEST: u64 = 64 << 20;
+/// Limit of an unpacked Tenant, in bytes. An API server accepts about 3 MiB.
+const LARGEST: u64 = 16 << 20;
 
 #[derive(Debug, Error)]
 pub enum RescueError {
     #[error("listing Tenants before letting them go failed")]
     List(#[source] kube::Error),
-    #[error("Secret {SYSTEM_NAMESPACE}/{RESCUE_NAME} could not be {0}")]
-    Secret(&'static str, #[source] kube::Error),
-    #[error("Secret {SYSTEM_NAMESPACE}/{RESCUE_NAME} does not hold a readable list of Tenants")]
-    Content(#[source] std::io::Error),
+    #[error("Secret {SYSTEM_NAMESPACE}/{0} could not be {1}")]
+    Secret(String, &'static str, #[source] kube::Error),
+    #[error("Secrets with rescued Tenants in {SYSTEM_NAMESPACE} could not be listed")]
+    Records(#[source] kube::Error),
+    #[error(
+        "Secret {SYSTEM_NAMESPACE}/{0} does not hold a readable Tenant; delete it if the Tenant is not needed"
+    )]
+    Content(String, #[source] std::io::Error),
     #[error("letting go of Tenant {0} failed")]
     Release(String, #[source] kube::Error),
     #[error("putting back Tenant {0} failed")]
@@ -145,117 +159,110 @@ fn deleted(tenant: &Tenant, crd: Timestamp, known: &Deletions) -> Option<Deleted
     })
 }
 
-/// Keeps the specs, then lets go of the finalizers. Returns how many Tenants were let go.
+/// The name of the Secret that keeps this Tenant.
+pub fn record_name(namespace: &str, name: &str) -> String {
+    let digest = Sha256::digest(format!("{namespace}/{name}"));
+    let digest: String = digest[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!("krypton-rescued-tenant-{digest}")
+}
+
+/// Records each Tenant, then removes its finalizer. Returns how many it released, and the first error.
+/// An error stops no other Tenant.
 pub async fn keep_and_release(
     client: &Client,
     crd_deleted: Timestamp,
     known: &Deletions,
-) -> Result<usize, RescueError> {
-    tokio::time::timeout(DEADLINE, keep_and_release_now(client, crd_deleted, known))
-        .await
-        .unwrap_or(Err(RescueError::Deadline))
+) -> Result<(usize, Option<RescueError>), RescueError> {
+    let all: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
+    let mut params = ListParams::default().limit(PAGE);
+    let (mut released, mut refused) = (0, None);
+    loop {
+        let list = in_time(all.list(&params))
+            .await?
+            .map_err(RescueError::List)?;
+        // One that does not decode has no finalizer of ours, and no apiserver would take it back.
+        let tenants = list.items.into_iter().filter_map(|tenant| tenant.0.ok());
+        for tenant in tenants {
+            let Some(deleted) = deleted(&tenant, crd_deleted, known) else {
+                continue;
+            };
+            match keep_one(client, &tenant, deleted).await {
+                Ok(gone) => released += usize::from(gone),
+                Err(error) => drop(refused.get_or_insert(error)),
+            }
+        }
+        match list.metadata.continue_.filter(|next| !next.is_empty()) {
+            Some(next) => params = params.continue_token(&next),
+            None => return Ok((released, refused)),
+        }
+    }
 }
 
-async fn keep_and_release_now(
-    client: &Client,
-    crd_deleted: Timestamp,
-    known: &Deletions,
-) -> Result<usize, RescueError> {
-    let all: Api<Tenant> = Api::all(client.clone());
-    let tenants = all
-        .list(&ListParams::default())
-        .await
-        .map_err(RescueError::List)?
-        .items;
-    let going: Vec<(&Tenant, Deleted)> = tenants
-        .iter()
-        .filter_map(|tenant| Some((tenant, deleted(tenant, crd_deleted, known)?)))
+/// Returns whether the finalizer was removed.
+async fn keep_one(client: &Client, tenant: &Tenant, deleted: Deleted) -> Result<bool, RescueError> {
+    keep(client, Kept::of(tenant, deleted)).await?;
+    let ours = [names::TENANT_FINALIZER, names::PLACED_FINALIZER];
+    let finalizers = tenant.finalizers().iter();
+    let finalizers: Vec<&String> = finalizers
+        .filter(|name| !ours.contains(&name.as_str()))
         .collect();
-    if going.is_empty() {
-        return Ok(0);
+    let api: Api<Tenant> = Api::namespaced(client.clone(), &tenant.namespace().unwrap_or_default());
+    let patch = serde_json::json!({
+        "metadata": { "finalizers": finalizers, "resourceVersion": tenant.resource_version() }
+    });
+    let params = PatchParams::default();
+    let (name, patch) = (tenant.name_any(), Patch::Merge(&patch));
+    let call = api.patch_metadata(&name, &params, &patch);
+    match in_time(effect!("rescue.let-go", call)).await? {
+        Ok(_) => Ok(true),
+        // Gone, or written by another client: the next round retries.
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(false),
+        Err(error) => Err(RescueError::Release(name, error)),
     }
-    let all = going
-        .iter()
-        .map(|(tenant, deleted)| Kept::of(tenant, *deleted));
-    keep(client, all.collect()).await?;
-    let mut released = 0;
-    for (tenant, _) in going {
-        let finalizers: Vec<&String> = tenant
-            .finalizers()
-            .iter()
-            .filter(|name| {
-                ![names::TENANT_FINALIZER, names::PLACED_FINALIZER].contains(&name.as_str())
-            })
-            .collect();
-        let api: Api<Tenant> =
-            Api::namespaced(client.clone(), &tenant.namespace().unwrap_or_default());
-        let patch = serde_json::json!({
-            "metadata": { "finalizers": finalizers, "resourceVersion": tenant.resource_version() }
-        });
-        let params = PatchParams::default();
-        let (name, patch) = (tenant.name_any(), Patch::Merge(&patch));
-        let call = api.patch_metadata(&name, &params, &patch);
-        match effect!("rescue.let-go", call).await {
-            Ok(_) => released += 1,
-            // Gone, or just written by somebody: the next round sees to it.
-            Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
-            Err(error) => return Err(RescueError::Release(tenant.name_any(), error)),
-        }
-    }
-    Ok(released)
 }
 
-/// In the place of what is kept of its name. Who was here before us may have known more.
-fn add(kept: &mut Vec<Kept>, mut tenant: Kept) {
-    let same = |old: &Kept| (&old.namespace, &old.name) == (&tenant.namespace, &tenant.name);
-    if let Some(place) = kept.iter().position(same) {
-        let old = kept.swap_remove(place);
-        if old.uid == tenant.uid {
-            tenant.deleted = tenant.deleted.max(old.deleted);
-            tenant.finalizer |= old.finalizer;
-            tenant.placed |= old.placed;
+impl Kept {
+    /// Merges the record of an earlier process, which may have known more.
+    fn after(mut self, before: Option<Self>) -> Self {
+        if let Some(before) = before.filter(|before| before.uid == self.uid) {
+            self.deleted = self.deleted.max(before.deleted);
+            self.finalizer |= before.finalizer;
+            self.placed |= before.placed;
         }
+        self
     }
-    kept.push(tenant);
 }
 
-/// Adds to what is kept already: a crash in between must not lose the first half.
-async fn keep(client: &Client, tenants: Vec<Kept>) -> Result<(), RescueError> {
+/// Replaces an older record of this name.
+async fn keep(client: &Client, tenant: Kept) -> Result<(), RescueError> {
     let api: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let found = api
-        .get_opt(RESCUE_NAME)
-        .await
-        .map_err(|error| RescueError::Secret("read", error))?;
-    let mut kept = match &found {
-        Some(secret) => unpack(secret)?,
-        None => Vec::new(),
-    };
-    for tenant in tenants {
-        add(&mut kept, tenant);
+    let name = record_name(&tenant.namespace, &tenant.name);
+    let found = in_time(api.get_opt(&name)).await?;
+    let found = found.map_err(|error| RescueError::Secret(name.clone(), "read", error))?;
+    let before = found.as_ref().and_then(|secret| unpack(secret).ok());
+    let tenant = tenant.after(before.clone());
+    if before.as_ref() == Some(&tenant) {
+        return Ok(());
     }
-    let data = Some([(KEY.to_owned(), ByteString(pack(&kept)?))].into());
+    let mut secret = found.unwrap_or_default();
+    let label = (RECORD_LABEL.to_owned(), "true".to_owned());
+    secret.labels_mut().extend([label]);
+    secret.metadata.name = Some(name.clone());
+    secret.data = Some([(RECORD_KEY.to_owned(), ByteString(pack(&name, &tenant)?))].into());
     let params = PostParams::default();
-    let written = match found {
-        Some(secret) => {
-            let next = Secret { data, ..secret };
-            effect!("rescue.replace", api.replace(RESCUE_NAME, &params, &next)).await
-        }
-        None => {
-            let metadata = ObjectMeta {
-                name: Some(RESCUE_NAME.to_owned()),
-                ..ObjectMeta::default()
-            };
-            let new = Secret {
-                metadata,
-                data,
-                ..Secret::default()
-            };
-            effect!("rescue.create", api.create(&params, &new)).await
+    let writing = async {
+        match &secret.metadata.uid {
+            Some(_) => api.replace(&name, &params, &secret).await,
+            None => api.create(&params, &secret).await,
         }
     };
+    let written = in_time(effect!("rescue.keep", writing)).await?;
     written
-        .map(|_| ())
-        .map_err(|error| RescueError::Secret("written", error))
+        .map(drop)
+        .map_err(|error| RescueError::Secret(name.clone(), "written", error))
 }
 
 /// A Tenant of which a kept one has the name.
@@ -266,41 +273,80 @@ pub enum Restored {
     InTheWay(Tenant, String),
 }
 
-/// Puts back what is kept, once the CRD is served again.
-/// One that is not taken back keeps none of the others away, and stays kept.
-pub async fn restore(client: &Client) -> Result<Vec<Restored>, RescueError> {
+/// The record of a Tenant.
+#[derive(Debug)]
+pub struct Record {
+    secret: Secret,
+    kept: Result<Kept, RescueError>,
+}
+
+impl Record {
+    fn of(secret: Secret) -> Self {
+        let kept = unpack(&secret);
+        Self { secret, kept }
+    }
+
+    /// Names the Tenant, or the Secret if the record cannot be read.
+    pub fn key(&self) -> TenantKey {
+        let (namespace, name) = match &self.kept {
+            Ok(kept) => (kept.namespace.clone(), kept.name.clone()),
+            Err(_) => (SYSTEM_NAMESPACE.to_owned(), self.secret.name_any()),
+        };
+        TenantKey { namespace, name }
+    }
+
+    /// Where its release is.
+    pub fn workspace(&self) -> Option<String> {
+        let kept = self.kept.as_ref().ok()?.clone();
+        Some(kept.into_tenant().workspace().to_owned())
+    }
+
+    /// Creates the Tenant again, and deletes the record.
+    ///
+    /// # Errors
+    /// When the API server refuses the Tenant, or the record stays.
+    pub async fn put_back(self, client: &Client) -> Result<Option<Restored>, RescueError> {
+        let restored = put_back(client, self.kept?).await?;
+        forget(client, &self.secret).await?;
+        Ok(restored)
+    }
+}
+
+/// Lists all records.
+///
+/// # Errors
+/// When they cannot be listed.
+pub async fn records(client: &Client) -> Result<Vec<Record>, RescueError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let found = in_time(secrets.get_opt(RESCUE_NAME)).await?;
-    let found = found.map_err(|error| RescueError::Secret("read", error))?;
-    let Some(secret) = found else {
-        return Ok(Vec::new());
-    };
-    let (mut restored, mut refused) = (Vec::new(), None);
-    for kept in unpack(&secret)? {
-        match put_back(client, kept).await {
-            Ok(found) => restored.extend(found),
-            Err(error) => {
-                tracing::warn!(problem = %chain(&error), "not put back yet");
-                refused = Some(error);
-            }
+    let mut params = ListParams::default().labels(RECORD_LABEL).limit(PAGE);
+    let mut records = Vec::new();
+    loop {
+        let list = in_time(secrets.list(&params)).await?;
+        let list = list.map_err(RescueError::Records)?;
+        records.extend(list.items.into_iter().map(Record::of));
+        match list.metadata.continue_.filter(|next| !next.is_empty()) {
+            Some(next) => params = params.continue_token(&next),
+            None => return Ok(records),
         }
     }
-    if let Some(refused) = refused {
-        return Err(refused);
-    }
-    let preconditions = Preconditions {
-        resource_version: secret.metadata.resource_version.clone(),
-        uid: secret.metadata.uid.clone(),
-    };
+}
+
+async fn forget(client: &Client, secret: &Secret) -> Result<(), RescueError> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let params = DeleteParams {
-        preconditions: Some(preconditions),
+        preconditions: Some(Preconditions {
+            resource_version: secret.metadata.resource_version.clone(),
+            uid: secret.metadata.uid.clone(),
+        }),
         ..DeleteParams::default()
     };
-    let forgetting = effect!("rescue.forget", secrets.delete(RESCUE_NAME, &params));
-    forgetting
-        .await
-        .map_err(|error| RescueError::Secret("deleted", error))?;
-    Ok(restored)
+    let name = secret.name_any();
+    let forgetting = effect!("rescue.forget", secrets.delete(&name, &params));
+    match in_time(forgetting).await? {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(RescueError::Secret(name, "deleted", error)),
+    }
 }
 
 async fn put_back(client: &Client, kept: Kept) -> Result<Option<Restored>, RescueError> {
@@ -372,28 +418,51 @@ async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<Deleted, RescueErr
     }
 }
 
-fn pack(kept: &[Kept]) -> Result<Vec<u8>, RescueError> {
+fn pack(name: &str, kept: &Kept) -> Result<Vec<u8>, RescueError> {
+    let content = |error| RescueError::Content(name.to_owned(), error);
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    let json = serde_json::to_vec(kept).map_err(|error| RescueError::Content(error.into()))?;
+    let json = serde_json::to_vec(kept).map_err(|error| content(error.into()))?;
     encoder
         .write_all(&json)
         .and_then(|()| encoder.finish())
-        .map_err(RescueError::Content)
+        .map_err(content)
 }
 
-fn unpack(secret: &Secret) -> Result<Vec<Kept>, RescueError> {
-    let missing = || std::io::Error::other(format!("key {KEY} is missing"));
+fn unpack(secret: &Secret) -> Result<Kept, RescueError> {
+    let content = |error| RescueError::Content(secret.name_any(), error);
+    let missing = || std::io::Error::other(format!("key {RECORD_KEY} is missing"));
     let packed = secret
         .data
         .as_ref()
-        .and_then(|data| data.get(KEY))
-        .ok_or_else(|| RescueError::Content(missing()))?;
+        .and_then(|data| data.get(RECORD_KEY))
+        .ok_or_else(|| content(missing()))?;
     let mut json = Vec::new();
     GzDecoder::new(packed.0.as_slice())
         .take(LARGEST)
         .read_to_end(&mut json)
-        .map_err(RescueError::Content)?;
-    serde_json::from_slice(&json).map_err(|error| RescueError::Content(error.into()))
+        .map_err(content)?;
+    serde_json::from_slice(&json).map_err(|error| content(error.into()))
+}
+
+/// The record of a Tenant.
+#[cfg(test)]
+pub(crate) fn record_of(tenant: &Tenant) -> Secret {
+    let kept = Kept::of(tenant, Deleted::No);
+    let name = record_name(&kept.namespace, &kept.name);
+    Secret {
+        data: Some(
+            [(
+                RECORD_KEY.to_owned(),
+                ByteString(pack(&name, &kept).unwrap()),
+            )]
+            .into(),
+        ),
+        metadata: ObjectMeta {
+            name: Some(name),
+            ..ObjectMeta::default()
+        },
+        ..Secret::default()
+    }
 }
 
 #[cfg(test)]
@@ -439,14 +508,20 @@ mod tests {
         }
     }
 
+    fn recorded(kept: &Kept) -> Secret {
+        let data = ByteString(pack("record", kept).unwrap());
+        Secret {
+            data: Some([(RECORD_KEY.to_owned(), data)].into()),
+            ..Secret::default()
+        }
+    }
+
     #[test]
     fn a_kept_tenant_comes_back_with_its_spec_and_its_old_uid() {
-        let kept = vec![Kept::of(&tenant(Some(100)), Deleted::No)];
-        let secret = Secret {
-            data: Some([(KEY.to_owned(), ByteString(pack(&kept).unwrap()))].into()),
-            ..Secret::default()
-        };
-        let back = unpack(&secret).unwrap().remove(0).into_tenant();
+        let record = Record::of(recorded(&Kept::of(&tenant(Some(100)), Deleted::No)));
+        assert_eq!(record.workspace().as_deref(), Some("acme"));
+        assert_eq!(record.key().to_string(), "team/acme");
+        let back = record.kept.unwrap().into_tenant();
         assert_eq!(back.namespace().as_deref(), Some("team"));
         assert_eq!(back.annotations()[PREVIOUS_UID_ANNOTATION], "old");
         assert_eq!(back.metadata.deletion_timestamp, None);
@@ -470,11 +545,12 @@ mod tests {
         let mut held = tenant(Some(100));
         let finalizers = ["example.org/hold", names::TENANT_FINALIZER];
         held.metadata.finalizers = Some(finalizers.map(str::to_owned).to_vec());
-        let mut kept = vec![Kept::of(&held, Deleted::No)];
+        let before = Kept::of(&held, Deleted::No);
         // Ours is off already, and somebody else's holds it still.
         held.metadata.finalizers = Some(vec![finalizers[0].to_owned()]);
-        add(&mut kept, Kept::of(&held, Deleted::No));
-        let back = kept.remove(0).into_tenant();
+        let back = Kept::of(&held, Deleted::No)
+            .after(Some(before))
+            .into_tenant();
         assert_eq!(back.finalizers(), [names::TENANT_FINALIZER]);
     }
 
@@ -485,9 +561,8 @@ mod tests {
             ..Kept::of(&tenant(Some(99)), deleted)
         };
         for (uid, expected) in [("old", Deleted::Yes), ("another", Deleted::Perhaps)] {
-            let mut kept = vec![of("old", Deleted::Yes)];
-            add(&mut kept, of(uid, Deleted::Perhaps));
-            assert_eq!(kept, [of(uid, expected)]);
+            let kept = of(uid, Deleted::Perhaps).after(Some(of("old", Deleted::Yes)));
+            assert_eq!(kept, of(uid, expected));
         }
     }
 
@@ -501,11 +576,21 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_in_the_secret_is_an_error_and_not_an_empty_list() {
-        let secret = Secret {
-            data: Some([(KEY.to_owned(), ByteString(b"rubbish".to_vec()))].into()),
-            ..Secret::default()
-        };
-        assert!(matches!(unpack(&secret), Err(RescueError::Content(_))));
+    fn rubbish_in_a_record_is_an_error() {
+        let mut secret = recorded(&Kept::of(&tenant(None), Deleted::No));
+        secret.metadata.name = Some("record".to_owned());
+        let data = secret.data.get_or_insert_default();
+        data.insert(RECORD_KEY.to_owned(), ByteString(b"rubbish".to_vec()));
+        let record = Record::of(secret);
+        assert_eq!(record.key().to_string(), "krypton-system/record");
+        assert!(matches!(record.kept, Err(RescueError::Content(..))));
+    }
+
+    #[test]
+    fn each_tenant_has_its_own_record() {
+        let names = [("a", "b-c"), ("a-b", "c"), ("a", "b")];
+        let names: BTreeSet<_> = names.map(|(ns, name)| record_name(ns, name)).into();
+        assert_eq!(names.len(), 3);
+        assert!(names.iter().all(|name| name.len() <= 63), "{names:?}");
     }
 }

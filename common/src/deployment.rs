@@ -100,7 +100,7 @@ pub struct Deed {
 
 /// What home tells: the event as the member has it, as the original had it at home (reference 1.5), and whether
 /// it is a warning. All else home tells out of states.
-pub const TOLD_AT_HOME: [(&str, &str, bool); 8] = [
+pub const TOLD_AT_HOME: [(&str, &str, bool); 9] = [
     ("DriftDetected", "DriftDetected", true),
     ("DriftHealed", "RepairTriggered", true),
     ("HelmRolledBack", "HelmRolledBack", true),
@@ -109,6 +109,7 @@ pub const TOLD_AT_HOME: [(&str, &str, bool); 8] = [
     ("ReleaseUnreadable", "ReleaseUnreadable", true),
     ("WorkspaceCreated", "EdgeNamespaceCreated", false),
     ("WorkspaceDeleted", "EdgeNamespaceDeleteRequested", false),
+    ("WorkspaceKept", "WorkspaceKept", true),
 ];
 
 /// Of one order, the latest: what is beyond is lost, as events may be. With their texts, those of all reports of a

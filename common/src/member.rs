@@ -22,4 +22,6 @@ pub struct MemberReport {
     pub applied: Option<(Version, String)>,
     /// The member has a record of a later desired state than the one we were given.
     pub ahead: Option<Version>,
+    /// How many Tenants wait to be restored after the deletion of their CRD, and why the first does.
+    pub not_restored: Option<String>,
 }

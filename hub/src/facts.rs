@@ -46,6 +46,8 @@ pub mod reason {
     pub const OBSERVING: &str = "Observing";
     pub const STARTING: &str = "Starting";
     pub const STALE: &str = "StaleDesiredState";
+    /// Tenants wait to be put back after the deletion of their CRD.
+    pub const NOT_RESTORED: &str = "TenantsNotRestored";
     pub const BY_AGENT: &str = "ByAgent";
     pub const AGENT_AWAY: &str = "AgentAway";
     pub const UNINSTALLING: &str = "Uninstalling";

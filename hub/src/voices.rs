@@ -664,6 +664,8 @@ fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
         };
         let message = format!("{other} holds the Lease; {who} observes");
         State::new(Truth::True, reason::OBSERVING, message)
+    } else if let (true, Some(why)) = (said.connected, &said.not_restored) {
+        State::new(Truth::False, reason::NOT_RESTORED, why.clone())
     } else if said.connected && said.synced && said.writing && said.applied.is_some() {
         State::new(Truth::True, reason::RECONCILING, "")
     } else if said.connected {

@@ -460,6 +460,7 @@ impl From<&MemberReport> for v1::Member {
             problem,
             applied: acted_on,
             ahead,
+            not_restored,
         } = report;
         Self {
             synced: *synced,
@@ -470,6 +471,7 @@ impl From<&MemberReport> for v1::Member {
             problem: problem.clone().map(|problem| text(problem, TEXT_MAX)),
             applied: acted_on.as_ref().map(applied),
             ahead: ahead.map(Into::into),
+            not_restored: not_restored.clone().map(|why| text(why, TEXT_MAX)),
         }
     }
 }
@@ -485,6 +487,7 @@ impl From<v1::Member> for MemberReport {
             problem,
             applied,
             ahead,
+            not_restored,
         } = member;
         Self {
             synced,
@@ -495,6 +498,7 @@ impl From<v1::Member> for MemberReport {
             problem: problem.map(|problem| text(problem, TEXT_MAX)),
             applied: applied.and_then(v1::Applied::read),
             ahead: ahead.map(Into::into),
+            not_restored: not_restored.map(|why| text(why, TEXT_MAX)),
         }
     }
 }
@@ -1060,7 +1064,7 @@ mod tests {
             let [synced, ready, writing, connected] = flags;
             let report = MemberReport {
                 synced, ready, writing, connected,
-                problem: holder.clone(), holder,
+                problem: holder.clone(), not_restored: holder.clone(), holder,
                 applied: version.map(|version| (version, "digest".to_owned())),
                 ahead: version,
             };

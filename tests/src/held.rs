@@ -4,7 +4,7 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 
@@ -35,6 +35,9 @@ impl<'a> Held<'a> {
         let map = json!({"metadata": {"name": "held", "finalizers": ["example.org/hold"]}});
         let map = serde_json::from_value(map)?;
         held.maps().create(&PostParams::default(), &map).await?;
+        // It is going already, so it does not keep the namespace, but holds it.
+        let params = DeleteParams::default();
+        held.maps().delete("held", &params).await?;
         desk.delete(NAMESPACE, name).await?;
         eventually("its release to be gone", PATIENCE, async || {
             let left = desk.releases().await?;

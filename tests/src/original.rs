@@ -136,7 +136,7 @@ impl Original<'_> {
         let client = self.cluster.client();
         let secrets: Api<Secret> = Api::namespaced(client.clone(), workspace);
         let secret = secrets.get(&release::secret_name(release, 1)).await?;
-        for object in release::objects(&secret)? {
+        for object in release::objects(&secret)?.objects {
             if object.namespace.is_none() {
                 move_to_default(&client, workspace, &object).await?;
             }

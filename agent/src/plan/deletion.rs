@@ -28,7 +28,8 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
 pub(super) fn retire(view: &View<'_>) -> Plan {
     let plan = removal(view);
     match plan.action {
-        Action::RemoveFinalizer { .. } if !view.has_finalizer() => {
+        // A workspace that was kept when the finalizer went is not looked at again.
+        Action::RemoveFinalizer { .. } | Action::DeleteWorkspace if !view.has_finalizer() => {
             let orphaned = plan.action == Action::RemoveFinalizer { orphaned: true };
             let why = "the cluster was taken out of the fleet with deletionPolicy Uninstall";
             Plan::wait(over(view, orphaned, why))
@@ -82,7 +83,7 @@ fn removal(view: &View<'_>) -> Plan {
         };
     }
     match view.workspace {
-        // Made by us, and nobody else is in it (design §3, rule 8).
+        // Krypton created it, and no other subject uses it. It is deleted only if it is empty (design §3, rule 8).
         Some(workspace)
             if workspace.creator.is_some()
                 && view.release_key.namespace != "default"

@@ -1038,6 +1038,12 @@ fn a_member_that_leaves_uninstalls_and_lets_go_of_its_tenants_which_stay() {
     let done = world.plan();
     assert_eq!(done.action, Action::Nothing);
     assert_eq!(ready(&done), (Truth::False, reason::UNINSTALLED));
+    // A workspace that was kept is not looked at again.
+    let mut kept = self::world().deployed();
+    kept.desired.retire = true;
+    kept.revisions.clear();
+    kept.tenant.metadata.finalizers = None;
+    assert_eq!(kept.plan().action, Action::Nothing);
     // And if the cluster comes back, so do they.
     world.desired.retire = false;
     assert_eq!(world.plan().action, Action::AddFinalizer);

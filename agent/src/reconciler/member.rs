@@ -2,29 +2,27 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_common::desired::DesiredState;
 use krypton_common::error_chain::chain;
 use krypton_common::member::MemberReport;
-use krypton_crds::tenant::Tenant;
-use kube::api::Api;
-use kube::{Client, CustomResourceExt, ResourceExt};
+use krypton_common::tenant::TenantKey;
+use kube::ResourceExt;
 use std::time::Duration;
 use tracing::Instrument as _;
 
+use super::restoring::{CrdRound, Known, keep_tenants, put_back_tenants};
 use super::{CRD_EVERY, ListedUnder, Reconciler};
 use crate::clock::Boot;
-use crate::events::Events;
 use crate::fence::NO_NEW_RUNS_AFTER;
 use crate::index::CrdState;
 use crate::ledger::{self, Advance, Recording};
-use crate::rescue::{Deleted, Deletions, Restored};
-use crate::status::Told;
+use crate::plan;
+use crate::release_record;
+use crate::rescue::Deletions;
 use crate::subject::Subject;
-use crate::{plan, release_record, rescue};
 
 const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
-/// While the CRD is away, or Tenants are yet to be put back, none of them is looked after.
+/// Between two rounds without a CRD or a list of records. No Tenant is reconciled meanwhile.
 const CRD_RETRY_MAX: Duration = Duration::from_secs(10);
 
 impl Reconciler {
@@ -56,6 +54,7 @@ impl Reconciler {
             self.recorded = None;
             self.recording.abort_all();
             self.recording_failures = 0;
+            self.see_to_crd_again();
             self.look_at_all();
         }
         if !permitted {
@@ -91,12 +90,56 @@ impl Reconciler {
             && self.crd_jobs.is_empty()
             && now >= self.crd_not_before
         {
-            let client = self.member.client.clone();
-            let events = self.performer.events.clone();
+            let performer = Arc::clone(&self.performer);
             let known = self.deletions();
-            let seeing = async move { see_to_crd(&client, state, &known, &events).await };
+            let before = self.waiting.clone().unwrap_or_default();
+            let seeing = async move {
+                match state {
+                    CrdState::Terminating => keep_tenants(&performer.member.client, &known).await,
+                    _ => put_back_tenants(&performer, before).await,
+                }
+            };
             self.crd_jobs.spawn(seeing.in_current_span());
         }
+    }
+
+    /// Forgets the known records: another process may have written, or the CRD has gone.
+    pub(super) fn see_to_crd_again(&mut self) {
+        self.crd_jobs.abort_all();
+        self.crd_checked = false;
+        self.crd_failures = 0;
+        self.waiting = None;
+    }
+
+    /// Whether the Tenant is still to be put back, or it is not known which are.
+    pub(super) fn is_kept(&self, tenant: &TenantKey) -> bool {
+        let kept = |waiting: &Known| waiting.contains_key(tenant);
+        self.permitted && self.waiting.as_ref().is_none_or(kept)
+    }
+
+    /// Whether a Tenant that is still to be put back lives in the namespace or has its release there.
+    pub(super) fn is_kept_for(&self, namespace: &str) -> bool {
+        let mut waiting = self.waiting.iter().flatten();
+        waiting.any(|(tenant, kept)| {
+            tenant.namespace == namespace || kept.workspace.as_deref() == Some(namespace)
+        })
+    }
+
+    /// Which Tenants are not put back yet, and why the first is not.
+    fn not_restored(&self) -> Option<String> {
+        if !self.permitted {
+            return None;
+        }
+        let Some(waiting) = &self.waiting else {
+            let problem = self.crd_problem.as_ref();
+            return problem.map(|problem| format!("no Tenant is reconciled: {problem}"));
+        };
+        let (tenant, first) = waiting.first_key_value()?;
+        Some(format!(
+            "Tenants not restored since their CRD was deleted: {}; the first is {tenant}: {}",
+            waiting.len(),
+            first.problem
+        ))
     }
 
     fn deletions(&self) -> Deletions {
@@ -153,30 +196,42 @@ impl Reconciler {
         }
     }
 
-    pub(super) fn finish_crd(&mut self, done: Result<Result<(), String>, tokio::task::JoinError>) {
-        match &done {
-            Ok(Ok(())) => self.crd_failures = 0,
-            _ => self.crd_failures += 1,
-        }
+    pub(super) fn finish_crd(&mut self, done: Result<CrdRound, tokio::task::JoinError>) {
+        let round = match done {
+            Ok(round) => round,
+            // Another round follows.
+            Err(error) if error.is_cancelled() => return,
+            Err(error) => CrdRound {
+                problem: Some(error.to_string()),
+                ..CrdRound::default()
+            },
+        };
+        let now = Boot::now();
+        self.crd_failures = match round.problem {
+            None => 0,
+            Some(_) => self.crd_failures + 1,
+        };
         let pause = CRD_EVERY.max(retry_pause(self.crd_failures, CRD_RETRY_MAX));
-        self.crd_not_before = Boot(Boot::now().0 + pause);
-        match done {
-            Ok(Ok(())) => {
-                self.crd_checked = self.index.crd() == Some(CrdState::Present);
-                let outdated = self.listed != ListedUnder::Ours;
-                if self.crd_checked && (self.crd_lost || outdated) {
-                    // What was put back is not in a list that is older, nor all of what an older schema had.
-                    (self.crd_lost, self.list_anew) = (false, true);
-                    self.listed = ListedUnder::Ours;
-                }
-                self.look_at_all();
-            }
-            Ok(Err(problem)) => {
-                tracing::warn!(member = %self.member.name, %problem, "the Tenant CRD");
-                self.problem = Some(problem);
-            }
-            Err(_) => {}
+        self.crd_not_before = Boot(now.0 + pause);
+        let ensured = round.problem.is_none() && self.index.crd() == Some(CrdState::Present);
+        self.crd_problem.clone_from(&round.problem);
+        if let Some(problem) = round.problem {
+            tracing::warn!(member = %self.member.name, %problem, "the Tenant CRD");
+            self.problem = Some(problem);
         }
+        let Some(waiting) = round.waiting else { return };
+        self.crd_checked = ensured && waiting.is_empty();
+        if ensured {
+            let next = waiting.values().map(|kept| kept.not_before).min();
+            self.crd_not_before = self.crd_not_before.max(next.unwrap_or_default());
+        }
+        if ensured && (self.crd_lost || self.listed != ListedUnder::Ours) {
+            // What was put back is not in a list that is older, nor all of what an older schema had.
+            (self.crd_lost, self.list_anew) = (false, true);
+            self.listed = ListedUnder::Ours;
+        }
+        self.waiting = Some(waiting);
+        self.look_at_all();
     }
 
     pub(super) fn report_member(&mut self, now: Boot) {
@@ -204,77 +259,10 @@ impl Reconciler {
                 .as_ref()
                 .map(|desired| (desired.version, desired.digest())),
             ahead: self.ahead,
+            not_restored: self.not_restored(),
         };
         self.board.member(&report);
     }
-}
-
-/// Rescue while the CRD goes; otherwise make sure of it, and put back what was rescued.
-async fn see_to_crd(
-    client: &Client,
-    state: CrdState,
-    known: &Deletions,
-    events: &Events,
-) -> Result<(), String> {
-    if state == CrdState::Terminating {
-        let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-        let crd = crds
-            .get_metadata_opt(Tenant::crd_name())
-            .await
-            .map_err(|error| error.to_string())?;
-        let Some(deleted) = crd.and_then(|crd| crd.metadata.deletion_timestamp) else {
-            return Ok(());
-        };
-        let released = rescue::keep_and_release(client, deleted.0, known)
-            .await
-            .map_err(|error| chain(&error))?;
-        if released > 0 {
-            tracing::warn!(
-                released,
-                "the Tenant CRD is being deleted: Tenants are kept and let go, nothing is uninstalled"
-            );
-        }
-        return Ok(());
-    }
-    crate::crd::ensure(client, &Tenant::crd())
-        .await
-        .map_err(|error| chain(&error))?;
-    for restored in rescue::restore(client)
-        .await
-        .map_err(|error| chain(&error))?
-    {
-        tell(events, &restored);
-    }
-    Ok(())
-}
-
-fn tell(events: &Events, restored: &Restored) {
-    let (tenant, reason, message) = match restored {
-        Restored::Back(tenant, deleted) => {
-            let more = match deleted {
-                Deleted::No => "its release was left alone",
-                Deleted::Perhaps => {
-                    "whether it had been deleted for itself before is not certain: delete it again if it is to go"
-                }
-                Deleted::Yes => "and deleted again, as it had been before",
-            };
-            let message = format!("put back after its CRD had been deleted; {more}");
-            (tenant, "TenantRestored", message)
-        }
-        Restored::InTheWay(tenant, workspace) => {
-            let message = format!(
-                "this was made before another Tenant of its name could be put back after the deletion of the \
-                 CRD; if that had a release in namespace {workspace}, it is left alone"
-            );
-            (tenant, "TenantNotRestored", message)
-        }
-    };
-    let told = Told {
-        warning: true,
-        reason,
-        message,
-    };
-    events.tell(tenant, told);
 }
 
 /// Before the next attempt at the member's own objects.

@@ -2,6 +2,7 @@
 
 mod cert_manager;
 mod leftovers;
+mod occupants;
 mod rollback;
 mod telling;
 mod trust;
@@ -458,7 +459,9 @@ impl Performer {
 
     /// Reads the release's Secrets afresh, without their content.
     async fn relist(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
-        let params = ListParams::default().labels(&format!("owner=helm,name={}", job.release.name));
+        let labels = format!("owner=helm,name={}", job.release.name);
+        let of_helm = format!("type={}", release::SECRET_TYPE);
+        let params = ListParams::default().labels(&labels).fields(&of_helm);
         let api = self.secrets(&job.release);
         let list: ObjectList<PartialObjectMeta<Secret>> = in_time(
             "listing the release's revisions",
@@ -466,7 +469,12 @@ impl Performer {
         )
         .await?;
         let version = number(list.metadata.resource_version.as_deref());
-        let metas = list.items.into_iter().map(|item| item.metadata).collect();
+        // Like the watch: a Secret may bear the labels without being a revision.
+        let is_one = |meta: &ObjectMeta| {
+            Revision::of(meta).is_some_and(|(release, _)| release == job.release)
+        };
+        let metas = list.items.into_iter().map(|item| item.metadata);
+        let metas = metas.filter(is_one).collect();
         done.release = Some(ReleaseNews::All { metas, version });
         Ok(())
     }
@@ -818,24 +826,6 @@ impl Performer {
 
     async fn delete_workspace(&self, job: &Job, done: &mut Done) -> Result<(), Fault> {
         self.say(job, done).await?;
-        // A release that somebody made a moment ago must not go with the namespace.
-        let params = ListParams::default().labels("owner=helm").limit(1);
-        let api = self.secrets(&job.release);
-        let releases = in_time("listing releases", api.list_metadata(&params)).await?;
-        if !releases.items.is_empty() {
-            return Err(Fault::Stale);
-        }
-        // Nor a Tenant that lives there, which no watch may have shown yet.
-        let api: Api<Tenant> = Api::namespaced(self.client(), &job.release.namespace);
-        let params = ListParams::default().limit(2);
-        let own = job.subject.tenant().and_then(|tenant| tenant.uid());
-        match in_time("listing Tenants", api.list_metadata(&params)).await {
-            Ok(list) if list.items.iter().all(|other| other.metadata.uid == own) => {}
-            // Where there is no such kind, none lives there.
-            Err(Fault::Stale) if job.tenants == CrdState::Missing => {}
-            Ok(_) => return Err(Fault::Stale),
-            Err(fault) => return Err(fault),
-        }
         let api: Api<Namespace> = Api::all(self.client());
         let name = &job.release.namespace;
         let Some(fresh) = in_time("reading the workspace", api.get_opt(name)).await? else {
@@ -845,6 +835,10 @@ impl Performer {
         if !ours {
             return Err(Fault::Stale);
         }
+        if Box::pin(self.is_occupied(job)).await? {
+            return self.remove_finalizer(job, false, done).await;
+        }
+        self.still_permitted()?;
         let preconditions = Preconditions {
             uid: fresh.metadata.uid.clone(),
             resource_version: fresh.metadata.resource_version.clone(),

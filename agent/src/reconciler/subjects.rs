@@ -1,5 +1,6 @@
 //! One Tenant or deployment at a time: a look, a plan, a job; and what came of it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,7 +73,7 @@ impl Reconciler {
         // Who waits goes before who comes.
         while let Some(key) = self.calls.next() {
             match &key {
-                SubjectKey::Tenant(_) if !tenants => {
+                SubjectKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
                     self.calls.leave(&key);
                     self.dirty.insert(key);
                 }
@@ -81,7 +82,7 @@ impl Reconciler {
         }
         for key in std::mem::take(&mut self.dirty) {
             match &key {
-                SubjectKey::Tenant(_) if !tenants => {
+                SubjectKey::Tenant(tenant) if !tenants || self.is_kept(tenant) => {
                     self.dirty.insert(key);
                 }
                 _ => self.look_at(&key, now),
@@ -111,7 +112,8 @@ impl Reconciler {
         let release_key = subject.release(&self.member.name);
         let desired = self.desired_now();
         let mut users = self.index.users(&release_key.namespace).into_iter();
-        let others = users.any(|user| user != *key && !self.is_let_go(&user));
+        let others = users.any(|user| user != *key && !self.is_let_go(&user))
+            || self.is_kept_for(&release_key.namespace);
         let slot = self.slots.entry(key.clone()).or_default();
         // A busy one is looked at when it is done.
         if slot.busy {
@@ -162,14 +164,9 @@ impl Reconciler {
         let elsewhere = lost
             .then(|| self.index.foreign_elsewhere(&release_key))
             .flatten();
-        // With a namespace go the Tenants that live in it, too.
         let going = subject.is_going() || desired.retire;
-        let inhabited = going
-            && self.index.tenants.iter().any(|(other, _)| {
-                other.namespace == release_key.namespace
-                    && (desired.retire || SubjectKey::Tenant(other.clone()) != *key)
-            });
         let last = going
+            && self.waiting.as_ref().is_some_and(BTreeMap::is_empty)
             && (desired.retire
                 || !self.index.subjects().any(|(other, subject)| {
                     let source = self.member.source_namespace.as_deref();
@@ -193,9 +190,7 @@ impl Reconciler {
             claimants: &claimants,
             workspace: self.index.workspaces.get(&release_key.namespace),
             elsewhere,
-            workspace_shared: others
-                || inhabited
-                || self.index.has_releases(&release_key.namespace),
+            workspace_shared: others,
             facts: facts.map(Arc::as_ref),
             unready: unready.as_deref(),
             allowed: &allowed,
@@ -203,7 +198,7 @@ impl Reconciler {
         };
         let mut plan = plan::plan(&view);
         // Tenants that are yet to be put back may use it.
-        if self.crd_lost && plan.action == Action::DeleteWorkspace {
+        if self.waiting.is_none() && plan.action == Action::DeleteWorkspace {
             plan.action = Action::Nothing;
         }
         let workspace_exists = view.workspace.is_some();

@@ -8,12 +8,11 @@ use super::{ReleaseError, documents, full_name, payload};
 
 #[derive(Deserialize)]
 struct Stored {
-    #[serde(default)]
-    manifest: String,
+    manifest: Option<String>,
 }
 
-/// Reads the manifest of a release Secret, and takes its lists apart. The second is how many documents do
-/// not parse.
+/// Reads the manifest of a release Secret, and takes its lists apart. The second is how many documents and
+/// items cannot be read.
 ///
 /// # Errors
 /// As [`super::decode`], but for the name.
@@ -23,39 +22,44 @@ pub(crate) fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseErr
             secret: full_name(secret),
             source,
         })?;
-    Ok(read(&stored.manifest))
+    Ok(read(&stored.manifest.unwrap_or_default()))
 }
 
 /// The objects of a text of several documents.
 pub(crate) fn read(text: &str) -> (Vec<Value>, usize) {
     let (mut objects, mut unread) = (Vec::new(), 0);
     for document in documents(text) {
-        // As helm's parser has it: of two equal keys the last, and numbers with a 0 before them in octal.
-        let options = serde_saphyr::options! {
-            duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
-            legacy_octal_numbers: true,
-            with_snippet: false,
-        };
-        match serde_saphyr::from_str_with_options::<Value>(&document, options) {
-            Ok(object) => collect(object, &mut objects),
-            // Nothing but comments.
-            Err(_) if blank(&document) => {}
-            Err(_) => unread += 1,
-        }
+        unread += usize::from(!read_document(&document, &mut objects));
     }
     (objects, unread)
 }
 
-fn collect(mut object: Value, found: &mut Vec<Value>) {
-    let is_list = object
-        .get("kind")
-        .and_then(Value::as_str)
-        .is_some_and(|kind| kind.ends_with("List"));
-    if is_list && let Some(Value::Array(items)) = object.get_mut("items") {
-        found.append(items);
-    } else if object.is_object() {
-        found.push(object);
+/// Adds the objects of one document to `found`. False when not all of it can be read.
+pub(crate) fn read_document(document: &str, found: &mut Vec<Value>) -> bool {
+    // As helm's parser has it: of two equal keys the last, and numbers with a 0 before them in octal.
+    let options = serde_saphyr::options! {
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
+        legacy_octal_numbers: true,
+        with_snippet: false,
+    };
+    match serde_saphyr::from_str_with_options::<Value>(document, options) {
+        Ok(object) => collect(object, found),
+        // Nothing but comments.
+        Err(_) => blank(document),
     }
+}
+
+/// Takes lists apart. Like Helm, it reads any object with an array `items` as a list.
+fn collect(mut object: Value, found: &mut Vec<Value>) -> bool {
+    if let Some(Value::Array(items)) = object.get_mut("items") {
+        let items = std::mem::take(items).into_iter();
+        return items.fold(true, |whole, item| collect(item, found) && whole);
+    }
+    if object.is_object() {
+        found.push(object);
+        return true;
+    }
+    object.is_null()
 }
 
 fn blank(document: &str) -> bool {
@@ -95,6 +99,18 @@ mod tests {
     fn a_document_that_does_not_parse_is_counted_and_the_others_are_read() {
         let (objects, unread) = objects(&secret("{\n---\nkind: A\n---\n\n")).unwrap();
         assert_eq!((objects.len(), unread), (1, 1));
+    }
+
+    #[test]
+    fn anything_with_items_is_a_list() {
+        let (objects, unread) = read("kind: Shelf\nitems: [{kind: A}, {items: [{kind: B}]}]\n");
+        assert_eq!(
+            (Value::from(objects), unread),
+            (json!([{"kind": "A"}, {"kind": "B"}]), 0)
+        );
+        let (objects, unread) = read("kind: Shelf\nitems: {a: b}\n---\nwords\n---\n- 1\n");
+        let expected = json!([{"kind": "Shelf", "items": {"a": "b"}}]);
+        assert_eq!((Value::from(objects), unread), (expected, 2));
     }
 
     #[test]

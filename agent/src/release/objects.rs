@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::Secret;
 use serde_json::Value;
 
-use super::{ReleaseError, documents, stored};
+use super::{ReleaseError, manifest};
 
 /// An object that a release's manifest declares.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,53 +17,61 @@ pub struct Declared {
     pub name: String,
 }
 
+/// The objects that a manifest declares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Declarations {
+    pub objects: BTreeSet<Declared>,
+    /// How many documents cannot be read: they may declare anything.
+    pub unread: usize,
+}
+
+impl Declarations {
+    fn of((objects, unread): (Vec<Value>, usize)) -> Self {
+        let mut found = Self {
+            objects: BTreeSet::new(),
+            unread,
+        };
+        for object in &objects {
+            match Declared::of(object) {
+                Some(declared) => drop(found.objects.insert(declared)),
+                None => found.unread += 1,
+            }
+        }
+        found
+    }
+}
+
+impl Declared {
+    pub(super) fn of(object: &Value) -> Option<Self> {
+        let text = |pointer: &str| {
+            let text = object.pointer(pointer).and_then(Value::as_str);
+            text.filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        Some(Self {
+            api_version: text("/apiVersion")?,
+            kind: text("/kind")?,
+            namespace: text("/metadata/namespace"),
+            name: text("/metadata/name")?,
+        })
+    }
+}
+
 /// All objects of a revision but its hooks, which helm keeps apart.
 ///
 /// # Errors
 /// As [`super::decode`].
-pub fn objects(secret: &Secret) -> Result<BTreeSet<Declared>, ReleaseError> {
-    let manifest = stored(secret)?.manifest.unwrap_or_default();
-    let mut found = BTreeSet::new();
-    for document in documents(&manifest) {
-        let options = serde_saphyr::options! {
-            duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
-            with_snippet: false,
-        };
-        // What does not parse declares nothing that could be removed.
-        if let Ok(object) = serde_saphyr::from_str_with_options::<Value>(&document, options) {
-            collect(&object, &mut found);
-        }
-    }
-    Ok(found)
-}
-
-fn collect(object: &Value, found: &mut BTreeSet<Declared>) {
-    let text = |pointer: &str| {
-        let text = object.pointer(pointer).and_then(Value::as_str);
-        text.filter(|text| !text.is_empty()).map(str::to_owned)
-    };
-    if let Some(items) = object["items"].as_array() {
-        items.iter().for_each(|item| collect(item, found));
-    } else if let (Some(api_version), Some(kind), Some(name)) =
-        (text("/apiVersion"), text("/kind"), text("/metadata/name"))
-    {
-        found.insert(Declared {
-            api_version,
-            kind,
-            namespace: text("/metadata/namespace"),
-            name,
-        });
-    }
+pub fn objects(secret: &Secret) -> Result<Declarations, ReleaseError> {
+    manifest::objects(secret).map(Declarations::of)
 }
 
 /// What `former` declares and `kept` does not, in whatever version of its API. The two are of one release,
 /// whose `namespace` is meant where none is written. Of what is in no namespace, whatever is written, see
-/// [`declares_anywhere`].
+/// [`declares_anywhere`]. `None` when not all of `kept` can be read: then nothing is known to be left over.
 pub fn left_over(
-    former: &BTreeSet<Declared>,
-    kept: &BTreeSet<Declared>,
+    former: &Declarations,
+    kept: &Declarations,
     namespace: &str,
-) -> Vec<Declared> {
+) -> Option<Vec<Declared>> {
     let identity = |object: &Declared| {
         let group = object.api_version.rsplit_once('/');
         (
@@ -76,9 +84,9 @@ pub fn left_over(
             object.name.clone(),
         )
     };
-    let kept: BTreeSet<_> = kept.iter().map(identity).collect();
-    let gone = |object: &&Declared| !kept.contains(&identity(object));
-    former.iter().filter(gone).cloned().collect()
+    let known: BTreeSet<_> = kept.objects.iter().map(identity).collect();
+    let gone = |object: &&Declared| !known.contains(&identity(object));
+    (kept.unread == 0).then(|| former.objects.iter().filter(gone).cloned().collect())
 }
 
 /// Where the original has created what a manifest gives no namespace: its kubeconfig pointed nowhere else
@@ -86,31 +94,37 @@ pub fn left_over(
 pub const ORIGINALS_NAMESPACE: &str = "default";
 
 /// Where the original has put what `adopted`, a revision that it wrote, gives no namespace: in `default`. What
-/// `kept` places there itself is left out, and so is all of a release whose own `namespace` that is.
+/// `kept` places there itself is left out, and so is all of a release whose own `namespace` that is. `None` as
+/// of [`left_over`].
 pub fn in_default(
-    adopted: &BTreeSet<Declared>,
-    kept: &BTreeSet<Declared>,
+    adopted: &Declarations,
+    kept: &Declarations,
     namespace: &str,
-) -> Vec<Declared> {
+) -> Option<Vec<Declared>> {
     if namespace == ORIGINALS_NAMESPACE {
-        return Vec::new();
+        return Some(Vec::new());
     }
     let there = |object: &Declared| Declared {
         namespace: Some(ORIGINALS_NAMESPACE.to_owned()),
         ..object.clone()
     };
-    let without = adopted.iter().filter(|object| object.namespace.is_none());
-    left_over(&without.map(there).collect(), kept, namespace)
+    let objects = adopted.objects.iter();
+    let without = objects.filter(|object| object.namespace.is_none());
+    let without = Declarations {
+        objects: without.map(there).collect(),
+        unread: adopted.unread,
+    };
+    left_over(&without, kept, namespace)
 }
 
 /// Whether `kept` declares one of that kind and name in whatever namespace: of a kind that is in none, it
 /// is the same object, since the apiserver ignores a namespace that a manifest has for it.
-pub fn declares_anywhere(kept: &BTreeSet<Declared>, object: &Declared) -> bool {
+pub fn declares_anywhere(kept: &Declarations, object: &Declared) -> bool {
     let group = |object: &Declared| {
         let group = object.api_version.rsplit_once('/');
         group.map(|(group, _)| group.to_owned())
     };
-    kept.iter().any(|other| {
+    kept.objects.iter().any(|other| {
         other.kind == object.kind && other.name == object.name && group(other) == group(object)
     })
 }
@@ -119,14 +133,8 @@ pub fn declares_anywhere(kept: &BTreeSet<Declared>, object: &Declared) -> bool {
 mod tests {
     use super::*;
 
-    fn of(yaml: &str) -> BTreeSet<Declared> {
-        let mut found = BTreeSet::new();
-        for document in documents(yaml) {
-            if let Ok(object) = serde_saphyr::from_str::<Value>(&document) {
-                collect(&object, &mut found);
-            }
-        }
-        found
+    fn of(yaml: &str) -> Declarations {
+        Declarations::of(manifest::read(yaml))
     }
 
     #[test]
@@ -143,12 +151,25 @@ mod tests {
              ---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: newer}\n\
              ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: gone, namespace: elsewhere}\n",
         );
+        assert_eq!(former.unread, 2);
         let names: Vec<String> = left_over(&former, &kept, "acme")
+            .unwrap()
             .into_iter()
             .map(|object| object.name)
             .collect();
         assert_eq!(names, ["gone", "listed"]);
-        assert_eq!(left_over(&former, &former, "acme"), []);
+        assert_eq!(left_over(&kept, &kept, "acme"), Some(Vec::new()));
+    }
+
+    #[test]
+    fn unreadable_document_removes_nothing() {
+        let former = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: live}\n");
+        let kept = of("apiVersion: v1\nkind: Secret\nmetadata: {name: other}\n\
+             ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: live}\ndata: {a: [broken}\n");
+        assert_eq!(left_over(&former, &kept, "acme"), None);
+        assert_eq!(in_default(&former, &kept, "acme"), None);
+        let nameless = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {labels: {a: b}}\n");
+        assert_eq!(left_over(&former, &nameless, "acme"), None);
     }
 
     #[test]
@@ -160,13 +181,13 @@ mod tests {
             ))
         };
         let (former, kept) = (role("v1beta1", "one"), role("v1", "two"));
-        let object = left_over(&former, &kept, "acme").pop().unwrap();
+        let object = left_over(&former, &kept, "acme").unwrap().pop().unwrap();
         assert!(declares_anywhere(&kept, &object));
         assert!(!declares_anywhere(
             &of("apiVersion: v1\nkind: ClusterRole\nmetadata: {name: reads}"),
             &object
         ));
-        assert!(!declares_anywhere(&BTreeSet::new(), &object));
+        assert!(!declares_anywhere(&Declarations::default(), &object));
     }
 
     #[test]
@@ -176,10 +197,10 @@ mod tests {
              ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: taken}\n");
         let kept = of("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plain}\n\
              ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: taken, namespace: default}\n");
-        let found = in_default(&adopted, &kept, "acme");
+        let found = in_default(&adopted, &kept, "acme").unwrap();
         let names: Vec<_> = found.iter().map(|object| object.name.as_str()).collect();
         assert_eq!(names, ["plain"]);
         assert_eq!(found[0].namespace.as_deref(), Some("default"));
-        assert_eq!(in_default(&adopted, &kept, "default"), []);
+        assert_eq!(in_default(&adopted, &kept, "default"), Some(Vec::new()));
     }
 }

@@ -1,9 +1,8 @@
 //! Reads the objects of a manifest that is not trusted: anything that Helm might read differently is an error.
 
 use k8s_openapi::api::core::v1::Secret;
-use serde_json::Value;
 
-use super::{Declared, ReleaseError, documents, stored};
+use super::{Declared, ReleaseError, manifest, stored};
 
 /// What keeps a manifest from being understood in full.
 pub(crate) const UNCLEAR: &str = "an object that cannot be read";
@@ -26,38 +25,9 @@ fn read(manifest: &str) -> Option<Vec<Declared>> {
     if !manifest.lines().all(separates) {
         return None;
     }
-    let mut found = Vec::new();
-    for document in documents(manifest) {
-        let blank = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
-        if document.lines().all(blank) {
-            continue;
-        }
-        let options = serde_saphyr::options! {
-            duplicate_keys: serde_saphyr::DuplicateKeyPolicy::Error,
-            with_snippet: false,
-        };
-        let object = serde_saphyr::from_str_with_options::<Value>(&document, options).ok()?;
-        collect(&object, &mut found)?;
-    }
-    Some(found)
-}
-
-fn collect(object: &Value, found: &mut Vec<Declared>) -> Option<()> {
-    if let Some(items) = object.get("items").and_then(Value::as_array) {
-        return items.iter().try_for_each(|item| collect(item, found));
-    }
-    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
-    found.push(Declared {
-        api_version: text("/apiVersion")?.to_owned(),
-        kind: text("/kind")?.to_owned(),
-        namespace: match object.pointer("/metadata/namespace") {
-            None | Some(Value::Null) => None,
-            Some(Value::String(namespace)) if namespace.is_empty() => None,
-            Some(namespace) => Some(namespace.as_str()?.to_owned()),
-        },
-        name: text("/metadata/name")?.to_owned(),
-    });
-    Some(())
+    let (objects, unread) = manifest::read(manifest);
+    let declared = objects.iter().map(Declared::of);
+    declared.collect::<Option<_>>().filter(|_| unread == 0)
 }
 
 #[cfg(test)]
@@ -83,7 +53,6 @@ mod tests {
             "{\n",
             "kind: Namespace\nmetadata: {name: no-version}\n",
             "apiVersion: v1\nkind: Namespace\n",
-            "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\nmetadata: {name: b}\n",
             "---apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n",
             r#"{"apiVersion": "v1", "kind": "A", "metadata": {"name": "a"}}{"kind": "B"}"#,
             r#"{"kind": "List", "items": [{"kind": "B"}]}"#,

@@ -277,8 +277,8 @@ choose by label, which RBAC cannot.
 # Who writes on this cluster.
 - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [krypton-agent], verbs: [get, update]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
-# The desired state, Tenants to restore after their CRD was deleted, and a record per release under a name that
-# depends on the release.
+# The desired state, a Secret for each Tenant to restore after the deletion of its CRD, and a record of each release.
+# Their names depend on Tenant and release.
 - {apiGroups: [""], resources: [secrets], verbs: [create, get, update, delete]}
 # The anchor, which owns the desired state.
 - {apiGroups: [""], resources: [configmaps], resourceNames: [krypton-root-owner], verbs: [get, update]}

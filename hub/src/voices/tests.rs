@@ -371,6 +371,22 @@ fn an_epoch_that_no_hub_of_ours_can_have_given_is_not_followed() {
 }
 
 #[test]
+fn tenants_that_are_not_restored_are_shown() {
+    let healthy = |report: &MemberReport| {
+        let state = spoken(VoiceId::Proxy, report, true).healthy.unwrap();
+        (state.truth, state.reason, state.message)
+    };
+    let refused = MemberReport {
+        not_restored: Some("default/bad is refused".to_owned()),
+        ..writing("hub/a")
+    };
+    let (truth, why, message) = healthy(&refused);
+    assert_eq!((truth, why.as_str()), (Truth::False, reason::NOT_RESTORED));
+    assert_eq!(message, "default/bad is refused");
+    assert_eq!(healthy(&writing("hub/a")).1, reason::RECONCILING);
+}
+
+#[test]
 fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
     let fleet = fleet();
     fleet.voices.agent_known(MEMBER, at(100));

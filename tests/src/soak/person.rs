@@ -13,7 +13,7 @@ use k8s_openapi::{
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use krypton_agent::rescue::RESCUE_NAME;
+use krypton_agent::rescue::RECORD_LABEL;
 use krypton_common::names;
 use krypton_crds::tenant::Tenant as TenantObject;
 use krypton_tests::{eventually, fleet::SYSTEM_NAMESPACE};
@@ -77,8 +77,9 @@ impl Person<'_> {
             crd.metadata.deletion_timestamp.is_none(),
             "the CRD is being deleted"
         );
-        let kept = secrets.get_opt(RESCUE_NAME).await?;
-        ensure!(kept.is_none(), "not all are back with their CRD");
+        let records = ListParams::default().labels(RECORD_LABEL);
+        let kept = secrets.list_metadata(&records).await?;
+        ensure!(kept.items.is_empty(), "not all are back with their CRD");
         Ok(())
     }
 

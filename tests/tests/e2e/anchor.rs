@@ -8,7 +8,7 @@ use flate2::{Compression, write::GzEncoder};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use krypton_agent::{anchor::ANCHOR_NAME, ledger::LEDGER_NAME, rescue::RESCUE_NAME};
+use krypton_agent::{anchor::ANCHOR_NAME, ledger::LEDGER_NAME, rescue};
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     Mode, Pair, Parts, eventually,
@@ -326,20 +326,24 @@ async fn the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore
     assert_eq!(owned_by(&desk, &third).await.unwrap(), [record]);
     assert_eq!(desk.revisions(TENANT, &release).await.unwrap(), revisions);
     let mut now = of_value(&desk).await.unwrap();
-    // They were put back, all none of them.
-    let rescued = format!("Secret {SYSTEM_NAMESPACE}/{RESCUE_NAME}");
+    // Its namespace is gone, so it is not put back, and the record goes.
+    let rescued = rescue::record_name("gone", "acme");
+    let rescued = format!("Secret {SYSTEM_NAMESPACE}/{rescued}");
     now.insert(rescued.clone(), restored[&rescued].clone());
     assert_eq!(now, restored);
 }
 
-/// What is kept while the CRD is away, of no Tenants.
+/// Creates the record of a Tenant whose namespace is gone.
 async fn rescue_of_nobody(desk: &Desk) {
+    let tenant = json!({"namespace": "gone", "name": "acme", "uid": "1", "labels": {},
+        "annotations": {}, "spec": {}});
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-    encoder.write_all(b"[]").unwrap();
+    encoder.write_all(tenant.to_string().as_bytes()).unwrap();
     let mut kept = Secret::default();
-    kept.metadata.name = Some(RESCUE_NAME.to_owned());
+    kept.metadata.name = Some(rescue::record_name("gone", "acme"));
+    kept.metadata.labels = Some([(rescue::RECORD_LABEL.to_owned(), "true".to_owned())].into());
     let packed = ByteString(encoder.finish().unwrap());
-    kept.data = Some([("tenants.json.gz".to_owned(), packed)].into());
+    kept.data = Some([(rescue::RECORD_KEY.to_owned(), packed)].into());
     let made = secrets(desk).create(&PostParams::default(), &kept).await;
     made.unwrap();
 }

@@ -1,10 +1,19 @@
 //! What goes with a Tenant, what stays, and what is none: ownership and the deletion of the CRD.
 
 use anyhow::bail;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_common::names;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::{Mode, Pair, eventually, fleet::PATIENCE, held::Held, in_both_modes};
+use krypton_tests::{
+    Mode, Pair, eventually,
+    fleet::{Desk, PATIENCE},
+    held::Held,
+    in_both_modes,
+};
+use kube::api::{DeleteParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::json;
 
@@ -16,6 +25,7 @@ in_both_modes!(
     tenants_and_releases_outlive_the_deletion_of_their_crd,
     tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain,
     a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstalls_nothing,
+    refused_tenant_keeps_no_other_from_its_restore,
 );
 
 async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it(mode: Mode) {
@@ -347,4 +357,104 @@ async fn tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_th
     desk.newest_is("paused", &pair.release("paused"), 1, "deployed")
         .await
         .unwrap();
+}
+
+/// Has the apiserver refuse every new Tenant of this name.
+async fn refuse(desk: &Desk, name: &str) {
+    let tenants = json!({"apiGroups": ["mesh.openkcm.io"], "apiVersions": ["*"],
+        "operations": ["CREATE"], "resources": ["tenants"]});
+    let policy = json!({"metadata": {"name": "refuse"}, "spec": {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [tenants]},
+        "validations": [{"expression": format!("object.metadata.name != '{name}'"),
+            "message": "not this one"}],
+    }});
+    let binding = json!({"metadata": {"name": "refuse"},
+        "spec": {"policyName": "refuse", "validationActions": ["Deny"]}});
+    let params = PostParams::default();
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(desk.client.clone());
+    let policy = serde_json::from_value(policy).unwrap();
+    policies.create(&params, &policy).await.unwrap();
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(desk.client.clone());
+    let binding = serde_json::from_value(binding).unwrap();
+    bindings.create(&params, &binding).await.unwrap();
+    let probe = Tenant::new(name, serde_json::from_value(json!({})).unwrap());
+    let dry = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    eventually("the policy to be in force", PATIENCE, async || {
+        let tried = desk.tenants("kube-public").create(&dry, &probe).await;
+        Ok(tried.is_err().then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) {
+    let (mut pair, _repository, _values) = Pair::with_small_chart("refused", mode).await.unwrap();
+    let (desk, home) = (pair.desk(), Desk::at(pair.home()));
+    for name in ["bad", "good", "other"] {
+        desk.create("default", name, json!({})).await.unwrap();
+    }
+    let mut before = Vec::new();
+    for name in ["bad", "good", "other"] {
+        before.push(desk.shows("default", name, &[ALL_READY]).await.unwrap());
+    }
+    desk.lease_renewed().await.unwrap();
+    let releases = desk.releases().await.unwrap();
+    refuse(&desk, "bad").await;
+    let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
+    pair.cluster().kubectl(delete).await.unwrap();
+    for (name, old) in [("good", &before[1]), ("other", &before[2])] {
+        eventually(&format!("Tenant {name} to be back"), PATIENCE, async || {
+            let tenant = desk.tenants("default").get_opt(name).await?;
+            Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
+        })
+        .await
+        .unwrap();
+    }
+    let waits = ("Healthy", "False", "TenantsNotRestored");
+    let shown = home.member_shows(pair.name(), &[waits]).await.unwrap();
+    let said = serde_json::to_string(&shown.status).unwrap();
+    assert!(
+        said.contains("deleted: 1;") && said.contains("default/bad"),
+        "{said}"
+    );
+
+    // The others are reconciled. One is deleted, and stays deleted after a restart.
+    desk.delete("default", "good").await.unwrap();
+    desk.gone("default", "good").await.unwrap();
+    pair.stop().await.unwrap();
+    pair.start_hub_again().unwrap();
+    pair.start_agent_again().unwrap();
+    desk.lease_renewed().await.unwrap();
+    home.member_shows(pair.name(), &[waits]).await.unwrap();
+    assert!(
+        desk.tenants("default")
+            .get_opt("good")
+            .await
+            .unwrap()
+            .is_none()
+    );
+
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(desk.client.clone());
+    let params = DeleteParams::default();
+    bindings.delete("refuse", &params).await.unwrap();
+    desk.told("default", "bad", "TenantRestored").await.unwrap();
+    for name in ["bad", "other"] {
+        desk.shows("default", name, &[ALL_READY]).await.unwrap();
+    }
+    let healthy = ("Healthy", "True", "Reconciling");
+    home.member_shows(pair.name(), &[healthy]).await.unwrap();
+    assert!(
+        desk.tenants("default")
+            .get_opt("good")
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let mut left = releases;
+    left.retain(|name, _| !name.contains("tenant-good-"));
+    assert_eq!(desk.releases().await.unwrap(), left);
 }

@@ -219,7 +219,7 @@ async fn a_bad_kubeconfig_secret_is_a_member_with_a_fault_and_the_others_go_on()
 }
 
 /// A Tenant CRD that admits anything, as an older one may have done.
-fn careless_crd() -> Result<CustomResourceDefinition> {
+pub(crate) fn careless_crd() -> Result<CustomResourceDefinition> {
     let schema = json!({"openAPIV3Schema": {
         "type": "object",
         "x-kubernetes-preserve-unknown-fields": true,

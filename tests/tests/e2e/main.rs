@@ -46,6 +46,7 @@ mod member_sources;
 mod members;
 mod metrics;
 mod moving_over;
+mod occupied;
 mod one_writer;
 mod packaging;
 mod placed;

@@ -13,6 +13,7 @@ use super::leftovers::bears_marks;
 use super::{DEADLINE, Fault, Job, Performer};
 use crate::effect;
 use crate::index::OWNER_UID_LABEL;
+use crate::release;
 use crate::status::Told;
 
 const NAMES: [&str; 6] = [
@@ -71,6 +72,7 @@ impl Performer {
         let releases: Api<Secret> = Api::all(self.member.client.clone());
         let ours = ListParams::default()
             .labels(&format!("owner=helm,{OWNER_UID_LABEL}"))
+            .fields(&format!("type={}", release::SECRET_TYPE))
             .limit(1);
         let left = answered("listing releases", releases.list_metadata(&ours)).await?;
         if !left.items.is_empty() {

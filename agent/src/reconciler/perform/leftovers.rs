@@ -160,6 +160,20 @@ impl Performer {
             Left::ByAttempt => release::left_over(&former, &kept, namespace),
             Left::InDefault => release::in_default(&former, &kept, namespace),
         };
+        let Some(objects) = objects else {
+            self.tell(
+                &job.subject,
+                Told {
+                    warning: true,
+                    reason: "LeftoversStay",
+                    message: format!(
+                        "removed nothing that an earlier revision left: {} documents of the newest cannot be read",
+                        kept.unread
+                    ),
+                },
+            );
+            return Ok(());
+        };
         let (mut removed, mut stays) = (Vec::new(), Vec::new());
         for object in objects {
             let shown = format!("{} {}", object.kind, object.name);

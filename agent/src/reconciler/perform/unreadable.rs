@@ -208,8 +208,11 @@ impl Performer {
         for (revision, meta) in failed.iter().skip(kept_beside) {
             let former = self.revision_secret(&job.release, *revision).await?;
             let former = former.and_then(|former| release::objects(&former).ok());
-            let alone = former.as_ref().zip(kept.as_ref()).map(|(former, kept)| {
-                !release::left_over(former, kept, &job.release.namespace).is_empty()
+            let pair = former.as_ref().zip(kept.as_ref());
+            let pair = pair.filter(|(former, _)| former.unread == 0);
+            let alone = pair.and_then(|(former, kept)| {
+                let left = release::left_over(former, kept, &job.release.namespace)?;
+                Some(!left.is_empty())
             });
             beyond.push((*meta, alone));
         }

@@ -1,0 +1,193 @@
+//! Workspaces that hold more than the release made: they stay, and the deletion of the Tenant ends.
+
+use std::fs;
+
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_crds::tenant::Tenant;
+use krypton_tests::{
+    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    fleet::{Desk, PATIENCE, chart_flags},
+    in_both_modes,
+};
+use kube::api::{DynamicObject, PostParams};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Resource, ResourceExt};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::input::careless_crd;
+
+const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const TEMPLATE: &str = r#"
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: of-the-chart}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: left-by-hook, annotations: {helm.sh/hook: pre-install}}
+{{- if contains "kept" .Release.Name }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: of-value, annotations: {helm.sh/resource-policy: keep}}
+{{- end }}
+"#;
+
+in_both_modes!(
+    workspace_with_other_objects_stays,
+    foreign_secret_or_tenant_does_not_stop_deletion,
+);
+
+fn chart(folder: &TempDir) -> ChartSource {
+    let root = folder.path().join("maps");
+    fs::create_dir_all(root.join("templates")).unwrap();
+    let about = "apiVersion: v2\nname: maps\nversion: 1.0.0\n";
+    fs::write(root.join("Chart.yaml"), about).unwrap();
+    fs::write(root.join("templates/all.yaml"), TEMPLATE).unwrap();
+    ChartSource::folder(root)
+}
+
+/// Creates an object, and returns its UID.
+async fn put<K>(desk: &Desk, namespace: &str, object: Value) -> String
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let api: Api<K> = Api::namespaced(desk.client.clone(), namespace);
+    let object = serde_json::from_value(object).unwrap();
+    let made = api.create(&PostParams::default(), &object).await.unwrap();
+    made.uid().unwrap()
+}
+
+async fn stays(desk: &Desk, name: &str) {
+    let namespace = desk.namespace(name).await.unwrap().unwrap();
+    assert_eq!(namespace.metadata.deletion_timestamp, None, "{name}");
+}
+
+async fn is_gone(desk: &Desk, name: &str) {
+    let what = format!("namespace {name} to be gone");
+    eventually(&what, PATIENCE, async || {
+        Ok(desk.namespace(name).await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+async fn workspace_with_other_objects_stays(mode: Mode) {
+    let folder = tempfile::tempdir().unwrap();
+    let repository = ChartRepository::start(&[chart(&folder)]).await.unwrap();
+    let mut pair = Pair::start("occupied", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    pair.open(chart_flags(&repository, "maps", "1.0.0"))
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    for name in ["plain", "shared", "kept"] {
+        desk.create("default", name, json!({})).await.unwrap();
+    }
+    for name in ["plain", "shared", "kept"] {
+        desk.shows("default", name, &[READY]).await.unwrap();
+    }
+    let map = json!({"metadata": {"name": "theirs"}});
+    let map = put::<ConfigMap>(&desk, "shared", map).await;
+    let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}}}});
+    let claim = put::<PersistentVolumeClaim>(&desk, "shared", claim).await;
+    // It goes with another object, so it does not count.
+    let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": map}]);
+    let owned = json!({"metadata": {"name": "owned", "ownerReferences": owner}});
+    put::<ConfigMap>(&desk, "shared", owned).await;
+
+    for name in ["plain", "shared", "kept"] {
+        desk.delete("default", name).await.unwrap();
+    }
+    for name in ["plain", "shared", "kept"] {
+        desk.gone("default", name).await.unwrap();
+    }
+
+    is_gone(&desk, "plain").await;
+    for (name, expected) in [
+        (
+            "shared",
+            "ConfigMap theirs (not created by the release), PersistentVolumeClaim data (holds data);",
+        ),
+        ("kept", "ConfigMap of-value (kept by the chart);"),
+    ] {
+        stays(&desk, name).await;
+        let told = desk.told("default", name, "WorkspaceKept").await.unwrap();
+        assert!(told.contains(expected), "{told}");
+        let release = pair.release(name);
+        assert_eq!(desk.revisions(name, &release).await.unwrap(), []);
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "shared");
+    assert_eq!(maps.get("theirs").await.unwrap().uid(), Some(map));
+    assert!(maps.get_opt("of-the-chart").await.unwrap().is_none());
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(desk.client.clone(), "shared");
+    assert_eq!(claims.get("data").await.unwrap().uid(), Some(claim));
+    let maps: Api<ConfigMap> = Api::namespaced(desk.client.clone(), "kept");
+    maps.get("of-value").await.unwrap();
+}
+
+async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) {
+    let folder = tempfile::tempdir().unwrap();
+    let repository = ChartRepository::start(&[chart(&folder)]).await.unwrap();
+    let mut pair = Pair::start("strangers", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let desk = pair.desk();
+    let cluster = pair.cluster();
+    cluster
+        .kubectl(["create", "namespace", "odd"])
+        .await
+        .unwrap();
+    let mark = ["label", "namespace", "odd", "mesh.openkcm.io/created-for=x"];
+    cluster.kubectl(mark).await.unwrap();
+    let crds: Api<CustomResourceDefinition> = Api::all(desk.client.clone());
+    let crd = careless_crd().unwrap();
+    crds.create(&PostParams::default(), &crd).await.unwrap();
+    let resource = kube::api::ApiResource::erase::<Tenant>(&());
+    let raw: Api<DynamicObject> = Api::namespaced_with(desk.client.clone(), "odd", &resource);
+    let unreadable: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"name": "unreadable"},
+        "spec": {"workspace": ["a", "list"]},
+    }))
+    .unwrap();
+    eventually("the careless CRD to be served", PATIENCE, async || {
+        Ok(Some(raw.create(&PostParams::default(), &unreadable).await?))
+    })
+    .await
+    .unwrap();
+    pair.open(chart_flags(&repository, "maps", "1.0.0"))
+        .await
+        .unwrap();
+    for name in ["odd", "notes"] {
+        desk.create("default", name, json!({})).await.unwrap();
+    }
+    for name in ["odd", "notes"] {
+        desk.shows("default", name, &[READY]).await.unwrap();
+    }
+    // Neither is a revision: one has no type, the other another name.
+    let labels = json!({"owner": "helm", "name": pair.release("notes"), "version": "7",
+        "status": "deployed"});
+    for (name, type_) in [("notes", "Opaque"), ("copy", "helm.sh/release.v1")] {
+        let secret = json!({"metadata": {"name": name, "labels": labels}, "type": type_});
+        put::<Secret>(&desk, "notes", secret).await;
+    }
+
+    for (name, expected) in [("notes", "Secret copy"), ("odd", "Tenant unreadable")] {
+        desk.delete("default", name).await.unwrap();
+        desk.gone("default", name).await.unwrap();
+        stays(&desk, name).await;
+        let told = desk.told("default", name, "WorkspaceKept").await.unwrap();
+        assert!(told.contains(expected), "{told}");
+    }
+}
