@@ -1,6 +1,7 @@
 //! Reports of all members in, the status of home's Tenants out. On home nobody else writes it
 //! (design §3, rule 10).
 
+mod concerns;
 mod decision;
 mod form;
 mod keep;

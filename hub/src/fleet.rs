@@ -365,6 +365,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let acts = stand.acts(acted);
                 let deals = stand.deals(given.epoch, acts);
                 if let Some(next) = next.filter(|_| too_large.is_none() && deals) {
+                    let chart = next.desired.chart.applied_name();
+                    fleet.reports.dealt(name, &chart);
                     entry.slot.send_replace(Some(next));
                 }
                 let condition = step.condition();

@@ -465,6 +465,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
                 open_namespaces: settings.discovery.open_namespaces(&settings.namespace),
                 check_interval: settings.check_interval,
                 writes: reports.writes.clone(),
+                reports: Arc::clone(&reports),
             },
             lead.clone(),
             home_stop.clone(),

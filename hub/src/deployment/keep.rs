@@ -29,6 +29,7 @@ use super::aim::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use super::decision::{At, Decision, Deletion, News, Site, View, decide, warning};
 use super::deeds::Told;
 use super::writes::{Reading, Write, Written, read, write};
+use crate::aggregate::Reports;
 use crate::deployments::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
@@ -71,6 +72,8 @@ pub struct Keep {
     /// Between two looks at what was deployed.
     pub check_interval: Duration,
     pub writes: HomeWrites,
+    /// Which chart the hub has given to whom.
+    pub reports: Arc<Reports>,
 }
 
 impl std::fmt::Debug for Keep {
@@ -378,7 +381,14 @@ impl Desk {
             let at = member.and_then(|name| {
                 let cluster = self.clusters.get(&name)?.clone();
                 Some(At {
-                    said: keep.deployments.said(&name, key),
+                    said: keep.deployments.said(&name, key).map(|mut said| {
+                        let chart = &mut said.report.applied_chart;
+                        // In the hub's own words alone.
+                        if !keep.reports.was_dealt(&name, chart) {
+                            chart.clear();
+                        }
+                        said
+                    }),
                     full: full(&name),
                     member: Some((name, cluster)),
                 })

@@ -56,9 +56,10 @@ fn says(reports: &Reports, why: &str) {
 
 /// What is told to the desk as the loop does it.
 fn next(desk: &mut Desk, reports: &Reports, millis: u64) -> Option<TenantStatus> {
-    desk.touch(reports.take_dirty().keys);
-    match desk.next(reports, &rules(), &Lead::alone(), at(millis))? {
-        (_, _, Change::Status(status)) => Some(*status),
+    desk.take_in(reports.take_dirty(at(millis).boot), reports, &rules());
+    match desk.next(reports, &rules(), &Lead::alone(), at(millis)) {
+        Turn::Write(_, _, Change::Status(status)) => Some(*status),
+        Turn::Rest => None,
         other => panic!("{other:?}"),
     }
 }
@@ -70,6 +71,7 @@ fn written(before: &str, object: Option<Tenant>) -> Written {
         object,
         recording: false,
         orphaned: None,
+        phase: None,
         came: Wrote::Ok,
     }
 }
@@ -153,7 +155,7 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
             ..Desk::default()
         };
         desk.put(key(), named("1", None), &reports);
-        let Some((_, _, Change::Status(mut status))) =
+        let Turn::Write(_, _, Change::Status(mut status)) =
             desk.next(&reports, &rules(), &Lead::alone(), at(0))
         else {
             panic!("it is not put on record");
@@ -171,13 +173,14 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
         let due = if keeps { 1 } else { 1000 };
         assert!(
             keeps
-                || desk
-                    .next(&reports, &rules(), &Lead::alone(), at(1))
-                    .is_none()
+                || matches!(
+                    desk.next(&reports, &rules(), &Lead::alone(), at(1)),
+                    Turn::Rest
+                )
         );
         let change = desk.next(&reports, &rules(), &Lead::alone(), at(due));
         assert!(
-            matches!(&change, Some((_, _, Change::Begin(on))) if on == MEMBER),
+            matches!(&change, Turn::Write(_, _, Change::Begin(on)) if on == MEMBER),
             "{change:?}"
         );
     }
@@ -214,4 +217,233 @@ fn what_a_crd_of_before_does_not_keep_is_written_once_and_what_was_refused_again
     assert!(next(&mut desk, &reports, 4_000).is_some(), "it is another");
     desk.take_written(written("1", None), &reports);
     assert!(next(&mut desk, &reports, 6_000).is_some(), "it was refused");
+}
+
+/// Members with Tenants of their own, of which all is decided and on record.
+struct Fleet {
+    desk: Desk,
+    reports: Reports,
+    millis: u64,
+}
+
+fn tenant_of(member: usize, number: usize) -> TenantKey {
+    TenantKey {
+        namespace: format!("team-{member:04}"),
+        name: format!("t{number}"),
+    }
+}
+
+fn member(number: usize) -> String {
+    format!("edge-{number:04}")
+}
+
+fn installed(generation: i64) -> TenantReport {
+    TenantReport {
+        observed_generation: generation,
+        applied_chart: String::new(),
+        next: None,
+        state: ClusterState {
+            ready: State::new(Truth::True, reason::INSTALLED, ""),
+            progress: None,
+            error: None,
+        },
+    }
+}
+
+fn targets(members: usize) -> super::super::reports::Targets {
+    let target = |number| Target {
+        cluster_uid: Some(format!("uid-of-{}", member(number))),
+        ..Target::default()
+    };
+    (0..members)
+        .map(|number| (member(number), target(number)))
+        .collect()
+}
+
+impl Fleet {
+    fn new(members: usize, each: usize) -> Self {
+        let mut fleet = Self {
+            desk: Desk {
+                synced: true,
+                ..Desk::default()
+            },
+            reports: Reports::default(),
+            millis: 100_000,
+        };
+        fleet.reports.aim(targets(members));
+        for number in 0..members {
+            let name = member(number);
+            fleet.reports.begin(&name, Boot::default());
+            let said = (0..each).map(|tenant| (tenant_of(number, tenant), Some(installed(1))));
+            fleet.reports.report(&name, Changed::new(said.collect()));
+            fleet.reports.hearing(&name, Hearing::Full);
+            for tenant in 0..each {
+                let key = tenant_of(number, tenant);
+                fleet.desk.put(key.clone(), home(&key), &fleet.reports);
+            }
+        }
+        fleet.decides();
+        fleet
+    }
+
+    /// Takes in what has changed and writes all that follows: how many decisions that takes.
+    fn decides(&mut self) -> u64 {
+        self.millis += 10_000;
+        let now = at(self.millis);
+        let dirty = self.reports.take_dirty(now.boot);
+        self.desk.take_in(dirty, &self.reports, &rules());
+        let before = self.desk.decided;
+        loop {
+            match self.desk.next(&self.reports, &rules(), &Lead::alone(), now) {
+                Turn::Write(key, tenant, Change::Status(status)) => {
+                    let mut object = Tenant::clone(&tenant);
+                    object.status = Some(*status);
+                    // The watch brings it, and nothing is in flight.
+                    self.desk.put(key.clone(), object, &self.reports);
+                    let slot = self.desk.slots.get_mut(&key).unwrap();
+                    (slot.writing, slot.next) = (false, now.boot);
+                    self.desk.dirty.remove(&key);
+                }
+                Turn::Write(_, _, other) => panic!("{other:?}"),
+                Turn::Yield => {}
+                Turn::Rest => return self.desk.decided - before,
+            }
+        }
+    }
+}
+
+fn home(key: &TenantKey) -> Tenant {
+    let mut tenant = object("1", None);
+    tenant.metadata.namespace = Some(key.namespace.clone());
+    tenant.metadata.name = Some(key.name.clone());
+    tenant
+}
+
+#[test]
+fn change_of_a_member_decides_its_own_tenants_alone() {
+    let silent = || Hearing::Silent("no answer".to_owned());
+    let mut fleet = Fleet::new(20, 5);
+    assert_eq!(fleet.decides(), 0);
+    let name = member(7);
+    fleet.reports.hearing(&name, silent());
+    assert_eq!(fleet.decides(), 5, "it falls silent");
+    fleet.reports.hearing(&name, Hearing::Full);
+    assert_eq!(fleet.decides(), 5, "it is heard again");
+    fleet.reports.begin(&name, at(fleet.millis).boot);
+    assert_eq!(fleet.decides(), 5, "it begins anew");
+    fleet.reports.hearing(&name, Hearing::Full);
+    assert_eq!(fleet.decides(), 5, "it has said nothing since");
+    let said = [(tenant_of(7, 3), Some(installed(2)))];
+    fleet.reports.report(&name, Changed::new(said.into()));
+    assert_eq!(fleet.decides(), 1, "it says something of one");
+    let mut others = targets(20);
+    others.get_mut(&name).unwrap().resolved = Some(State::new(Truth::False, "Any", ""));
+    fleet.reports.aim(others);
+    assert_eq!(fleet.decides(), 5, "its EdgeCluster says something else");
+    fleet.reports.aim(targets(19));
+    assert_eq!(
+        fleet.decides(),
+        10,
+        "another leaves, and this one is as before"
+    );
+    fleet.reports.forget_said(&name, at(fleet.millis).boot);
+    assert_eq!(fleet.decides(), 5, "what it has said counts no more");
+}
+
+#[test]
+fn patience_with_a_member_ends_for_its_tenants_alone() {
+    let mut fleet = Fleet::new(3, 2);
+    let begun = at(fleet.millis).boot;
+    fleet.reports.begin(&member(1), begun);
+    assert_eq!(
+        fleet.reports.patience_ends(),
+        Some(Boot(begun.0 + START_GRACE))
+    );
+    assert_eq!(fleet.decides(), 2);
+    fleet.millis += 40_000;
+    assert_eq!(fleet.decides(), 2);
+    assert_eq!(fleet.reports.patience_ends(), None);
+    let slot = &fleet.desk.slots[&tenant_of(1, 0)];
+    let status = slot.tenant.status.as_ref().unwrap();
+    let states = krypton_common::conditions::clusters(&status.conditions);
+    assert_eq!(states[&member(1)].ready.reason, reason::CLUSTER_UNREACHABLE);
+}
+
+#[test]
+fn looking_at_many_tenants_yields_to_others() {
+    let mut fleet = Fleet::new(STEPS / 100 + 2, 100);
+    fleet.millis += 10_000;
+    fleet.desk.touch_all();
+    let mut turns = 0;
+    let now = at(fleet.millis);
+    loop {
+        let before = fleet.desk.decided;
+        let turn = fleet
+            .desk
+            .next(&fleet.reports, &rules(), &Lead::alone(), now);
+        assert!(fleet.desk.decided - before <= STEPS as u64);
+        turns += 1;
+        match turn {
+            Turn::Yield => {}
+            Turn::Rest => break,
+            Turn::Write(..) => panic!("nothing is to be written"),
+        }
+    }
+    assert!(turns >= 3, "{turns}");
+}
+
+#[test]
+fn members_that_are_on_record_by_number_alone_are_looked_for_in_all() {
+    let (mut desk, reports) = (Desk::default(), Reports::default());
+    let count = 60;
+    reports.aim(targets(count));
+    let mut status = TenantStatus::default();
+    status.summary = Some(krypton_crds::tenant::ClusterSummary {
+        clusters: 60,
+        ready: 60,
+        ..Default::default()
+    });
+    desk.put(key(), object("1", Some(status)), &reports);
+    desk.synced = true;
+    let mut status = next(&mut desk, &reports, 100_000).unwrap();
+    assert_eq!(status.summary.unwrap().unknown, 60);
+    for number in 0..count {
+        let name = member(number);
+        let said = [(key(), Some(installed(1)))];
+        let said = if number < 55 { said.into() } else { [].into() };
+        reports.report(&name, Changed::new(said));
+        reports.hearing(&name, Hearing::Full);
+        let millis = 102_000 + 2_000 * number as u64;
+        let object = object(&format!("{}", number + 2), Some(status.clone()));
+        desk.put(key(), object, &reports);
+        desk.slots.get_mut(&key()).unwrap().writing = false;
+        if let Some(next) = next(&mut desk, &reports, millis) {
+            status = next;
+        }
+        let summary = status.summary.unwrap();
+        let heard = u32::try_from(number + 1).unwrap().min(55);
+        assert_eq!(summary.ready, heard);
+    }
+    let summary = status.summary.unwrap();
+    assert_eq!((summary.clusters, summary.unknown), (55, 0));
+    assert!(desk.missing.is_empty());
+}
+
+#[test]
+fn phase_event_on_home_reports_all_members() {
+    let with = |phase: Option<&str>| TenantStatus {
+        phase: phase.map(str::to_owned),
+        ..TenantStatus::default()
+    };
+    for (before, after, told) in [
+        (None, Some("Pending"), None),
+        (None, Some("Ready"), Some("Ready")),
+        (Some(with(None)), Some("Error"), Some("Error")),
+        (Some(with(Some("Ready"))), Some("Ready"), None),
+        (Some(with(Some("Ready"))), Some("Error"), Some("Error")),
+        (Some(with(Some("Ready"))), Some("Pending"), Some("Pending")),
+    ] {
+        let news = new_phase(before.as_ref(), &with(after));
+        assert_eq!(news.as_deref(), told, "{before:?} {after:?}");
+    }
 }
