@@ -300,16 +300,18 @@ impl Reports {
         }
     }
 
-    /// The hub has given the member a desired state with this chart.
-    pub fn dealt(&self, member: &str, chart: &str) {
+    /// The hub has given the member a desired state with this chart; says whether that is another one.
+    pub fn dealt(&self, member: &str, chart: &str) -> bool {
         let mut state = self.lock();
         let (name, reports) = state.member(member);
-        if reports.dealt.as_deref() != Some(chart) {
+        let another = reports.dealt.as_deref() != Some(chart);
+        if another {
             reports.dealt = Some(chart.into());
             state.moves(name);
             drop(state);
             self.changed.notify_one();
         }
+        another
     }
 
     /// `chart`, which a member says that it has applied, where the hub has given it that one.

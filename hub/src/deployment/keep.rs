@@ -106,7 +106,7 @@ struct Desk {
     synced: bool,
     /// How often home has said in a row that there is no such thing, or that we may not know.
     refused: u32,
-    clusters: BTreeMap<String, Cluster>,
+    clusters: aim::Clusters,
     of_clusters: Known,
     /// Home's CRD does not keep places: nothing is decided until then.
     forgets: Option<Boot>,
@@ -311,11 +311,7 @@ impl Desk {
             return Vec::new();
         }
         // Of one that does not act nothing is on record; what is, a person changes.
-        for (name, cluster) in &mut self.clusters {
-            if cluster.cluster_uid.is_none() {
-                cluster.cluster_uid = keep.found.get(name).flatten();
-            }
-        }
+        self.clusters.learn(|name| keep.found.get(name).flatten());
         // The older first: of more than a member takes, those wait that came last.
         let slots = self.by_age();
         keep.named.send_if_modified(|before| {
@@ -577,7 +573,7 @@ impl Desk {
             }
             Ok(Event::InitDone) => {
                 let listed = std::mem::take(&mut self.of_clusters.listed);
-                self.clusters.retain(|name, _| listed.contains(name));
+                self.clusters.retain(|name| listed.contains(name));
                 self.of_clusters.synced = true;
                 true
             }
