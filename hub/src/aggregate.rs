@@ -8,10 +8,12 @@ mod keep;
 mod listing;
 mod placement;
 mod placing;
+mod rehearsal;
 mod reports;
 
 pub use decision::Rules;
 pub use keep::run;
+pub use rehearsal::Rehearsal;
 pub use reports::{Changed, Counts, Hearing, Reports, Retired, TENANTS_MAX, Target, Targets};
 
 #[cfg(test)]

@@ -318,7 +318,7 @@ impl Desk {
     }
 
     /// Looks at what is due, up to the first of which something is to be written.
-    fn next(&mut self, reports: &Reports, rules: &Rules, lead: &Lead, now: Now) -> Turn {
+    pub(super) fn next(&mut self, reports: &Reports, rules: &Rules, lead: &Lead, now: Now) -> Turn {
         let mut steps = 0;
         while self.later.first().is_some_and(|(at, _)| *at <= now.boot) {
             let due = self.later.pop_first();
@@ -390,7 +390,7 @@ impl Desk {
     }
 
     /// Takes in what has changed of members: their Tenants are looked at again, and no others.
-    fn take_in(&mut self, changed: Dirty, reports: &Reports, rules: &Rules) {
+    pub(super) fn take_in(&mut self, changed: Dirty, reports: &Reports, rules: &Rules) {
         if changed.all {
             self.touch_all();
             if let Some(placing) = &mut self.placing {
@@ -429,6 +429,20 @@ impl Desk {
             );
         }
         self.touch(concerned);
+    }
+
+    /// Decisions so far.
+    pub(super) fn decided(&self) -> u64 {
+        self.decided
+    }
+
+    /// A write has come back before anything else, and nothing is in flight.
+    pub(super) fn was_written(&mut self, key: &TenantKey, object: Tenant, reports: &Reports) {
+        self.put(key.clone(), object, reports);
+        self.dirty.remove(key);
+        if let Some(slot) = self.slots.get_mut(key) {
+            (slot.writing, slot.next) = (false, Boot::default());
+        }
     }
 
     fn wakes(&self) -> Option<Boot> {
@@ -510,7 +524,7 @@ impl Desk {
         }
     }
 
-    fn put(&mut self, key: TenantKey, tenant: Tenant, reports: &Reports) {
+    pub(super) fn put(&mut self, key: TenantKey, tenant: Tenant, reports: &Reports) {
         if self.synced {
             reports.summarised(&key, is_summary(&tenant));
         }
