@@ -76,7 +76,7 @@ e2e-kind: ## Hub, agent and a real chart on two kind clusters, by our own Helm c
 	hack/e2e-kind.sh
 
 # Hub and agent are those of the images; only the benchmark itself, and the agents it simulates, are built fast.
-bench: rust tools ## Figures beside plain helm, and of 1,000 agents on one hub (BENCH_ARGS='edge --tenants 30', 'rest', 'drift', 'fan-out', 'flood', 'reports', 'cut')
+bench: rust tools ## Figures beside plain helm, and of 1,000 agents on one hub (BENCH_ARGS='edge --tenants 30', 'rest', 'drift', 'fan-out', 'flood', 'reports', 'home', 'cut')
 	$(binaries) --profile fast
 	hack/images/files.sh krypton $(target)/shipped
 	KRYPTON_HUB_BIN=$(abspath $(target)/shipped/krypton-hub) KRYPTON_AGENT_BIN=$(abspath $(target)/shipped/krypton-agent) \

@@ -8,6 +8,9 @@ use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
 
 use crate::drift;
 
+/// Of the event that tells of another phase.
+pub const PHASE_SET: &str = "PhaseSet";
+
 /// An event that is worth telling (reference 1.5, event reasons).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
@@ -68,7 +71,23 @@ pub fn next_of(status: &TenantStatus, cluster: &str) -> Option<Next> {
     Some(Next::new(Step::of(&said.what)?, at, said.attempts))
 }
 
-/// What changed between two states of one Tenant on one member.
+/// The phase of a Tenant that one member alone looks after, where it is another than before.
+pub fn phase_told(
+    before: Option<&ClusterState>,
+    after: &ClusterState,
+    allow_chart_skip: bool,
+) -> Option<Told> {
+    let phase = |state| conditions::phase(state, allow_chart_skip);
+    // A new object is Pending by nature.
+    let (from, to) = (before.map_or(Phase::Pending, phase), phase(after));
+    (from != to).then(|| Told {
+        warning: false,
+        reason: PHASE_SET,
+        message: to.to_string(),
+    })
+}
+
+/// What changed between two states of one Tenant on one member, but for the phase.
 pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
     let mut told = Vec::new();
     let mut tell = |warning, reason, message: &str| {
@@ -127,14 +146,6 @@ pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
             _ => {}
         }
     }
-    let phase = |state: &ClusterState| {
-        conditions::summarise(&[(String::new(), state.clone())].into(), false).phase
-    };
-    // A new object is Pending by nature.
-    let (from, to) = (before.map_or(Phase::Pending, phase), phase(after));
-    if from != to {
-        tell(false, "PhaseSet", &to.to_string());
-    }
     let message = before.map(|state| state.ready.message.as_str());
     told.extend(drift::found(message, &after.ready.message));
     told
@@ -184,14 +195,55 @@ mod tests {
         assert_eq!(reasons(&told(None, &installing)), ["HelmInstallStart"]);
         assert_eq!(
             reasons(&told(Some(&installing), &installed)),
-            ["HelmInstalled", "PhaseSet"]
+            ["HelmInstalled"]
         );
         assert_eq!(reasons(&told(Some(&installed), &installed)), [""; 0]);
         assert_eq!(
             reasons(&told(Some(&installed), &failed)),
-            ["HelmUpgradeFailed", "PhaseSet"]
+            ["HelmUpgradeFailed"]
         );
         assert_eq!(reasons(&told(Some(&failed), &failed)), [""; 0]);
+    }
+
+    #[test]
+    fn phase_event_reports_the_phase_of_the_status() {
+        use Truth::{False, True};
+        let state = |ready: Truth, error: Option<&str>| {
+            let error = error.map_or((False, "NoError"), |why| (True, why));
+            state((ready, "Any"), (False, "Any"), error)
+        };
+        let fetch = Some(reason::CHART_NOT_LOADED);
+        let pending = state(False, None);
+        for (before, after, skip, expected) in [
+            (None, state(True, None), false, Some("Ready")),
+            (None, state(False, None), false, None),
+            (Some(&pending), state(False, fetch), false, Some("Error")),
+            (Some(&pending), state(False, fetch), true, None),
+            (Some(&pending), state(True, fetch), true, Some("Ready")),
+            (Some(&state(True, None)), state(True, fetch), true, None),
+            (
+                Some(&state(True, None)),
+                state(False, fetch),
+                true,
+                Some("Pending"),
+            ),
+            (
+                Some(&pending),
+                state(False, Some(reason::INSTALL_FAILED)),
+                true,
+                Some("Error"),
+            ),
+        ] {
+            let told = phase_told(before, &after, skip);
+            let said = told.as_ref().map(|told| told.message.as_str());
+            assert_eq!(said, expected, "{before:?} {after:?} {skip}");
+            let tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
+            let now = Timestamp::UNIX_EPOCH;
+            let written = status(&tenant, "edge-1", &after, None, None, skip, now).phase;
+            if let Some(said) = said {
+                assert_eq!(written.as_deref(), Some(said), "{after:?} {skip}");
+            }
+        }
     }
 
     #[test]

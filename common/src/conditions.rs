@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 mod summary;
 
-pub use summary::{Phase, READY, Standing, Summary, Tally, summarise, summarise_many};
+pub use summary::{Phase, READY, Standing, Summary, Tally, phase, summarise, summarise_many};
 
 /// Reasons, as they stand in `conditions[].reason`.
 pub mod reason {

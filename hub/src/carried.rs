@@ -142,6 +142,11 @@ impl<O: Order> Carried<O> {
         self.changed.subscribe()
     }
 
+    /// Has whoever follows look again, though no report has changed.
+    pub(crate) fn look_again(&self) {
+        self.changed.send_modify(|changes| *changes += 1);
+    }
+
     /// What the member has last said of an order; `None` where it has said nothing, which says nothing of
     /// what was ordered.
     pub fn said(&self, member: &str, key: &O::Key) -> Option<Said<O::Report>> {

@@ -1,6 +1,7 @@
 //! The members: an EdgeCluster and a proxy for each source, a place for each that an agent was enrolled
 //! for, what each is to do, and the verdict which of them may act.
 
+mod agenda;
 mod book;
 mod edge_clusters;
 mod given;
@@ -48,6 +49,7 @@ use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
 
+use agenda::Agenda;
 use book::Book;
 use edge_clusters::{
     Bound, EdgeClusters, Written, bind, certificate_end, create, enrolled, joined,
@@ -152,8 +154,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();
     let mut wrote = given::Wrote::default();
-    let mut next_write: BTreeMap<String, Boot> = BTreeMap::new();
-    let mut dirty: BTreeSet<String> = BTreeSet::new();
+    let mut agenda = Agenda::default();
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
     let begun = Boot::now();
     let mut book = Book::new(
@@ -189,7 +190,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             reminders = Reminders::default();
             wrote = given::Wrote::default();
             book.read_again();
-            dirty.extend(known.objects.keys().cloned());
+            agenda.extend(known.objects.keys().cloned());
             led = tenure.map(|tenure| tenure.since);
         }
         // Changes that come one after the other are looked at together.
@@ -235,11 +236,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let object = known.objects.get(name);
                 if object.is_none_or(|object| object.spec.source_ref.is_none()) {
                     // One that was dismissed is not made again: first it is read who was.
-                    let due = next_write.get(name).is_none_or(|at| *at <= now)
-                        && (object.is_some() || book.is_read());
+                    let due = agenda.is_due(name, now) && (object.is_some() || book.is_read());
                     if leading && due && !writing.contains(name) && writes.len() < WRITERS {
                         writing.insert(name.clone());
-                        next_write.insert(name.clone(), Boot(now.0 + PACE));
+                        agenda.wait(name, Boot(now.0 + PACE));
                         let (client, source) = (fleet.client.clone(), member.1.clone());
                         match object {
                             None => {
@@ -365,6 +365,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let acts = stand.acts(acted);
                 let deals = stand.deals(given.epoch, acts);
                 if let Some(next) = next.filter(|_| too_large.is_none() && deals) {
+                    let chart = next.desired.chart.applied_name();
+                    if fleet.reports.dealt(name, &chart) {
+                        fleet.shared.voices.deployments().look_again();
+                    }
                     entry.slot.send_replace(Some(next));
                 }
                 let condition = step.condition();
@@ -372,15 +376,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     .shared
                     .facts
                     .set(name, |facts| facts.uninstalled = condition);
-                let due = next_write.get(name).is_none_or(|at| *at <= now)
-                    && !writing.contains(name)
-                    && writes.len() < WRITERS;
+                let due =
+                    agenda.is_due(name, now) && !writing.contains(name) && writes.len() < WRITERS;
                 let may_write = leading && fleet.lead.mark(mark(object)).is_some();
                 if let Some(finalizers) = step.finalizers(object).filter(|_| may_write) {
                     look |= !due;
                     if due {
                         writing.insert(name.clone());
-                        next_write.insert(name.clone(), Boot(now.0 + PACE));
+                        agenda.wait(name, Boot(now.0 + PACE));
                         writes.spawn(fleet.lead.tracked(write_finalizers(
                             fleet.client.clone(),
                             name.clone(),
@@ -457,9 +460,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             for name in fleet.shared.facts.forget(needed) {
                 fleet.shared.voices.forget(&name);
                 fleet.found.remove(&name);
-                next_write.remove(&name);
                 wrote.forget(&name);
-                dirty.remove(&name);
+                agenda.forget(&name);
             }
         }
         let book_due = book.work(&mut known, &fleet.lead, now);
@@ -467,27 +469,30 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             // It goes once its member has said that it is done.
             look |= known.objects.get(&name).is_some_and(retirement::leaving);
             // A change of the chart changes the facts of all at once: first it goes to the members.
-            if dirty.insert(name.clone()) {
-                let at = next_write.entry(name).or_default();
-                *at = (*at).max(Boot(now.0 + PACE));
+            if agenda.add(&name) {
+                let at = agenda.time(&name).max(Boot(now.0 + PACE));
+                agenda.wait(&name, at);
             }
         }
         let mut wake = (look && known.synced && !ends).then_some(look_next);
         if let Some(due) = book_due {
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
         }
-        for name in dirty.clone() {
-            if !leading || !known.synced || writes.len() >= WRITERS {
+        let (mut looked, mut more) = (0, false);
+        while leading && known.synced && writes.len() < WRITERS {
+            if looked >= BATCH {
+                more = true;
                 break;
             }
+            let Some(name) = agenda.next(now) else {
+                wake = wake.into_iter().chain(agenda.wakes()).min();
+                break;
+            };
+            looked += 1;
+            // The end of the write puts it here again.
             if writing.contains(&name) {
                 continue;
             }
-            if let Some(at) = next_write.get(&name).filter(|at| **at > now) {
-                wake = Some(wake.map_or(*at, |wake| wake.min(*at)));
-                continue;
-            }
-            dirty.remove(&name);
             let (Some(object), Some(mut facts)) =
                 (known.objects.get(&name), fleet.shared.facts.get(&name))
             else {
@@ -500,8 +505,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let generation = object.metadata.generation.unwrap_or_default();
             let Some(epoch) = fleet.lead.mark(mark(object)) else {
                 // It is of a later lead: looked at again under a later epoch.
-                dirty.insert(name.clone());
-                next_write.insert(name, Boot(now.0 + AFTER_FAILURE));
+                agenda.wait(&name, Boot(now.0 + AFTER_FAILURE));
+                agenda.add(&name);
                 look = true;
                 continue;
             };
@@ -538,7 +543,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
             wrote.note(&name, &status);
             status.hub_epoch = Some(epoch);
-            next_write.insert(name.clone(), Boot(now.0 + PACE));
+            agenda.wait(&name, Boot(now.0 + PACE));
             writing.insert(name.clone());
             let version = object.metadata.resource_version.clone();
             let write = write_status(fleet.client.clone(), name, version, status);
@@ -546,6 +551,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         }
         tokio::select! {
             () = stop.cancelled() => break,
+            () = tokio::task::yield_now(), if more => {}
             changed = fleet.sources.changed() => { if changed.is_err() { break } look = true; }
             changed = fleet.given.changed() => {
                 if changed.is_err() { break }
@@ -564,11 +570,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             () = fleet.shared.facts.changed.notified() => {}
             _ = heartbeat.tick() => {
                 look = true;
-                dirty.extend(known.objects.keys().cloned());
+                agenda.extend(known.objects.keys().cloned());
             }
             Some(event) = events.next() => match event {
                 Ok(event) => {
                     cut_off(&fleet.members, &event);
+                    let mut dirty = BTreeSet::new();
                     look |= known.see(event, &mut dirty);
                     // What is ready already is taken in together.
                     for _ in 0..BATCH {
@@ -580,6 +587,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                             _ => break,
                         }
                     }
+                    agenda.extend(dirty);
                 }
                 Err(error) => tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; it is tried again"),
             },
@@ -599,7 +607,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     retirements.take(&reading);
                     if reading.found.is_none() {
                         let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
-                        next_write.insert(reading.name, Boot(Boot::now().0 + pause));
+                        agenda.wait(&reading.name, Boot(Boot::now().0 + pause));
                     }
                 }
             }
@@ -609,7 +617,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     fleet.reports.writes.count(of, written.came);
                     let name = written.name.clone();
                     writing.remove(&name);
-                    dirty.insert(name.clone());
+                    agenda.add(&name);
                     if !written.went_through() {
                         wrote.forget(&name);
                     }
@@ -617,7 +625,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         // A while later, not all at once.
                         look = true;
                         let pause = pause.mul_f64(0.5 + rand::random::<f64>());
-                        next_write.insert(name, Boot(Boot::now().0 + pause));
+                        agenda.wait(&name, Boot(Boot::now().0 + pause));
                     }
                     look |= known.take_written(written);
                 }

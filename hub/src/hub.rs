@@ -102,7 +102,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
         None => None,
     };
     let values = match &settings.chart_values_file {
-        Some(path) => ValuesFile::load(path)?,
+        Some(path) => ValuesFile::load_in_time(path).await?,
         None => serde_json::Map::new(),
     };
     let profiles = settings
@@ -305,6 +305,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
             path,
             values_file::POLL_INTERVAL,
             values_tx.clone(),
+            readiness.clone(),
         ));
     }
     let ahead = watch::Sender::new(0);
@@ -465,6 +466,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
                 open_namespaces: settings.discovery.open_namespaces(&settings.namespace),
                 check_interval: settings.check_interval,
                 writes: reports.writes.clone(),
+                reports: Arc::clone(&reports),
             },
             lead.clone(),
             home_stop.clone(),

@@ -2,9 +2,13 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use krypton_common::error_chain::chain;
 use krypton_hub::settings::{Flags, Settings, service_account_namespace};
+
+/// What still runs when all is done has so long to end.
+const LAST_TASKS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
@@ -40,7 +44,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("starting the runtime failed: {error}"), 1),
     };
-    match runtime.block_on(krypton_hub::hub::run(settings, log)) {
+    let ended = runtime.block_on(krypton_hub::hub::run(settings, log));
+    // A read of a file may hang with its mount, and is not waited for.
+    runtime.shutdown_timeout(LAST_TASKS);
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&format!("{error:#}"), 1),
     }

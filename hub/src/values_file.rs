@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use krypton_agent::admin::Readiness;
 use serde_json::{Map, Value};
 use serde_saphyr::UserMessageFormatter;
 use tokio::sync::watch;
@@ -14,6 +15,9 @@ pub const MAX_BYTES: u64 = 1024 * 1024;
 /// How often the content is looked at, in seconds' terms: a mounted Secret changes by swapped links,
 /// which watches of a path miss.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// A look at a file that takes longer hangs: its mount does not answer.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+const ABOUT: &str = "values file";
 
 /// Why a values file cannot be used. Never holds its content, which may be secret.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +28,8 @@ pub enum ValuesFileError {
         #[source]
         source: std::io::Error,
     },
+    #[error("the values file {path} does not answer within {} s; check whether its mount hangs", DEADLINE.as_secs(), path = path.display())]
+    Hangs { path: PathBuf },
     #[error("the values file {path} is not a regular file; name a file with --chart-values-file", path = path.display())]
     NotAFile { path: PathBuf },
     #[error("the values file {path} is larger than 1 MiB; shorten it", path = path.display())]
@@ -51,11 +57,55 @@ impl ValuesFile {
     pub fn load(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
         parse(path, &read(path)?)
     }
+
+    /// The same where the mount may hang.
+    ///
+    /// # Errors
+    /// As [`Self::load`], and when there is no answer in time.
+    pub async fn load_in_time(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
+        let at = path.to_owned();
+        let loading = tokio::task::spawn_blocking(move || Self::load(&at));
+        let loaded = tokio::time::timeout(DEADLINE, loading).await;
+        let hangs = || ValuesFileError::Hangs {
+            path: path.to_owned(),
+        };
+        // It panics for nobody, and is cancelled only when the runtime ends.
+        loaded.map_or_else(
+            |_| Err(hangs()),
+            |ended| ended.unwrap_or_else(|_| Err(hangs())),
+        )
+    }
 }
 
 /// Sends the values each time that the content of the file changes to something good; what is bad
-/// is logged once, and the last good values stay. Ends when every receiver is gone.
-pub async fn watch(path: PathBuf, every: Duration, tx: watch::Sender<Map<String, Value>>) {
+/// is logged once, and the last good values stay. While the file does not answer, `readiness` has a note.
+/// Ends when every receiver is gone.
+pub async fn watch(
+    path: PathBuf,
+    every: Duration,
+    tx: watch::Sender<Map<String, Value>>,
+    readiness: Readiness,
+) {
+    let at = path.clone();
+    let hangs = move |hangs: bool| {
+        let why = ValuesFileError::Hangs { path: at.clone() };
+        if hangs {
+            tracing::error!(error = %why, "the chart values stay as they were");
+        } else {
+            tracing::info!(path = %at.display(), "the values file answers again");
+        }
+        readiness.note(ABOUT, hangs.then(|| why.to_string()));
+    };
+    follow(path, (every, DEADLINE), tx, read, hangs).await;
+}
+
+async fn follow(
+    path: PathBuf,
+    (every, deadline): (Duration, Duration),
+    tx: watch::Sender<Map<String, Value>>,
+    read: impl Fn(&Path) -> Result<Vec<u8>, ValuesFileError> + Clone + Send + 'static,
+    hangs: impl Fn(bool),
+) {
     let mut follower = Follower::default();
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -64,8 +114,13 @@ pub async fn watch(path: PathBuf, every: Duration, tx: watch::Sender<Map<String,
             () = tx.closed() => return,
             _ = ticks.tick() => {}
         }
-        let at = path.clone();
-        let Ok(content) = tokio::task::spawn_blocking(move || read(&at)).await else {
+        let (at, read) = (path.clone(), read.clone());
+        let looking = read_patiently(deadline, move || read(&at), &hangs);
+        let content = tokio::select! {
+            () = tx.closed() => return,
+            content = looking => content,
+        };
+        let Some(content) = content else {
             continue; // the runtime is shutting down
         };
         match follower.observe(&path, content) {
@@ -90,6 +145,24 @@ pub async fn watch(path: PathBuf, every: Duration, tx: watch::Sender<Map<String,
             }
         }
     }
+}
+
+/// Reads on a thread of its own. Where that takes longer than `deadline`, `hangs` is told so, and told again when
+/// it has ended: the same read is waited for, so that no second thread hangs on one mount. `None` when the runtime
+/// ends.
+pub(crate) async fn read_patiently<T: Send + 'static>(
+    deadline: Duration,
+    read: impl FnOnce() -> T + Send + 'static,
+    hangs: impl Fn(bool),
+) -> Option<T> {
+    let mut reading = tokio::task::spawn_blocking(read);
+    if let Ok(ended) = tokio::time::timeout(deadline, &mut reading).await {
+        return ended.ok();
+    }
+    hangs(true);
+    let ended = reading.await;
+    hangs(false);
+    ended.ok()
 }
 
 /// What one look at the file brought.
@@ -362,7 +435,12 @@ mod tests {
         };
         swap("a: 1", "v1");
         let (tx, mut rx) = watch::channel(ValuesFile::load(&path).unwrap());
-        let watching = tokio::spawn(watch(path.clone(), Duration::from_millis(5), tx));
+        let watching = tokio::spawn(watch(
+            path.clone(),
+            Duration::from_millis(5),
+            tx,
+            Readiness::new(),
+        ));
 
         swap("a: 2", "v2");
         rx.changed().await.unwrap();
@@ -374,6 +452,40 @@ mod tests {
 
         drop(rx);
         watching.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn file_on_a_hung_mount_is_reported_and_read_later() {
+        // The mount answers once for each word.
+        let (answers, mount) = std::sync::mpsc::channel::<&'static [u8]>();
+        let mount = std::sync::Arc::new(std::sync::Mutex::new(mount));
+        let looks = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let read = {
+            let looks = std::sync::Arc::clone(&looks);
+            move |_: &Path| {
+                looks.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                let answer = mount.lock().unwrap().recv();
+                Ok(answer.unwrap_or_default().to_vec())
+            }
+        };
+        let (told, mut hangs) = tokio::sync::mpsc::unbounded_channel();
+        let (tx, mut rx) = watch::channel(Map::new());
+        let millis = Duration::from_millis;
+        let path = PathBuf::from("values.yaml");
+        let following = tokio::spawn(follow(path, (millis(1), millis(20)), tx, read, move |is| {
+            told.send(is).unwrap();
+        }));
+        assert_eq!(hangs.recv().await, Some(true));
+        assert_eq!(looks.load(std::sync::atomic::Ordering::SeqCst), 1);
+        answers.send(b"a: 2").unwrap();
+        assert_eq!(hangs.recv().await, Some(false));
+        rx.changed().await.unwrap();
+        assert_eq!(rx.borrow_and_update()["a"], 2);
+        // It ends though the mount hangs once more.
+        assert_eq!(hangs.recv().await, Some(true));
+        drop(rx);
+        following.await.unwrap();
+        drop(answers);
     }
 
     proptest! {

@@ -34,6 +34,41 @@ const ASK_EVERY: Duration = Duration::from_secs(10);
 /// Epochs that a restored home may lie behind: its hub was started so often since the backup.
 const EPOCHS_BEHIND: u64 = 10_000;
 
+/// After a member's claim of a later epoch was followed, the next one is followed no sooner than this; twice as
+/// long after each.
+const CLAIM_AGAIN: Duration = Duration::from_secs(20);
+const CLAIM_AGAIN_MAX: Duration = Duration::from_secs(6 * 60 * 60);
+/// A member that has claimed nothing for so long begins anew.
+const CLAIMS_FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What a member has claimed of epochs that this hub has not given. Each that is followed is a new desired state for
+/// the whole fleet, and no member can prove what it has seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Claims {
+    followed: u32,
+    not_before: Boot,
+}
+
+impl Claims {
+    /// Whether a claim is followed now.
+    ///
+    /// # Errors
+    /// Where it is too soon after the one before: when it will be.
+    fn follow(&mut self, now: Boot) -> Result<(), Boot> {
+        if self.followed > 0 && now < self.not_before {
+            return Err(self.not_before);
+        }
+        if now.since(self.not_before) >= CLAIMS_FORGOTTEN {
+            self.followed = 0;
+        }
+        let doubled =
+            CLAIM_AGAIN.saturating_mul(1_u32.checked_shl(self.followed).unwrap_or(u32::MAX));
+        self.not_before = Boot(now.0 + doubled.min(CLAIM_AGAIN_MAX));
+        self.followed = self.followed.saturating_add(1).min(31);
+        Ok(())
+    }
+}
+
 /// One that speaks for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VoiceId {
@@ -89,6 +124,7 @@ struct Member {
     link: Option<State>,
     /// Why nobody is to act, said in the place of all else.
     held_back: Option<(&'static str, String)>,
+    claims: Claims,
 }
 
 impl Default for Member {
@@ -101,6 +137,7 @@ impl Default for Member {
             able: None,
             link: None,
             held_back: None,
+            claims: Claims::default(),
         }
     }
 }
@@ -508,15 +545,24 @@ impl Voices {
         }
         // One that no hub of ours can have given is said by a member that lies; it concerns itself alone.
         let given = self.epoch.load(Ordering::Relaxed);
+        let known = *self.ahead.borrow();
         let ahead = standing
             .ahead
-            .filter(|ahead| ahead.saturating_sub(given) <= EPOCHS_BEHIND);
-        if let Some(ahead) = ahead {
-            self.ahead.send_if_modified(|known| {
-                let later = ahead > *known;
-                *known = (*known).max(ahead);
-                later
-            });
+            .filter(|ahead| ahead.saturating_sub(given) <= EPOCHS_BEHIND)
+            .filter(|ahead| *ahead > known && *ahead >= given);
+        match ahead.map(|ahead| (ahead, member.claims.follow(now))) {
+            Some((ahead, Ok(()))) => {
+                self.ahead.send_if_modified(|known| {
+                    let later = ahead > *known;
+                    *known = (*known).max(ahead);
+                    later
+                });
+            }
+            Some((_, Err(at))) => {
+                self.due().insert((at, name.to_owned()));
+                self.due_changed.notify_one();
+            }
+            None => {}
         }
         self.facts.set(name, |facts| standing.put(facts));
         if let Some(hearing) = standing.hearing {
@@ -696,7 +742,11 @@ fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
         healthy: Some(healthy),
         holder: Some(said.holder.clone()),
         applied: said.applied.clone(),
-        ahead: said.ahead.map(|version| version.epoch),
+        // Only who writes on the member has a record there to go by.
+        ahead: said
+            .ahead
+            .filter(|_| said.writing)
+            .map(|version| version.epoch),
         hearing,
     }
 }

@@ -172,6 +172,15 @@ fn overall(
     }
 }
 
+/// The phase of a Tenant that one member alone looks after.
+pub fn phase(state: &ClusterState, allow_chart_skip: bool) -> Phase {
+    match (counted_error(state, allow_chart_skip), state.ready.truth) {
+        (true, _) => Phase::Error,
+        (false, Truth::True) => Phase::Ready,
+        (false, _) => Phase::Pending,
+    }
+}
+
 fn counted_error(state: &ClusterState, allow_chart_skip: bool) -> bool {
     state.error.as_ref().is_some_and(|error| {
         error.truth == Truth::True && !(allow_chart_skip && reason::is_chart_fetch(&error.reason))

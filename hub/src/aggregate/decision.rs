@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_agent::clock::Boot;
-use krypton_agent::placement::placed_on;
 use krypton_agent::status::next_of;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::names;
 use krypton_crds::tenant::{Tenant, TenantStatus};
 
 use super::form::{self, Members};
+use super::placement;
 use super::reports::{Heard, Hearing, Saying, Targets};
 
 /// For so long the condition of a member stays that has left the fleet, or has this Tenant no more.
@@ -43,6 +43,24 @@ struct Unheard {
     left: usize,
 }
 
+impl Memory {
+    /// Whether a member that is heard now may be one of those that were counted without a name.
+    pub(super) fn misses_some(&self) -> bool {
+        self.unheard.is_some_and(|unheard| unheard.left > 0)
+    }
+}
+
+/// Whether there may be members of the Tenant of which the number alone is known.
+pub(super) fn misses(tenant: &Tenant, memory: &Memory) -> bool {
+    let summarised = || {
+        let status = tenant.status.as_ref();
+        status.is_some_and(|status| status.summary.is_some())
+    };
+    memory
+        .unheard
+        .map_or_else(summarised, |unheard| unheard.left > 0)
+}
+
 /// When a decision is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Now {
@@ -70,12 +88,15 @@ pub(super) fn decide(
 ) -> Decision {
     let recorded = tenant.status.clone().unwrap_or_default();
     let targets = heard.targets.as_deref();
-    let own = rules.self_cluster
-        && placed_on(tenant).is_none()
-        && tenant
-            .names_member()
-            .is_none_or(|member| member == names::SELF_CLUSTER);
+    let sole = placement::sole(tenant, targets);
+    let counts = |name: &str| sole.as_ref().is_none_or(|sole| sole.name == name);
+    let own = rules.self_cluster && counts(names::SELF_CLUSTER);
+    let another = sole
+        .as_ref()
+        .and_then(|sole| sole.another)
+        .map(anothers_word);
     let refusal = refusal(tenant, targets);
+    let refused = refusal.as_ref().filter(|(refused, _)| counts(refused));
     // Its members are those that have last reported it: the conditions themselves remember.
     let mut before = conditions::clusters(&recorded.conditions);
     if targets.is_some() {
@@ -86,50 +107,55 @@ pub(super) fn decide(
     let mut next = Memory::default();
     let mut due = None;
     let mut charts = BTreeSet::new();
-    let all: BTreeSet<&String> = before.keys().chain(heard.said.keys()).collect();
-    for name in all {
+    let recorded_with = before.keys().map(String::as_str);
+    let heard_of = heard.said.keys().map(|name| &**name);
+    let all: BTreeSet<&str> = recorded_with.chain(heard_of).collect();
+    for name in all.into_iter().filter(|name| counts(name)) {
         if name == names::SELF_CLUSTER && !own {
             continue;
         }
         // It is not asked.
-        if refusal.as_ref().is_some_and(|(refused, _)| refused == name) {
+        if refused.is_some_and(|(refused, _)| *refused == name) {
             continue;
         }
-        let (said, was) = (heard.said.get(name), before.get(name));
+        let (said, was) = (another.as_ref().or(heard.said.get(name)), before.get(name));
         match part(name, said, was, targets, now.patient) {
             Part::Member(state) => {
-                members.counted.insert(name.clone(), state);
+                members.counted.insert(name.to_owned(), state);
                 let report = said.and_then(|saying| saying.report.as_ref());
                 // Of whom nothing was heard yet, what is on record stands as its state does.
                 let on_record = || next_of(&recorded, name);
                 let coming = report.map_or_else(on_record, |report| report.next);
                 if let Some(coming) = coming {
-                    members.next.insert(name.clone(), coming);
+                    members.next.insert(name.to_owned(), coming);
                 }
             }
             Part::Departed(state) => {
-                members.departed.insert(name.clone(), state);
+                members.departed.insert(name.to_owned(), state);
             }
             Part::Departs(why, message) => {
                 let since = memory.departing.get(name).copied().unwrap_or(now.boot);
                 // Until it is read back that the condition has gone.
-                next.departing.insert(name.clone(), since);
+                next.departing.insert(name.to_owned(), since);
                 if now.boot.since(since) < DEPARTURE_GRACE {
                     let end = Boot(since.0 + DEPARTURE_GRACE);
                     due = Some(due.map_or(end, |due: Boot| due.min(end)));
                     let state = ready_alone(Truth::Unknown, why, message);
-                    members.departed.insert(name.clone(), state);
+                    members.departed.insert(name.to_owned(), state);
                 }
             }
             Part::Stranger => {}
         }
-        if let Some(report) = said.and_then(|saying| saying.report.as_ref())
+        if let Some(said) = said
+            && let Some(report) = &said.report
             && members.counted.get(name) == Some(&report.state)
         {
-            charts.insert(report.applied_chart.as_str());
+            // In the hub's own words alone: a member says no more than that it has carried them out.
+            let dealt = said.dealt.as_deref();
+            charts.extend(dealt.filter(|dealt| *dealt == report.applied_chart));
         }
     }
-    if let Some((member, ready)) = &refusal {
+    if let Some((member, ready)) = refused {
         let refused = ClusterState {
             ready: ready.clone(),
             progress: None,
@@ -145,7 +171,10 @@ pub(super) fn decide(
             .insert(names::SELF_CLUSTER.to_owned(), waiting);
     }
 
-    let silent = silent(&members, refusal.as_ref(), heard);
+    let silent = match misses(tenant, memory) && sole.is_none() {
+        true => silent(&members, refusal.as_ref(), heard),
+        false => 0,
+    };
     let expected = recorded.summary.map_or(0, |found| found.clusters as usize);
     let unheard = unheard_of(memory.unheard, expected, members.counted.len(), silent);
     next.unheard = Some(unheard);
@@ -195,17 +224,23 @@ pub(super) fn decide(
     status.phase = Some(summary.phase.to_string());
     status.last_message = Some(summary.last_message);
     status.observed_generation = Some(generation);
-    if let Some(chart) = charts
-        .into_iter()
-        .next_back()
-        .filter(|chart| !chart.is_empty())
-    {
+    if let Some(chart) = charts.into_iter().next_back() {
         status.last_applied_chart = Some(chart.to_owned());
     }
     Decision {
         status,
         memory: next,
         due,
+    }
+}
+
+/// What is heard where the member of this name is another than the one that counts.
+fn anothers_word(why: &'static str) -> Saying {
+    Saying {
+        hearing: Hearing::Silent(why.to_owned()),
+        report: None,
+        patient: false,
+        dealt: None,
     }
 }
 
@@ -275,7 +310,8 @@ fn silent(members: &Members, refusal: Option<&(&str, State)>, heard: &Heard) -> 
     let may_have_it = |name: &&String| {
         let known = members.counted.contains_key(*name) || members.departed.contains_key(*name);
         let refused = refusal.is_some_and(|(refused, _)| refused == name);
-        let said_all = (heard.said.get(*name)).is_some_and(|said| said.hearing == Hearing::Full);
+        let said_all =
+            (heard.said.get(name.as_str())).is_some_and(|said| said.hearing == Hearing::Full);
         *name != names::SELF_CLUSTER && !known && !refused && !said_all
     };
     let count = targets.keys().filter(may_have_it).count();

@@ -10,8 +10,9 @@ use krypton_agent::effect;
 use krypton_agent::events::Events;
 use krypton_agent::index::tenant_key;
 use krypton_agent::placement::{is_held, place};
-use krypton_agent::status::Told;
+use krypton_agent::status::{PHASE_SET, Told};
 use krypton_agent::watch_backoff::listed_anew;
+use krypton_common::conditions::Phase;
 use krypton_common::error_chain::chain;
 use krypton_common::names;
 use krypton_common::tenant::TenantKey;
@@ -26,10 +27,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use super::decision::{Memory, Now, Rules, decide};
+use super::concerns::{Concerns, recorded_with};
+use super::decision::{Memory, Now, Rules, decide, misses};
 use super::placement::{self, Deletion, Step, Verdict};
 use super::placing::{CrdSeen, Doubted, Placing};
-use super::reports::{Heard, Reports, START_GRACE, Targets};
+use super::reports::{Dirty, Heard, Reports, START_GRACE};
 use crate::lead::{Lead, Watched};
 use crate::metrics::{HomeWrites, Wrote};
 use crate::placements::Placements;
@@ -41,6 +43,8 @@ const PACE: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
+/// Looks at Tenants, and at what members say of them, before the loop lets others have their turn.
+const STEPS: usize = 4_096;
 
 /// So long after home's CRD did not keep where a Tenant is placed, that is not tried again.
 const RECORD_AGAIN: Duration = Duration::from_secs(600);
@@ -102,6 +106,15 @@ pub(super) enum Change {
     },
 }
 
+/// What a turn of looking at Tenants comes to.
+#[derive(Debug)]
+pub(super) enum Turn {
+    Write(TenantKey, Arc<Tenant>, Change),
+    /// More is to be looked at, after the others' turn.
+    Yield,
+    Rest,
+}
+
 /// Home's Tenants, and which of them are to be looked at.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
@@ -109,8 +122,6 @@ pub(super) struct Desk {
     placing: Option<Placing>,
     /// Until then home's CRD counts as one that does not keep where a Tenant is placed.
     no_records: Option<Boot>,
-    /// What the orders were last made by.
-    targets: Option<Arc<Targets>>,
     slots: BTreeMap<TenantKey, Slot>,
     listed: BTreeSet<TenantKey>,
     /// The first list is complete.
@@ -118,6 +129,12 @@ pub(super) struct Desk {
     dirty: BTreeSet<TenantKey>,
     /// To be looked at then.
     later: BTreeSet<(Boot, TenantKey)>,
+    /// Which of them concern which member, or the cluster of which UID.
+    index: Concerns,
+    /// Those of members of which the number alone is known: any member may be one of them.
+    missing: BTreeSet<TenantKey>,
+    /// Decisions so far.
+    decided: u64,
 }
 
 /// A write that has ended.
@@ -129,6 +146,8 @@ struct Written {
     recording: bool,
     /// It was let go, and this stays.
     orphaned: Option<String>,
+    /// The phase, where it is another than before.
+    phase: Option<String>,
     came: Wrote,
 }
 
@@ -159,7 +178,6 @@ pub async fn run(
     let mut led = None;
     // Until then members may still be on their way.
     let mut patient_until = Some(Boot(Boot::now().0 + START_GRACE));
-    let mut patience: Option<Boot> = None;
     loop {
         let now = Boot::now();
         let leading = lead.writes(now);
@@ -176,13 +194,8 @@ pub async fn run(
             desk.forget();
             led = tenure;
         }
-        let changed = reports.take_dirty();
-        desk.touch(changed.keys);
-        // Patience runs out without any event.
-        let ended = [&mut patient_until, &mut patience]
-            .into_iter()
-            .filter_map(|end| end.take_if(|end| *end <= now));
-        if ended.count() > 0 || changed.all {
+        desk.take_in(reports.take_dirty(now), &reports, &rules);
+        if patient_until.take_if(|until| *until <= now).is_some() {
             desk.touch_all();
         }
         // By every hub, as each has members of its own to tell: what they rest on is written by one.
@@ -194,20 +207,26 @@ pub async fn run(
             look_next = Boot(now.0 + PACE);
             looks.spawn(look_at_crd(client.clone(), doubted, rules.self_cluster));
         }
-        patience = reports.patience_ends(now);
+        let patience = reports.patience_ends();
         let look = desk.placing.as_ref().is_some_and(Placing::is_in_doubt);
         let look = (look && looks.is_empty()).then_some(look_next);
         let mut wake = [patient_until, patience, look].into_iter().flatten().min();
+        let mut more = false;
         if leading {
             let now = Now {
                 boot: now,
                 wall: clock::wall(),
                 patient: patient_until.is_some(),
             };
-            while desk.synced
-                && writes.len() < WRITERS
-                && let Some((key, tenant, change)) = desk.next(&reports, &rules, &lead, now)
-            {
+            while desk.synced && writes.len() < WRITERS {
+                let (key, tenant, change) = match desk.next(&reports, &rules, &lead, now) {
+                    Turn::Write(key, tenant, change) => (key, tenant, change),
+                    Turn::Yield => {
+                        more = true;
+                        break;
+                    }
+                    Turn::Rest => break,
+                };
                 let span = span(&key, &tenant);
                 let write = write(client.clone(), key, tenant, change);
                 writes.spawn(lead.tracked(write.instrument(span)));
@@ -219,6 +238,7 @@ pub async fn run(
         }
         tokio::select! {
             () = stop.cancelled() => return,
+            () = tokio::task::yield_now(), if more => {}
             () = reports.changed.notified() => {}
             decided = lead.changed() => if !decided { return },
             Some(event) = events.next() => match event {
@@ -235,8 +255,12 @@ pub async fn run(
                 Ok(written) => {
                     reports.writes.count(HomeWrites::TENANT, written.came);
                     // Told once it is so: a write that was refused is made again.
-                    if let (Some(tenant), Some(message)) = (&written.object, &written.orphaned) {
-                        told.tell(tenant, orphaned(message));
+                    if let Some(tenant) = &written.object {
+                        let orphaned = written.orphaned.as_deref().map(orphaned);
+                        let phase = written.phase.as_deref().map(phase_set);
+                        for news in orphaned.into_iter().chain(phase) {
+                            told.tell(tenant, news);
+                        }
                     }
                     desk.take_written(written, &reports);
                 }
@@ -269,10 +293,6 @@ impl Desk {
             return;
         };
         placing.placements.read_in(of);
-        if !(self.targets.as_ref()).is_some_and(|before| Arc::ptr_eq(before, &targets)) {
-            placing.touch(self.slots.keys().cloned());
-            self.targets = Some(Arc::clone(&targets));
-        }
         let slots = &self.slots;
         let tenant = |key: &TenantKey| slots.get(key).map(|slot| &*slot.tenant);
         let news = placing.give(tenant, &targets);
@@ -298,18 +318,20 @@ impl Desk {
     }
 
     /// Looks at what is due, up to the first of which something is to be written.
-    fn next(
-        &mut self,
-        reports: &Reports,
-        rules: &Rules,
-        lead: &Lead,
-        now: Now,
-    ) -> Option<(TenantKey, Arc<Tenant>, Change)> {
+    pub(super) fn next(&mut self, reports: &Reports, rules: &Rules, lead: &Lead, now: Now) -> Turn {
+        let mut steps = 0;
         while self.later.first().is_some_and(|(at, _)| *at <= now.boot) {
             let due = self.later.pop_first();
             self.dirty.extend(due.map(|(_, key)| key));
         }
-        while let Some(key) = self.dirty.pop_first() {
+        while !self.dirty.is_empty() {
+            if steps >= STEPS {
+                return Turn::Yield;
+            }
+            let Some(key) = self.dirty.pop_first() else {
+                break;
+            };
+            steps += 1;
             let Some(slot) = self.slots.get(&key).filter(|slot| !slot.writing) else {
                 continue;
             };
@@ -324,10 +346,9 @@ impl Desk {
                 self.later.insert((Boot(now.boot.0 + PACE), key));
                 continue;
             };
-            let conditions = recorded.map(|status| status.conditions.as_slice());
-            let recorded_with =
-                krypton_common::conditions::clusters(conditions.unwrap_or_default());
-            let heard = reports.of(&key, |name| recorded_with.contains_key(name), now.boot);
+            let heard = heard(reports, &key, &tenant, &slot.memory, now.boot);
+            steps += heard.said.len();
+            self.decided += 1;
             let mut decision = decide(&tenant, &heard, rules, &slot.memory, now);
             let verdict = self.placement(&key, &tenant, &heard, now.boot);
             let generation = tenant.metadata.generation.unwrap_or_default();
@@ -339,7 +360,14 @@ impl Desk {
             if let Some(due) = decision.due {
                 self.later.insert((due, key.clone()));
             }
-            let slot = self.slots.get_mut(&key)?;
+            let Some(slot) = self.slots.get_mut(&key) else {
+                continue;
+            };
+            if decision.memory.misses_some() {
+                self.missing.insert(key.clone());
+            } else {
+                self.missing.remove(&key);
+            }
             slot.memory = decision.memory;
             let change = match verdict.step {
                 Step::Begin(member) => Change::Begin(member),
@@ -356,9 +384,65 @@ impl Desk {
             };
             slot.next = Boot(now.boot.0 + PACE);
             slot.writing = true;
-            return Some((key, tenant, change));
+            return Turn::Write(key, tenant, change);
         }
-        None
+        Turn::Rest
+    }
+
+    /// Takes in what has changed of members: their Tenants are looked at again, and no others.
+    pub(super) fn take_in(&mut self, changed: Dirty, reports: &Reports, rules: &Rules) {
+        if changed.all {
+            self.touch_all();
+            if let Some(placing) = &mut self.placing {
+                placing.touch(self.slots.keys().cloned());
+            }
+        }
+        self.touch(changed.keys);
+        if changed.all || (changed.members.is_empty() && changed.clusters.is_empty()) {
+            return;
+        }
+        let mut concerned = BTreeSet::new();
+        for uid in &changed.clusters {
+            concerned.extend(self.index.of_cluster(uid));
+        }
+        for member in &changed.members {
+            // Of home itself each Tenant is expected that names no other.
+            if **member == *names::SELF_CLUSTER && rules.self_cluster {
+                let own = self
+                    .slots
+                    .iter()
+                    .filter(|(_, slot)| slot.tenant.names_member().is_none());
+                concerned.extend(own.map(|(key, _)| key.clone()));
+            }
+            concerned.extend(self.index.of_member(member));
+            concerned.extend(reports.reported_by(member));
+        }
+        if !changed.members.is_empty() {
+            concerned.extend(self.missing.iter().cloned());
+        }
+        if let Some(placing) = &mut self.placing {
+            placing.touch(
+                concerned
+                    .iter()
+                    .filter(|key| self.slots.contains_key(key))
+                    .cloned(),
+            );
+        }
+        self.touch(concerned);
+    }
+
+    /// Decisions so far.
+    pub(super) fn decided(&self) -> u64 {
+        self.decided
+    }
+
+    /// A write has come back before anything else, and nothing is in flight.
+    pub(super) fn was_written(&mut self, key: &TenantKey, object: Tenant, reports: &Reports) {
+        self.put(key.clone(), object, reports);
+        self.dirty.remove(key);
+        if let Some(slot) = self.slots.get_mut(key) {
+            (slot.writing, slot.next) = (false, Boot::default());
+        }
     }
 
     fn wakes(&self) -> Option<Boot> {
@@ -415,9 +499,12 @@ impl Desk {
                 let listed = std::mem::take(&mut self.listed);
                 let gone = self.slots.keys().filter(|key| !listed.contains(key));
                 if let Some(placing) = &mut self.placing {
-                    placing.touch(gone.cloned());
+                    placing.touch(gone.clone().cloned());
                 }
-                self.slots.retain(|key, _| listed.contains(key));
+                let gone: Vec<_> = gone.cloned().collect();
+                for key in gone {
+                    self.drop_slot(&key);
+                }
                 self.synced = true;
                 let summarised = self
                     .slots
@@ -427,7 +514,7 @@ impl Desk {
             }
             Event::Delete(guard) => {
                 if let Some((key, _)) = read(guard) {
-                    self.slots.remove(&key);
+                    self.drop_slot(&key);
                     reports.summarised(&key, false);
                     if let Some(placing) = &mut self.placing {
                         placing.touch([key]);
@@ -437,11 +524,13 @@ impl Desk {
         }
     }
 
-    fn put(&mut self, key: TenantKey, tenant: Tenant, reports: &Reports) {
+    pub(super) fn put(&mut self, key: TenantKey, tenant: Tenant, reports: &Reports) {
         if self.synced {
             reports.summarised(&key, is_summary(&tenant));
         }
         let tenant = Arc::new(tenant);
+        let before = self.slots.get(&key).map(|slot| Arc::clone(&slot.tenant));
+        self.index.follow(&key, before.as_deref(), Some(&tenant));
         self.dirty.insert(key.clone());
         if let Some(placing) = &mut self.placing {
             placing.touch([key.clone()]);
@@ -458,6 +547,13 @@ impl Desk {
             None => {
                 self.slots.insert(key, Slot::new(tenant));
             }
+        }
+    }
+
+    fn drop_slot(&mut self, key: &TenantKey) {
+        if let Some(slot) = self.slots.remove(key) {
+            self.index.follow(key, Some(&slot.tenant), None);
+            self.missing.remove(key);
         }
     }
 
@@ -486,6 +582,19 @@ impl Desk {
             self.dirty.insert(written.key);
         }
     }
+}
+
+/// What is heard of a Tenant, as far as it is decided by that.
+fn heard(reports: &Reports, key: &TenantKey, tenant: &Tenant, memory: &Memory, now: Boot) -> Heard {
+    let targets = reports.targets();
+    let sole = placement::sole(tenant, targets.as_deref());
+    let sole = sole.as_ref().map(|sole| sole.name);
+    let recorded = recorded_with(tenant);
+    let mut heard = reports.of(key, sole, recorded.iter().copied(), now);
+    if sole.is_none() && misses(tenant, memory) {
+        heard.strangers = reports.strangers(key, |name| recorded.contains(name));
+    }
+    heard
 }
 
 fn is_summary(tenant: &Tenant) -> bool {
@@ -521,6 +630,14 @@ async fn look_at_crd(
         }
     };
     (of, deletion)
+}
+
+fn phase_set(phase: &str) -> Told {
+    Told {
+        warning: false,
+        reason: PHASE_SET,
+        message: phase.to_owned(),
+    }
 }
 
 fn orphaned(message: &str) -> Told {
@@ -602,6 +719,10 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
         }
     };
     Span::current().record("outcome", came.name());
+    let phase = match &change {
+        Change::Status(status) => new_phase(tenant.status.as_ref(), status),
+        Change::Begin(_) | Change::End { .. } => None,
+    };
     let orphaned = match change {
         Change::End { orphaned } => orphaned,
         Change::Status(_) | Change::Begin(_) => None,
@@ -612,8 +733,18 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
         object,
         recording,
         orphaned,
+        phase,
         came,
     }
+}
+
+/// The phase over all members, where it is another than on record. A new Tenant is Pending by nature.
+fn new_phase(recorded: Option<&TenantStatus>, status: &TenantStatus) -> Option<String> {
+    let pending = Phase::Pending.as_str();
+    let before = recorded.and_then(|recorded| recorded.phase.as_deref());
+    let now = status.phase.as_deref();
+    now.filter(|now| *now != before.unwrap_or(pending))
+        .map(str::to_owned)
 }
 
 #[cfg(test)]

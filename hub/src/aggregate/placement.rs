@@ -159,6 +159,44 @@ fn acting<'a>(tenant: &'a Tenant, on: &'a str, targets: &'a Targets) -> Result<&
     })
 }
 
+/// The one member that counts for the status of a Tenant that names it or is placed on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sole<'a> {
+    /// Empty where nothing names it any more.
+    pub(super) name: &'a str,
+    /// Why the member that has this name is another.
+    pub(super) another: Option<&'static str>,
+}
+
+/// `None` for a Tenant that may be on all members.
+pub(super) fn sole<'a>(tenant: &'a Tenant, targets: Option<&'a Targets>) -> Option<Sole<'a>> {
+    let is = |name| Sole {
+        name,
+        another: None,
+    };
+    if let Some(on) = placed_on(tenant) {
+        let acting = targets.map(|targets| acting(tenant, on, targets));
+        return Some(match acting {
+            Some(Ok(member)) => is(member),
+            Some(Err(Away::Another(_))) => Sole {
+                name: on,
+                another: Some("another cluster has this name by now"),
+            },
+            Some(Err(Away::Left | Away::Unreached)) | None => is(on),
+        });
+    }
+    let named = tenant.names_member()?;
+    let target = targets.and_then(|targets| targets.get(named));
+    let source = target.and_then(|target| target.source_namespace.as_deref());
+    Some(match tenant.is_for(named, source) {
+        true => is(named),
+        false => Sole {
+            name: named,
+            another: Some("clusterRef names another secretNamespace"),
+        },
+    })
+}
+
 /// Why the member is not heard, as long as it is to be heard by now.
 pub(super) fn silent<'a>(heard: &'a Heard, member: &str) -> Option<&'a str> {
     let saying = heard.said.get(member)?;

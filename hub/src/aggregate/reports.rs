@@ -7,7 +7,7 @@ use std::time::Duration;
 use krypton_agent::clock::Boot;
 use krypton_common::account::{self, AccountDigest};
 use krypton_common::allowed::Allowed;
-use krypton_common::conditions::{self, State, reason};
+use krypton_common::conditions::{self, ClusterState, State, reason};
 use krypton_common::names;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_crds::edge_cluster::SummarisedTenants;
@@ -22,6 +22,12 @@ pub(super) const START_GRACE: Duration = Duration::from_secs(45);
 /// Tenants that are kept of one member: ten times what one cluster is meant for.
 pub const TENANTS_MAX: usize = 10_000;
 
+/// Bytes of texts that are kept of one member's reports: what a thousand Tenants say at most, twice. Beyond it a
+/// report keeps its reasons and loses its messages.
+pub(super) const TEXTS_MAX: usize = 16 * 1024 * 1024;
+/// Longest reason of a report without messages, in bytes.
+const REASON_MAX: usize = 128;
+
 /// How a member stands, as far as its reports go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Hearing {
@@ -34,26 +40,36 @@ pub enum Hearing {
     Silent(String),
 }
 
+/// A member's name.
+type Name = Arc<str>;
+
 #[derive(Debug, Default)]
 struct MemberReports {
     hearing: Hearing,
     /// When it was last begun with.
     begun: Boot,
-    tenants: BTreeMap<TenantKey, TenantReport>,
+    tenants: BTreeMap<Arc<TenantKey>, Arc<TenantReport>>,
     /// What was reported since: the rest goes once the member has said all it has.
-    fresh: BTreeSet<TenantKey>,
+    fresh: BTreeSet<Arc<TenantKey>>,
     /// It has said all it has since it was begun with.
     whole: bool,
     digest: AccountDigest,
+    /// Of all texts in `tenants`, in bytes.
+    texts: usize,
+    /// The chart of the desired state that the hub has given it last, as a Tenant's status names it.
+    dealt: Option<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
 struct Board {
-    members: BTreeMap<String, MemberReports>,
+    members: BTreeMap<Name, MemberReports>,
+    /// The same reports by Tenant: a decision looks at the members of its Tenant alone.
+    reporters: BTreeMap<Arc<TenantKey>, BTreeMap<Name, Arc<TenantReport>>>,
+    /// Members that are waited for, and until when.
+    awaited: BTreeSet<(Boot, Name)>,
     /// What Tenants may name; `None` until the EdgeClusters are known.
     targets: Option<Arc<Targets>>,
-    dirty: BTreeSet<TenantKey>,
-    all_dirty: bool,
+    dirty: Dirty,
     /// Tenants of home whose own status is a summary; `None` until home's Tenants are known.
     summarised: Option<BTreeSet<TenantKey>>,
 }
@@ -73,6 +89,95 @@ pub struct Target {
     pub duplicate: bool,
     /// `TargetClusterResolved` of its EdgeCluster.
     pub resolved: Option<State>,
+}
+
+impl Board {
+    /// The member's entry, with the name that all share.
+    fn member(&mut self, member: &str) -> (Name, &mut MemberReports) {
+        let known = self.members.get_key_value(member);
+        let name = known.map_or_else(|| Name::from(member), |(name, _)| Arc::clone(name));
+        let reports = self.members.entry(Arc::clone(&name)).or_default();
+        (name, reports)
+    }
+
+    fn put(&mut self, name: &Name, key: TenantKey, report: TenantReport) {
+        let known = self.reporters.get_key_value(&key);
+        let key = known.map_or_else(|| Arc::new(key), |(key, _)| Arc::clone(key));
+        let reports = self.members.entry(Arc::clone(name)).or_default();
+        let before = reports.tenants.get(&key);
+        let others = reports.texts - before.map_or(0, |before| texts(before));
+        let mut report = report;
+        if others + texts(&report) > TEXTS_MAX {
+            report = without_messages(report);
+        }
+        reports.texts = others + texts(&report);
+        let report = Arc::new(report);
+        let reporters = self.reporters.entry(Arc::clone(&key)).or_default();
+        reporters.insert(Arc::clone(name), Arc::clone(&report));
+        let reports = self.members.entry(Arc::clone(name)).or_default();
+        if !reports.whole {
+            reports.fresh.insert(Arc::clone(&key));
+        }
+        reports.tenants.insert(key, report);
+    }
+
+    fn take_out(&mut self, member: &str, key: &TenantKey) {
+        if let Some(reports) = self.members.get_mut(member)
+            && let Some(before) = reports.tenants.remove(key)
+        {
+            reports.texts -= texts(&before);
+        }
+        if let Some(reporters) = self.reporters.get_mut(key) {
+            reporters.remove(member);
+            if reporters.is_empty() {
+                self.reporters.remove(key);
+            }
+        }
+        self.dirty.keys.insert(key.clone());
+    }
+
+    /// Something else is known of a member now. Tenants that home has on record with it are found by its name.
+    fn moves(&mut self, name: Name) {
+        self.dirty.members.insert(name);
+    }
+
+    fn begins(&mut self, name: Name, now: Boot) {
+        let reports = self.members.entry(Arc::clone(&name)).or_default();
+        let before = Boot(reports.begun.0 + START_GRACE);
+        reports.begun = now;
+        self.awaited.remove(&(before, Arc::clone(&name)));
+        self.awaited
+            .insert((Boot(now.0 + START_GRACE), Arc::clone(&name)));
+        self.moves(name);
+    }
+}
+
+fn states(state: &ClusterState) -> impl Iterator<Item = &State> {
+    [
+        Some(&state.ready),
+        state.progress.as_ref(),
+        state.error.as_ref(),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+fn texts(report: &TenantReport) -> usize {
+    let states = states(&report.state).map(|state| state.reason.len() + state.message.len());
+    report.applied_chart.len() + states.sum::<usize>()
+}
+
+fn without_messages(report: TenantReport) -> TenantReport {
+    let cut = |state: &State| state.within(REASON_MAX, 0);
+    TenantReport {
+        applied_chart: String::new(),
+        state: ClusterState {
+            ready: cut(&report.state.ready),
+            progress: report.state.progress.as_ref().map(cut),
+            error: report.state.error.as_ref().map(cut),
+        },
+        ..report
+    }
 }
 
 /// Changes, with what each adds to the digest: made before any lock is taken.
@@ -110,25 +215,21 @@ impl Reports {
     pub fn report(&self, member: &str, changes: Changed) -> bool {
         let mut state = self.lock();
         let board = &mut *state;
-        let reports = board.members.entry(member.to_owned()).or_default();
+        let name = board.member(member).0;
         for (key, change) in changes.0 {
+            let reports = board.member(member).1;
             reports
                 .digest
                 .set_part(&key, change.as_ref().map(|(_, part)| *part));
             match change {
                 Some((report, _)) => {
-                    if !reports.whole {
-                        reports.fresh.insert(key.clone());
-                    }
-                    reports.tenants.insert(key.clone(), report);
+                    board.dirty.keys.insert(key.clone());
+                    board.put(&name, key, report);
                 }
-                None => {
-                    reports.tenants.remove(&key);
-                }
+                None => board.take_out(member, &key),
             }
-            board.dirty.insert(key);
         }
-        let kept = reports.tenants.len() <= TENANTS_MAX;
+        let kept = board.member(member).1.tenants.len() <= TENANTS_MAX;
         drop(state);
         self.changed.notify_one();
         kept
@@ -136,27 +237,34 @@ impl Reports {
 
     pub fn hearing(&self, member: &str, hearing: Hearing) {
         let mut state = self.lock();
-        let reports = state.members.entry(member.to_owned()).or_default();
-        if reports.hearing != hearing {
-            if hearing == Hearing::Full {
-                let fresh = std::mem::take(&mut reports.fresh);
-                if !reports.whole {
-                    reports.tenants.retain(|key, _| fresh.contains(key));
-                    reports.digest.retain(|key| fresh.contains(key));
-                    reports.whole = true;
-                }
-            }
-            reports.hearing = hearing;
-            state.all_dirty = true;
-            drop(state);
-            self.changed.notify_one();
+        let (name, reports) = state.member(member);
+        if reports.hearing == hearing {
+            return;
         }
+        let full = hearing == Hearing::Full;
+        reports.hearing = hearing;
+        let until = Boot(reports.begun.0 + START_GRACE);
+        if full && !reports.whole {
+            reports.whole = true;
+            let fresh = std::mem::take(&mut reports.fresh);
+            reports.digest.retain(|key| fresh.contains(key));
+            let said = reports.tenants.keys();
+            let stale: Vec<_> = said.filter(|key| !fresh.contains(*key)).cloned().collect();
+            for key in stale {
+                state.take_out(member, &key);
+            }
+        }
+        // It is not waited for any longer.
+        state.awaited.remove(&(until, Arc::clone(&name)));
+        state.moves(name);
+        drop(state);
+        self.changed.notify_one();
     }
 
     /// Of these Tenants there is something new.
     pub fn touch(&self, keys: BTreeSet<TenantKey>) {
         if !keys.is_empty() {
-            self.lock().dirty.extend(keys);
+            self.lock().dirty.keys.extend(keys);
             self.changed.notify_one();
         }
     }
@@ -164,12 +272,53 @@ impl Reports {
     /// What Tenants may name, by what all EdgeClusters say.
     pub fn aim(&self, targets: Targets) {
         let mut state = self.lock();
-        if state.targets.as_deref() != Some(&targets) {
+        let Some(before) = state.targets.replace(Arc::default()) else {
             state.targets = Some(Arc::new(targets));
-            state.all_dirty = true;
+            state.dirty.all = true;
+            drop(state);
+            self.changed.notify_one();
+            return;
+        };
+        let mut news = false;
+        let both = before.keys().chain(targets.keys());
+        for name in both {
+            let (was, is) = (before.get(name), targets.get(name));
+            if was == is {
+                continue;
+            }
+            news = true;
+            // A Tenant that is placed on a cluster follows it to whichever member it is.
+            let uids = [was, is].into_iter().flatten();
+            let uids = uids.filter_map(|target| target.cluster_uid.clone());
+            state.dirty.clusters.extend(uids);
+            state.dirty.members.insert(Name::from(name.as_str()));
+        }
+        state.targets = Some(if news { Arc::new(targets) } else { before });
+        drop(state);
+        if news {
+            self.changed.notify_one();
+        }
+    }
+
+    /// The hub has given the member a desired state with this chart; says whether that is another one.
+    pub fn dealt(&self, member: &str, chart: &str) -> bool {
+        let mut state = self.lock();
+        let (name, reports) = state.member(member);
+        let another = reports.dealt.as_deref() != Some(chart);
+        if another {
+            reports.dealt = Some(chart.into());
+            state.moves(name);
             drop(state);
             self.changed.notify_one();
         }
+        another
+    }
+
+    /// `chart`, which a member says that it has applied, where the hub has given it that one.
+    pub fn was_dealt(&self, member: &str, chart: &str) -> bool {
+        let state = self.lock();
+        let reports = state.members.get(member);
+        reports.is_some_and(|reports| reports.dealt.as_deref() == Some(chart))
     }
 
     /// The EdgeClusters are read anew: what Tenants may name is not known until then.
@@ -185,12 +334,11 @@ impl Reports {
     /// A member begins anew: what it has said stands until it has said all again.
     pub fn begin(&self, member: &str, now: Boot) {
         let mut state = self.lock();
-        let reports = state.members.entry(member.to_owned()).or_default();
+        let (name, reports) = state.member(member);
         reports.hearing = Hearing::NotYet;
-        reports.begun = now;
         reports.fresh.clear();
         reports.whole = false;
-        state.all_dirty = true;
+        state.begins(name, now);
         drop(state);
         self.changed.notify_one();
     }
@@ -198,14 +346,21 @@ impl Reports {
     /// As [`Self::begin`], of a member that is known; what it has said does not stand.
     pub fn forget_said(&self, member: &str, now: Boot) {
         let mut state = self.lock();
-        let Some(reports) = state.members.get_mut(member) else {
+        if !state.members.contains_key(member) {
             return;
-        };
+        }
+        let (name, reports) = state.member(member);
+        let said: Vec<_> = reports.tenants.keys().cloned().collect();
+        for key in said {
+            state.take_out(member, &key);
+        }
+        let reports = state.member(member).1;
         *reports = MemberReports {
-            begun: now,
+            begun: reports.begun,
+            dealt: reports.dealt.take(),
             ..MemberReports::default()
         };
-        state.all_dirty = true;
+        state.begins(name, now);
         drop(state);
         self.changed.notify_one();
     }
@@ -244,9 +399,8 @@ impl Reports {
             .into_iter()
             .flat_map(|found| found.tenants.values())
         {
-            let one = [(String::new(), report.state.clone())].into();
             counts.total += 1;
-            match conditions::summarise(&one, allow_chart_skip).phase {
+            match conditions::phase(&report.state, allow_chart_skip) {
                 conditions::Phase::Ready => counts.ready += 1,
                 conditions::Phase::Pending => counts.pending += 1,
                 conditions::Phase::Error => counts.error += 1,
@@ -259,38 +413,85 @@ impl Reports {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is heard of one Tenant; of members that are `recorded` with it also that they say nothing.
-    pub(super) fn of(&self, key: &TenantKey, recorded: impl Fn(&str) -> bool, now: Boot) -> Heard {
+    /// What is heard of one Tenant: of members that have reported it, and of those in `asked` also that they say
+    /// nothing. Of a Tenant of one member, `sole`, of that one.
+    pub(super) fn of<'a>(
+        &self,
+        key: &TenantKey,
+        sole: Option<&'a str>,
+        asked: impl IntoIterator<Item = &'a str>,
+        now: Boot,
+    ) -> Heard {
         let state = self.lock();
         let mut heard = Heard {
             targets: state.targets.clone(),
             ..Heard::default()
         };
-        for (name, member) in &state.members {
-            let report = member.tenants.get(key);
-            if report.is_none() && member.hearing == Hearing::Full && !recorded(name) {
-                let here = |targets: &Arc<Targets>| targets.contains_key(name);
-                let counts = name != names::SELF_CLUSTER;
-                heard.strangers += usize::from(counts && state.targets.as_ref().is_some_and(here));
-                continue;
-            }
+        let reported = state.reporters.get(key);
+        let saying = |name: &str, report: Option<&Arc<TenantReport>>| {
+            let (name, member) = state.members.get_key_value(name)?;
             let saying = Saying {
                 hearing: member.hearing.clone(),
                 report: report.cloned(),
                 patient: now.since(member.begun) < START_GRACE,
+                dealt: member.dealt.clone(),
             };
-            heard.said.insert(name.clone(), saying);
+            Some((Arc::clone(name), saying))
+        };
+        if sole.is_none() {
+            let reported = reported.into_iter().flatten();
+            heard.said = reported
+                .filter_map(|(name, report)| saying(name, Some(report)))
+                .collect();
+        }
+        for name in asked
+            .into_iter()
+            .filter(|name| sole.is_none_or(|sole| sole == *name))
+            .chain(sole)
+        {
+            let report = reported.and_then(|reported| reported.get(name));
+            heard.said.extend(saying(name, report));
         }
         heard
     }
 
+    /// How many members say all they have, and nothing of this Tenant; but for those in `asked`.
+    pub(super) fn strangers(&self, key: &TenantKey, asked: impl Fn(&str) -> bool) -> usize {
+        let state = self.lock();
+        let Some(targets) = &state.targets else {
+            return 0;
+        };
+        let reported = state.reporters.get(key);
+        let strange = |(name, member): &(&Name, &MemberReports)| {
+            let name: &str = name;
+            let has = reported.is_some_and(|reported| reported.contains_key(name));
+            let counts = name != names::SELF_CLUSTER && targets.contains_key(name);
+            member.hearing == Hearing::Full && counts && !has && !asked(name)
+        };
+        state.members.iter().filter(strange).count()
+    }
+
+    /// Tenants that the member has reported.
+    pub(super) fn reported_by(&self, member: &str) -> BTreeSet<TenantKey> {
+        let state = self.lock();
+        let reports = state.members.get(member);
+        let keys = reports.map(|reports| reports.tenants.keys());
+        keys.into_iter()
+            .flatten()
+            .map(|key| TenantKey::clone(key))
+            .collect()
+    }
+
     /// What has changed since the last call.
-    pub(super) fn take_dirty(&self) -> Dirty {
+    pub(super) fn take_dirty(&self, now: Boot) -> Dirty {
         let mut state = self.lock();
-        Dirty {
-            all: std::mem::take(&mut state.all_dirty),
-            keys: std::mem::take(&mut state.dirty),
+        // Patience runs out without any event.
+        while state.awaited.first().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, name)) = state.awaited.pop_first() {
+                state.moves(name);
+            }
         }
+        std::mem::take(&mut state.dirty)
     }
 
     /// Home's Tenants are known: these have a summary for their status.
@@ -324,20 +525,20 @@ impl Reports {
 
     /// The member is no more, and nobody speaks for it.
     pub fn forget(&self, member: &str) {
-        self.lock().members.remove(member);
+        let mut state = self.lock();
+        let (name, reports) = state.member(member);
+        let until = Boot(reports.begun.0 + START_GRACE);
+        let said: Vec<_> = reports.tenants.keys().cloned().collect();
+        for key in said {
+            state.take_out(member, &key);
+        }
+        state.awaited.remove(&(until, name));
+        state.members.remove(member);
     }
 
     /// When the patience with the next member that is on its way ends.
-    pub(super) fn patience_ends(&self, now: Boot) -> Option<Boot> {
-        let state = self.lock();
-        let waiting = state
-            .members
-            .values()
-            .filter(|member| member.hearing == Hearing::NotYet);
-        waiting
-            .map(|member| Boot(member.begun.0 + START_GRACE))
-            .filter(|at| *at > now)
-            .min()
+    pub(super) fn patience_ends(&self) -> Option<Boot> {
+        self.lock().awaited.first().map(|(at, _)| *at)
     }
 }
 
@@ -352,16 +553,18 @@ pub struct Retired {
 #[derive(Clone, Debug)]
 pub(super) struct Saying {
     pub(super) hearing: Hearing,
-    pub(super) report: Option<TenantReport>,
+    pub(super) report: Option<Arc<TenantReport>>,
     /// It is on its way, and not yet late.
     pub(super) patient: bool,
+    /// The chart that the hub has given it.
+    pub(super) dealt: Option<Arc<str>>,
 }
 
 /// What is heard of one Tenant.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Heard {
     /// Of all members that have something to say of it, or may have.
-    pub(super) said: BTreeMap<String, Saying>,
+    pub(super) said: BTreeMap<Arc<str>, Saying>,
     /// How many more there are, which say all they have and nothing of it.
     pub(super) strangers: usize,
     pub(super) targets: Option<Arc<Targets>>,
@@ -372,6 +575,10 @@ pub(super) struct Heard {
 pub(super) struct Dirty {
     pub(super) all: bool,
     pub(super) keys: BTreeSet<TenantKey>,
+    /// Members of which something else is known.
+    pub(super) members: BTreeSet<Arc<str>>,
+    /// UIDs of clusters that have come to another member, or to another standing.
+    pub(super) clusters: BTreeSet<String>,
 }
 
 /// Tenants of a member by phase.

@@ -9,7 +9,7 @@ use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_common::names;
 use krypton_common::tenant::{TenantKey, TenantReport};
-use krypton_crds::tenant::{Tenant, TenantSpec, TenantStatus};
+use krypton_crds::tenant::{Tenant, TenantPlace, TenantSpec, TenantStatus};
 
 use super::decision::{Memory, Now, decide};
 use super::reports::{Heard, Saying};
@@ -22,7 +22,7 @@ mod many;
 /// Of one decision without a past.
 fn aggregated(
     tenant: &Tenant,
-    said: &BTreeMap<String, Saying>,
+    said: &BTreeMap<Arc<str>, Saying>,
     targets: Option<&Targets>,
     rules: &Rules,
     patient: bool,
@@ -77,21 +77,23 @@ fn ready(status: &TenantStatus, type_: &str) -> Option<(String, String)> {
     Some((condition.status.clone(), condition.reason.clone()))
 }
 
-fn full(members: &[(&str, Option<TenantReport>)]) -> BTreeMap<String, Saying> {
+/// The chart of the hub's desired state, for all members.
+const DEALT: &str = "r/c:1";
+
+fn saying(hearing: Hearing, report: Option<TenantReport>) -> Saying {
+    Saying {
+        hearing,
+        report: report.map(Arc::new),
+        patient: false,
+        dealt: Some(DEALT.into()),
+    }
+}
+
+fn full(members: &[(&str, Option<TenantReport>)]) -> BTreeMap<Arc<str>, Saying> {
+    let said = |report: &Option<TenantReport>| saying(Hearing::Full, report.clone());
+    let members = members.iter();
     members
-        .iter()
-        .map(|(name, report)| {
-            let hearing = Hearing::Full;
-            let report = report.clone();
-            (
-                (*name).to_owned(),
-                Saying {
-                    hearing,
-                    report,
-                    patient: false,
-                },
-            )
-        })
+        .map(|(name, report)| (Arc::from(*name), said(report)))
         .collect()
 }
 
@@ -184,28 +186,75 @@ fn a_member_that_begins_anew_keeps_its_word_until_it_has_said_all_again() {
         name: name.to_owned(),
     };
     let said = || Some(report(Truth::True, "Installed"));
+    let heard = |key: &TenantKey| {
+        let heard = reports.of(key, None, ["edge-1"], Boot::default());
+        heard.said["edge-1"].report.clone()
+    };
     reports.begin("edge-1", Boot::default());
     let both = [(key("a"), said()), (key("b"), said())].into();
     assert!(reports.report("edge-1", Changed::new(both)));
     reports.hearing("edge-1", Hearing::Full);
     reports.begin("edge-1", Boot::default());
     assert!(reports.report("edge-1", Changed::new([(key("a"), said())].into())));
-    assert!(
-        reports.of(&key("b"), |_| true, Boot::default()).said["edge-1"]
-            .report
-            .is_some()
-    );
+    assert!(heard(&key("b")).is_some());
     reports.hearing("edge-1", Hearing::Full);
-    assert!(
-        reports.of(&key("a"), |_| true, Boot::default()).said["edge-1"]
-            .report
-            .is_some()
-    );
-    assert!(
-        reports.of(&key("b"), |_| true, Boot::default()).said["edge-1"]
-            .report
-            .is_none()
-    );
+    assert!(heard(&key("a")).is_some());
+    assert!(heard(&key("b")).is_none());
+}
+
+#[test]
+fn texts_of_a_member_are_bounded_and_its_reasons_stay() {
+    let reports = Reports::default();
+    let key = |number: usize| TenantKey {
+        namespace: "n".to_owned(),
+        name: format!("t{number}"),
+    };
+    let long = |letter: &str| {
+        let mut report = report(Truth::False, reason::INSTALL_FAILED);
+        report.state.ready.message = letter.repeat(1024);
+        report.state.error = Some(State::new(
+            Truth::True,
+            "UpgradeFailed",
+            letter.repeat(1024),
+        ));
+        report.state.progress = report.state.error.clone();
+        report
+    };
+    let says = |letter: &str, numbers: std::ops::Range<usize>| {
+        let said = numbers.map(|number| (key(number), Some(long(letter))));
+        assert!(reports.report("edge-1", Changed::new(said.collect())));
+        reports.hearing("edge-1", Hearing::Full);
+    };
+    says("a", 0..TENANTS_MAX);
+    let heard = |number: usize| {
+        let heard = reports.of(&key(number), None, [], Boot::default());
+        heard.said["edge-1"].report.clone().unwrap()
+    };
+    let texts: usize = (0..TENANTS_MAX)
+        .map(|number| {
+            serde_json::to_vec(&*heard(number))
+                .unwrap()
+                .len()
+                .saturating_sub(256)
+        })
+        .sum();
+    assert!(texts <= reports::TEXTS_MAX + 2 * 1024 * 1024, "{texts}");
+    assert_eq!(*heard(0), long("a"));
+    let last = heard(TENANTS_MAX - 1);
+    assert_eq!(last.state.ready.reason, reason::INSTALL_FAILED);
+    assert_eq!(last.state.ready.message, "");
+    // Both sides hold the same account all the same.
+    let digest = reports.digest("edge-1");
+    let other = Reports::default();
+    let said = (0..TENANTS_MAX).map(|number| (key(number), Some(long("a"))));
+    other.report("edge-1", Changed::new(said.collect()));
+    other.hearing("edge-1", Hearing::Full);
+    assert_eq!(digest, other.digest("edge-1"));
+    // One that says less makes room.
+    let gone = (0..TENANTS_MAX - 1).map(|number| (key(number), None));
+    reports.report("edge-1", Changed::new(gone.collect()));
+    says("b", TENANTS_MAX - 1..TENANTS_MAX);
+    assert_eq!(*heard(TENANTS_MAX - 1), long("b"));
 }
 
 #[test]
@@ -288,9 +337,9 @@ fn what_a_member_says_goes_to_no_tenant_that_names_it_from_a_namespace_it_does_n
             Some(names::SELF_CLUSTER),
             &all[..],
             &refused,
-            &well,
+            &None,
         ),
-        ("team-a", Some(names::SELF_CLUSTER), &all[..], &well, &well),
+        ("team-a", Some(names::SELF_CLUSTER), &all[..], &well, &None),
         // Who names nobody is where it is to be, and counts who else has such a Tenant.
         ("team-b", None, &all[..], &well, &well),
     ] {
@@ -333,6 +382,121 @@ fn what_a_member_says_goes_to_no_tenant_that_names_it_from_a_namespace_it_does_n
                 .collect()
         };
         assert_eq!(types(&again), types(free.as_ref().unwrap()), "{case}");
+    }
+}
+
+/// Placed on this member, which is the cluster of this UID.
+fn placed_on(mut tenant: Tenant, member: &str, cluster_uid: &str) -> Tenant {
+    let status = tenant.status.get_or_insert_default();
+    status.place = Some(TenantPlace {
+        cluster: member.to_owned(),
+        cluster_uid: cluster_uid.to_owned(),
+    });
+    tenant
+}
+
+#[test]
+fn tenant_counts_only_the_member_it_names_or_is_placed_on() {
+    let failed = || {
+        let mut report = report(Truth::False, reason::INSTALL_FAILED);
+        report.state.error = Some(State::new(Truth::True, reason::INSTALL_FAILED, "a lie"));
+        Some(report)
+    };
+    let said = full(&[
+        (names::SELF_CLUSTER, failed()),
+        ("edge-1", Some(report(Truth::True, reason::INSTALLED))),
+        ("edge-2", failed()),
+    ]);
+    let target = |uid: &str| Target {
+        cluster_uid: Some(uid.to_owned()),
+        source_namespace: Some("krypton".to_owned()),
+        ..Target::default()
+    };
+    let targets: Targets = ["edge-1", "edge-2"]
+        .map(|name| (name.to_owned(), target(&format!("uid-of-{name}"))))
+        .into();
+    let mut of_another = naming("n", Some("edge-1"));
+    let spec = serde_json::json!({
+        "clusterRef": { "secretName": "edge-1", "secretNamespace": "other" }
+    });
+    of_another.spec = serde_json::from_value(spec).unwrap();
+    let named = || naming("n", Some("edge-1"));
+    // The name, the members that count, the phase.
+    for (case, acme, counted, phase) in [
+        ("named", named(), &["edge-1"][..], "Ready"),
+        (
+            "placed",
+            placed_on(named(), "edge-1", "uid-of-edge-1"),
+            &["edge-1"],
+            "Ready",
+        ),
+        (
+            "placed, and another is named by now",
+            placed_on(naming("n", Some("edge-2")), "edge-1", "uid-of-edge-1"),
+            &["edge-1"],
+            "Ready",
+        ),
+        (
+            "placed on a cluster that has another name by now",
+            placed_on(named(), "old", "uid-of-edge-1"),
+            &["edge-1"],
+            "Ready",
+        ),
+        (
+            "placed on a cluster whose name another has by now",
+            placed_on(named(), "edge-1", "uid-of-another"),
+            &[],
+            "Pending",
+        ),
+        ("named in another namespace", of_another, &[], "Pending"),
+    ] {
+        let now = Timestamp::UNIX_EPOCH;
+        let shown = |acme: &Tenant, targets: Option<&Targets>| {
+            let status = aggregated(acme, &said, targets, &rules(), false, now);
+            let members = conditions::clusters(&status.conditions).into_keys();
+            (members.collect::<Vec<_>>(), status.phase)
+        };
+        let expected = (
+            counted.iter().map(|name| (*name).to_owned()).collect(),
+            Some(phase.to_owned()),
+        );
+        assert_eq!(shown(&acme, Some(&targets)), expected, "{case}");
+        // Of members that counted while it named none, nothing stays.
+        let mut before = acme.clone();
+        before.spec.cluster_ref = None;
+        let place = before.status.take().and_then(|status| status.place);
+        let before = aggregated(&before, &said, Some(&targets), &rules(), false, now);
+        assert_eq!(conditions::clusters(&before.conditions).len(), 3);
+        let mut named = acme.clone();
+        named.status = Some(TenantStatus { place, ..before });
+        if !counted.is_empty() {
+            assert_eq!(shown(&named, Some(&targets)), expected, "{case}");
+        }
+        // Before the EdgeClusters are known, the name is all that there is.
+        if ["named", "placed"].contains(&case) {
+            assert_eq!(shown(&acme, None), expected, "{case}");
+        }
+    }
+}
+
+#[test]
+fn last_applied_chart_is_the_hubs_own_word() {
+    let claim = |chart: &str| TenantReport {
+        applied_chart: chart.to_owned(),
+        ..report(Truth::True, reason::INSTALLED)
+    };
+    let now = Timestamp::UNIX_EPOCH;
+    let mut acme = tenant();
+    for (claimed, expected) in [
+        ("https://elsewhere/c:1", None),
+        ("", None),
+        (DEALT, Some(DEALT)),
+        ("zzz/the-greatest:9", Some(DEALT)),
+    ] {
+        let said = full(&[("edge-1", Some(claim(claimed)))]);
+        let status = aggregated(&acme, &said, None, &rules(), false, now);
+        assert_eq!(status.last_applied_chart.as_deref(), expected, "{claimed}");
+        acme.status = Some(status);
     }
 }
 

@@ -90,11 +90,108 @@ impl Cluster {
     }
 }
 
+/// All members, by name, by the source that they were found by and by the UID of their cluster: nobody looks through
+/// all of them for one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Clusters {
+    all: BTreeMap<String, Cluster>,
+    by_source: BTreeMap<SourceKey, BTreeSet<String>>,
+    by_uid: BTreeMap<String, BTreeSet<String>>,
+    /// Members of which no UID is known.
+    unreached: BTreeSet<String>,
+}
+
+type SourceKey = (String, Option<String>, Option<String>);
+
+fn source_key(source: &SourceRef) -> SourceKey {
+    let SourceRef {
+        kind,
+        namespace,
+        name,
+    } = source.clone();
+    (kind, namespace, name)
+}
+
+impl Clusters {
+    pub(super) fn get(&self, name: &str) -> Option<&Cluster> {
+        self.all.get(name)
+    }
+
+    /// Puts in a member; returns what was known of it before.
+    pub(super) fn insert(&mut self, name: String, cluster: Cluster) -> Option<Cluster> {
+        let before = self.remove(&name);
+        if let Some(source) = &cluster.source {
+            let of_source = self.by_source.entry(source_key(source)).or_default();
+            of_source.insert(name.clone());
+        }
+        match &cluster.cluster_uid {
+            Some(uid) => self
+                .by_uid
+                .entry(uid.clone())
+                .or_default()
+                .insert(name.clone()),
+            None => self.unreached.insert(name.clone()),
+        };
+        self.all.insert(name, cluster);
+        before
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> Option<Cluster> {
+        let cluster = self.all.remove(name)?;
+        if let Some(source) = &cluster.source {
+            take_out(&mut self.by_source, &source_key(source), name);
+        }
+        match &cluster.cluster_uid {
+            Some(uid) => take_out(&mut self.by_uid, uid, name),
+            None => drop(self.unreached.remove(name)),
+        }
+        Some(cluster)
+    }
+
+    pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        let names = self.all.keys().filter(|name| !keep(name));
+        let gone: Vec<String> = names.cloned().collect();
+        for name in gone {
+            self.remove(&name);
+        }
+    }
+
+    /// Members of which the UID is not known learn it, where it is `found`.
+    pub(super) fn learn(&mut self, found: impl Fn(&str) -> Option<String>) {
+        let unreached = self.unreached.iter();
+        let news = unreached.filter_map(|name| Some((name.clone(), found(name)?)));
+        for (name, uid) in news.collect::<Vec<_>>() {
+            if let Some(mut cluster) = self.all.get(&name).cloned() {
+                cluster.cluster_uid = Some(uid);
+                self.insert(name, cluster);
+            }
+        }
+    }
+
+    /// The first by name.
+    fn of_source(&self, source: &SourceRef) -> Option<&String> {
+        self.by_source.get(&source_key(source))?.first()
+    }
+
+    fn of_uid(&self, uid: &str) -> impl Iterator<Item = (&String, &Cluster)> {
+        let names = self.by_uid.get(uid).into_iter().flatten();
+        names.filter_map(|name| self.all.get_key_value(name))
+    }
+}
+
+fn take_out<K: Ord>(index: &mut BTreeMap<K, BTreeSet<String>>, key: &K, name: &str) {
+    if let Some(names) = index.get_mut(key) {
+        names.remove(name);
+        if names.is_empty() {
+            index.remove(key);
+        }
+    }
+}
+
 /// What the aim is taken by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sight<'a> {
-    /// All members, by name.
-    pub(super) clusters: &'a BTreeMap<String, Cluster>,
+    pub(super) clusters: &'a Clusters,
     pub(super) findings: &'a BTreeMap<SecretName, Finding>,
     /// Where Secrets are whoever names them: the hub's, and where it looks for kubeconfigs.
     pub(super) open_namespaces: &'a BTreeSet<String>,
@@ -190,7 +287,7 @@ fn of_secret(secret: &SecretName, from: &str, sight: Sight<'_>) -> Result<String
 }
 
 /// The Secret is there, and is no member.
-fn unbound(secret: &SecretName, wanted: &str, clusters: &BTreeMap<String, Cluster>) -> State {
+fn unbound(secret: &SecretName, wanted: &str, clusters: &Clusters) -> State {
     let annotation = names::MEMBER_NAME_ANNOTATION;
     if !names::is_dns_subdomain(wanted) {
         let message = format!(
@@ -216,11 +313,7 @@ fn unbound(secret: &SecretName, wanted: &str, clusters: &BTreeMap<String, Cluste
     }
 }
 
-fn of_profile(
-    namespace: &str,
-    name: &str,
-    clusters: &BTreeMap<String, Cluster>,
-) -> Result<String, State> {
+fn of_profile(namespace: &str, name: &str, clusters: &Clusters) -> Result<String, State> {
     let origin = Origin {
         kind: Kind::ClusterProfile,
         namespace: Some(namespace.to_owned()),
@@ -235,23 +328,18 @@ fn of_profile(
     })
 }
 
-fn member_of(source: &SourceRef, clusters: &BTreeMap<String, Cluster>) -> Option<String> {
-    let of = |(_, cluster): &(&String, &Cluster)| cluster.source.as_ref() == Some(source);
-    clusters.iter().find(of).map(|(name, _)| name.clone())
+fn member_of(source: &SourceRef, clusters: &Clusters) -> Option<String> {
+    clusters.of_source(source).cloned()
 }
 
 /// Of members that are this cluster, the one that acts (design §3, rule 6): the one of this name, if it does.
-pub(super) fn acting(
-    uid: &str,
-    name: &str,
-    clusters: &BTreeMap<String, Cluster>,
-) -> Option<String> {
+pub(super) fn acting(uid: &str, name: &str, clusters: &Clusters) -> Option<String> {
     let acts =
         |cluster: &Cluster| !cluster.duplicate && cluster.cluster_uid.as_deref() == Some(uid);
     if clusters.get(name).is_some_and(acts) {
         return Some(name.to_owned());
     }
-    let other = clusters.iter().find(|(_, cluster)| acts(cluster));
+    let other = clusters.of_uid(uid).find(|(_, cluster)| acts(cluster));
     other.map(|(name, _)| name.clone())
 }
 

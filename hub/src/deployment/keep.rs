@@ -29,6 +29,7 @@ use super::aim::{self, Cluster, Named as Aimed, Sight, named, trusted};
 use super::decision::{At, Decision, Deletion, News, Site, View, decide, warning};
 use super::deeds::Told;
 use super::writes::{Reading, Write, Written, read, write};
+use crate::aggregate::Reports;
 use crate::deployments::{DEPLOYMENTS_MAX, Deployments, ORDERS_MAX};
 use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
@@ -89,6 +90,8 @@ pub struct Keep {
     /// Between two looks at what was deployed.
     pub check_interval: Duration,
     pub writes: HomeWrites,
+    /// Which chart the hub has given to whom.
+    pub reports: Arc<Reports>,
 }
 
 impl std::fmt::Debug for Keep {
@@ -121,7 +124,7 @@ struct Desk {
     synced: bool,
     /// How often home has said in a row that there is no such thing, or that we may not know.
     refused: u32,
-    clusters: BTreeMap<String, Cluster>,
+    clusters: aim::Clusters,
     of_clusters: Known,
     /// Home's CRD does not keep places: nothing is decided until then.
     forgets: Option<Boot>,
@@ -326,11 +329,7 @@ impl Desk {
             return Vec::new();
         }
         // Of one that does not act nothing is on record; what is, a person changes.
-        for (name, cluster) in &mut self.clusters {
-            if cluster.cluster_uid.is_none() {
-                cluster.cluster_uid = keep.found.get(name).flatten();
-            }
-        }
+        self.clusters.learn(|name| keep.found.get(name).flatten());
         // The older first: of more than a member takes, those wait that came last.
         let slots = self.by_age();
         keep.named.send_if_modified(|before| {
@@ -396,7 +395,14 @@ impl Desk {
             let at = member.and_then(|name| {
                 let cluster = self.clusters.get(&name)?.clone();
                 Some(At {
-                    said: keep.deployments.said(&name, key),
+                    said: keep.deployments.said(&name, key).map(|mut said| {
+                        let chart = &mut said.report.applied_chart;
+                        // In the hub's own words alone.
+                        if !keep.reports.was_dealt(&name, chart) {
+                            chart.clear();
+                        }
+                        said
+                    }),
                     full: full(&name),
                     member: Some((name, cluster)),
                 })
@@ -596,7 +602,7 @@ impl Desk {
             }
             Ok(Event::InitDone) => {
                 let listed = std::mem::take(&mut self.of_clusters.listed);
-                self.clusters.retain(|name, _| listed.contains(name));
+                self.clusters.retain(|name| listed.contains(name));
                 self.of_clusters.synced = true;
                 true
             }

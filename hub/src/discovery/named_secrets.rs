@@ -92,6 +92,17 @@ struct Slot {
     trouble: Option<String>,
     /// How often the watch has told of it.
     told: u64,
+    /// How often it has changed in any way.
+    changes: u64,
+}
+
+/// What was read out of a Secret when it was named so, after so many changes: a kubeconfig is parsed once.
+#[derive(Debug)]
+struct Reading {
+    naming: Naming,
+    changes: Option<u64>,
+    finding: Option<Finding>,
+    source: Option<Arc<Source>>,
 }
 
 type Slots = Arc<(Mutex<BTreeMap<SecretName, Slot>>, Notify)>;
@@ -132,6 +143,7 @@ impl NamedSecrets {
     async fn run(&self, finds: &Finds) {
         let slots = Slots::default();
         let mut following: BTreeMap<SecretName, DropGuard> = BTreeMap::new();
+        let mut readings = BTreeMap::new();
         let mut changed = self.named.clone();
         loop {
             let named = changed.borrow_and_update().clone();
@@ -153,7 +165,8 @@ impl NamedSecrets {
                         following.insert(name.clone(), stop.drop_guard());
                     }
                 }
-                self.tell(finds, named, &slots);
+                self.look(named, &slots, &mut readings);
+                self.tell(finds, &readings);
             }
             tokio::select! {
                 next = changed.changed() => if next.is_err() { return },
@@ -177,17 +190,45 @@ impl NamedSecrets {
         }
     }
 
-    fn tell(&self, finds: &Finds, named: &BTreeMap<SecretName, Naming>, slots: &Slots) {
+    /// Reads those that have changed; returns how many.
+    fn look(
+        &self,
+        named: &BTreeMap<SecretName, Naming>,
+        slots: &Slots,
+        readings: &mut BTreeMap<SecretName, Reading>,
+    ) -> usize {
+        readings.retain(|name, _| named.contains_key(name));
         let slots = slots.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut findings = BTreeMap::new();
-        let mut sources = BTreeMap::new();
+        let mut read = 0;
         for (name, naming) in named {
             let slot = slots.get(name);
+            let changes = slot.map(|slot| slot.changes);
+            let same = |it: &Reading| it.naming == *naming && it.changes == changes;
+            if readings.get(name).is_some_and(same) {
+                continue;
+            }
+            read += 1;
             let (finding, source) = self.read(name, naming, slot);
-            findings.extend(finding.map(|finding| (name.clone(), finding)));
-            sources.extend(source.map(|source| (name.origin(), Arc::new(source))));
+            let reading = Reading {
+                naming: naming.clone(),
+                changes,
+                finding,
+                source: source.map(Arc::new),
+            };
+            readings.insert(name.clone(), reading);
         }
-        drop(slots);
+        read
+    }
+
+    fn tell(&self, finds: &Finds, readings: &BTreeMap<SecretName, Reading>) {
+        let mut findings = BTreeMap::new();
+        let mut sources = BTreeMap::new();
+        for (name, reading) in readings {
+            let finding = reading.finding.clone();
+            findings.extend(finding.map(|finding| (name.clone(), finding)));
+            let source = reading.source.clone();
+            sources.extend(source.map(|source| (name.origin(), source)));
+        }
         // Whoever is told that a Secret is there looks for the member next.
         finds.found(sources);
         self.findings.send_if_modified(|before| {
@@ -288,7 +329,9 @@ fn told(slots: &Slots, name: &SecretName) -> u64 {
 
 fn put(slots: &Slots, name: &SecretName, change: impl FnOnce(&mut Slot)) {
     let mut all = slots.0.lock().unwrap_or_else(PoisonError::into_inner);
-    change(all.entry(name.clone()).or_default());
+    let slot = all.entry(name.clone()).or_default();
+    change(slot);
+    slot.changes += 1;
     drop(all);
     slots.1.notify_one();
 }

@@ -27,6 +27,8 @@ pub(super) struct Book {
     /// As it is to be; `None` until it is read.
     register: Option<Register>,
     on_record: OnRecord,
+    /// The two differ: compared when one of them has changed, and not at each turn.
+    differs: bool,
     /// It is to be read, also again: another hub may have written it.
     unread: bool,
     /// Sources that were away since the register was last brought up to date.
@@ -57,6 +59,7 @@ impl Book {
             sources,
             register: None,
             on_record: OnRecord::default(),
+            differs: false,
             unread: true,
             departed: BTreeSet::new(),
             call: JoinSet::new(),
@@ -91,6 +94,13 @@ impl Book {
         let found: Vec<&Found> = sources.iter().collect();
         *register = register.next(&found, &self.departed, bound);
         self.departed.clear();
+        drop(sources);
+        self.compare();
+    }
+
+    fn compare(&mut self) {
+        let next = self.register.as_ref();
+        self.differs = next.is_some_and(|next| *next != self.on_record.register);
     }
 
     /// Makes the next call, if one is due; says when to come again.
@@ -130,7 +140,7 @@ impl Book {
         }
         let next = self.register.as_ref()?;
         // What it follows from may be old until they are listed.
-        if !leading || !edge_clusters.synced || *next == self.on_record.register {
+        if !leading || !edge_clusters.synced || !self.differs {
             return None;
         }
         let (before, next) = (self.on_record.clone(), next.clone());
@@ -150,10 +160,9 @@ impl Book {
         let Some(said) = self.call.join_next().await else {
             return std::future::pending().await;
         };
-        if self
-            .take(said.unwrap_or(Said::Failed), edge_clusters)
-            .is_break()
-        {
+        let took = self.take(said.unwrap_or(Said::Failed), edge_clusters);
+        self.compare();
+        if took.is_break() {
             let pause = AFTER_FAILURE.mul_f64(0.5 + rand::random::<f64>());
             self.not_before = Boot(Boot::now().0 + pause);
         }

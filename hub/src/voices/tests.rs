@@ -360,7 +360,7 @@ fn an_epoch_that_no_hub_of_ours_can_have_given_is_not_followed() {
         });
         let report = MemberReport {
             ahead,
-            ..observing("agent/a")
+            ..writing("agent/a")
         };
         changes(Some(report), &[])
     };
@@ -384,6 +384,78 @@ fn tenants_that_are_not_restored_are_shown() {
     assert_eq!((truth, why.as_str()), (Truth::False, reason::NOT_RESTORED));
     assert_eq!(message, "default/bad is refused");
     assert_eq!(healthy(&writing("hub/a")).1, reason::RECONCILING);
+}
+
+#[test]
+fn claimed_epochs_are_followed_with_growing_pauses() {
+    let (ahead, heard) = watch::channel(0);
+    let facts = Arc::new(FactsBoard::default());
+    let voices = Voices::new(Arc::new(Reports::default()), facts, ahead);
+    voices.set_epoch(7);
+    let agent = VoiceId::Session(1);
+    let claims = |member: &str, report: MemberReport, now: u64| {
+        let epoch = voices.epoch.load(Ordering::Relaxed);
+        let ahead = Some(Version {
+            epoch,
+            generation: 9,
+        });
+        let report = MemberReport { ahead, ..report };
+        voices.say(member, agent, changes(Some(report), &[]), None, at(now));
+        let followed = *heard.borrow() >= epoch;
+        if followed {
+            voices.set_epoch(*heard.borrow() + 1);
+        }
+        followed
+    };
+    for member in [MEMBER, "edge-2"] {
+        drop(voices.open(member, agent, at(0)));
+    }
+    assert!(!claims(MEMBER, observing("agent/a"), 1), "it has no record");
+    // A member that says so all day.
+    let day = 24 * 60 * 60;
+    let mut times = Vec::new();
+    for now in (2..day).step_by(10) {
+        if claims(MEMBER, writing("agent/a"), now) {
+            times.push(now);
+        }
+    }
+    assert!(times.len() <= 14, "{times:?}");
+    let pauses: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(pauses.iter().all(|pause| *pause >= 20), "{pauses:?}");
+    assert!(pauses.is_sorted(), "{pauses:?}");
+    // Another member's claim does not wait for that.
+    assert!(claims("edge-2", writing("agent/a"), day));
+    // Nor its own a day after the last.
+    assert!(claims(MEMBER, writing("agent/a"), 3 * day));
+    assert!(claims(MEMBER, writing("agent/a"), 3 * day + 20));
+}
+
+#[test]
+fn claim_that_waits_is_followed_when_its_time_comes() {
+    let (ahead, heard) = watch::channel(0);
+    let facts = Arc::new(FactsBoard::default());
+    let voices = Voices::new(Arc::new(Reports::default()), facts, ahead);
+    let agent = VoiceId::Session(1);
+    drop(voices.open(MEMBER, agent, at(0)));
+    for (epoch, now, expected) in [(3, 1, 3), (4, 2, 3), (4, 21, 4)] {
+        let ahead = Some(Version {
+            epoch,
+            generation: 0,
+        });
+        let report = MemberReport {
+            ahead,
+            ..writing("agent/a")
+        };
+        voices.say(MEMBER, agent, changes(Some(report), &[]), None, at(now));
+        assert_eq!(*heard.borrow(), expected, "{now}");
+        if now == 2 {
+            let due = voices
+                .due()
+                .iter()
+                .any(|due| *due == (at(21), MEMBER.to_owned()));
+            assert!(due, "it is looked at again by itself");
+        }
+    }
 }
 
 #[test]

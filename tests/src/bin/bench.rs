@@ -20,6 +20,8 @@ mod flood;
 mod floor;
 #[path = "../bench/histogram.rs"]
 mod histogram;
+#[path = "../bench/home.rs"]
+mod home;
 #[path = "../bench/krypton.rs"]
 mod krypton;
 #[path = "../bench/load.rs"]
@@ -80,6 +82,8 @@ enum Only {
     Flood(flood::Options),
     /// How many reports on Tenants one hub takes in, and what it writes of them
     Reports(reports::Options),
+    /// What it costs the hub to decide all that follows from one member's change
+    Home(home::Options),
     /// How fast the sessions of members end that are banned or deleted
     Cut(cut::Options),
 }
@@ -121,6 +125,7 @@ async fn measure_all(args: Args) -> Result<()> {
         Some(Only::FanOut(options)) => measure_fan_out(&options).await,
         Some(Only::Flood(options)) => measure_flood(&options).await,
         Some(Only::Reports(options)) => measure_reports(&options).await,
+        Some(Only::Home(options)) => measure_home(options).await,
         Some(Only::Cut(options)) => measure_cut(&options).await,
         None => {
             measure_edge(&by_default()?).await?;
@@ -129,6 +134,7 @@ async fn measure_all(args: Args) -> Result<()> {
             measure_fan_out(&by_default()?).await?;
             measure_flood(&by_default()?).await?;
             measure_reports(&by_default()?).await?;
+            measure_home(by_default()?).await?;
             measure_cut(&by_default()?).await
         }
     }
@@ -200,6 +206,14 @@ async fn measure_reports(options: &reports::Options) -> Result<()> {
     let measured = tokio::time::timeout(limit, measuring).await;
     let measured = measured.with_context(|| format!("reports: not done in {limit:?}"))??;
     println!("{}", reports::render(&measured));
+    Ok(())
+}
+
+async fn measure_home(options: home::Options) -> Result<()> {
+    let measuring = tokio::task::spawn_blocking(move || home::measure(&options));
+    let measured = tokio::time::timeout(OVERHEAD, measuring).await;
+    let measured = measured.with_context(|| format!("home: not done in {OVERHEAD:?}"))???;
+    println!("{measured}");
     Ok(())
 }
 

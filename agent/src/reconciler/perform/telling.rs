@@ -96,6 +96,13 @@ impl Performer {
         for told in status::told(before, state) {
             self.tell(&job.subject, told);
         }
+        // On home the hub tells of the phase, which is that of all members.
+        if self.member.status == StatusMode::Write {
+            let skip = job.desired.handling.allow_chart_skip;
+            if let Some(told) = status::phase_told(before, state, skip) {
+                self.tell(&job.subject, told);
+            }
+        }
         done.told = Some(state.clone());
         Ok(())
     }

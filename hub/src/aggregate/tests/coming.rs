@@ -16,7 +16,7 @@ fn failing(second: i64) -> TenantReport {
     }
 }
 
-fn once(acme: &Tenant, said: &BTreeMap<String, Saying>, patient: bool) -> TenantStatus {
+fn once(acme: &Tenant, said: &BTreeMap<Arc<str>, Saying>, patient: bool) -> TenantStatus {
     aggregated(acme, said, None, &rules(), patient, Timestamp::UNIX_EPOCH)
 }
 
@@ -40,14 +40,10 @@ fn what_members_do_next_is_listed_with_them_and_goes_with_its_cause() {
 
 #[test]
 fn beside_a_summary_it_is_told_of_those_that_are_listed() {
-    let members: BTreeMap<String, Saying> = (0..60)
+    let members: BTreeMap<Arc<str>, Saying> = (0..60)
         .map(|number| {
-            let saying = Saying {
-                hearing: Hearing::Full,
-                report: Some(failing(number)),
-                patient: false,
-            };
-            (format!("edge-{number:02}"), saying)
+            let saying = saying(Hearing::Full, Some(failing(number)));
+            (format!("edge-{number:02}").into(), saying)
         })
         .collect();
     let status = once(&tenant(), &members, false);

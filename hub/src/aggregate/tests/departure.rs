@@ -69,12 +69,8 @@ impl Hub {
     }
 
     fn says(&mut self, member: &str, hearing: Hearing, report: Option<TenantReport>) {
-        let saying = Saying {
-            hearing,
-            report,
-            patient: false,
-        };
-        self.heard.said.insert(member.to_owned(), saying);
+        let saying = saying(hearing, report);
+        self.heard.said.insert(member.into(), saying);
     }
 }
 

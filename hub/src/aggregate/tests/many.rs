@@ -17,12 +17,8 @@ fn name(number: usize) -> String {
 
 fn of(reports: &BTreeMap<String, TenantReport>) -> Heard {
     let said = reports.iter().map(|(name, report)| {
-        let saying = Saying {
-            hearing: Hearing::Full,
-            report: Some(report.clone()),
-            patient: false,
-        };
-        (name.clone(), saying)
+        let saying = saying(Hearing::Full, Some(report.clone()));
+        (Arc::from(name.as_str()), saying)
     });
     let targets = reports.keys().map(|name| (name.clone(), Target::default()));
     Heard {

@@ -124,8 +124,13 @@ impl World {
 
     fn aim(&self, named: &Named, from: &str) -> Result<String, String> {
         let open_namespaces = ["fleet".to_owned()].into();
+        let mut clusters = Clusters::default();
+        for (name, cluster) in &self.clusters {
+            clusters.insert(name.clone(), Cluster::default());
+            clusters.insert(name.clone(), cluster.clone());
+        }
         let sight = Sight {
-            clusters: &self.clusters,
+            clusters: &clusters,
             findings: &self.findings,
             open_namespaces: &open_namespaces,
         };
@@ -354,4 +359,42 @@ fn a_profile_is_the_member_that_was_found_by_it_and_says_how_that_is() {
         let expected = expected.map(str::to_owned).map_err(str::to_owned);
         assert_eq!(world.aim(&named, "team"), expected, "{what}");
     }
+}
+
+#[test]
+fn members_are_found_by_what_they_are_now() {
+    let source = |name: &str| SourceRef {
+        kind: "Secret".to_owned(),
+        namespace: Some("fleet".to_owned()),
+        name: Some(name.to_owned()),
+    };
+    let cluster = |name: &str, uid: Option<&str>| Cluster {
+        source: Some(source(name)),
+        cluster_uid: uid.map(str::to_owned),
+        ..Cluster::default()
+    };
+    let mut clusters = Clusters::default();
+    let acts = |clusters: &Clusters, uid: &str| acting(uid, "none", clusters);
+    clusters.insert("b".to_owned(), cluster("s", None));
+    assert_eq!(acts(&clusters, "u"), None);
+    clusters.learn(|name| (name == "b").then(|| "u".to_owned()));
+    assert_eq!(acts(&clusters, "u").as_deref(), Some("b"));
+    clusters.insert("a".to_owned(), cluster("s", Some("u")));
+    assert_eq!(acts(&clusters, "u").as_deref(), Some("a"), "first by name");
+    assert_eq!(member_of(&source("s"), &clusters).as_deref(), Some("a"));
+    clusters.insert("a".to_owned(), cluster("t", Some("v")));
+    assert_eq!(acts(&clusters, "u").as_deref(), Some("b"));
+    assert_eq!(member_of(&source("s"), &clusters).as_deref(), Some("b"));
+    assert_eq!(member_of(&source("t"), &clusters).as_deref(), Some("a"));
+    clusters.retain(|name| name == "a");
+    assert_eq!(acts(&clusters, "u"), None);
+    assert_eq!(member_of(&source("s"), &clusters), None);
+    assert!(clusters.remove("a").is_some());
+    let Clusters {
+        all,
+        by_source,
+        by_uid,
+        unreached,
+    } = clusters;
+    assert!(all.is_empty() && by_source.is_empty() && by_uid.is_empty() && unreached.is_empty());
 }

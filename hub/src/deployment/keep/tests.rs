@@ -26,6 +26,7 @@ fn world() -> World {
         open_namespaces: ["fleet".to_owned()].into(),
         check_interval: Duration::from_secs(60),
         writes: HomeWrites::default(),
+        reports: Arc::default(),
     };
     World {
         keep,
@@ -107,6 +108,52 @@ impl World {
             all.flat_map(|(at, list)| list.iter().map(move |it| format!("{at}: {}", it.name)))
                 .collect(),
         )
+    }
+}
+
+#[tokio::test]
+async fn deployment_shows_a_chart_that_the_hub_has_given() {
+    use krypton_common::conditions::{ClusterState, State, Truth, reason};
+    use krypton_common::deployment::DeploymentReport;
+
+    let mut world = world();
+    let region = serde_json::json!({"name": "paris", "kubeconfigSecretName": "edge-1"});
+    world.sees(Event::Init);
+    world.sees(Event::InitApply(placed("acme", region, None)));
+    world.sees(Event::InitDone);
+    world.sees_members(&["edge-1"]);
+    let secret = SecretName {
+        namespace: "fleet".to_owned(),
+        name: "edge-1".to_owned(),
+    };
+    let there = crate::discovery::named_secrets::Finding::There {
+        member: "edge-1".to_owned(),
+        open: true,
+    };
+    let findings: Findings = Arc::new([(secret, there)].into());
+    let key = DeploymentKey {
+        namespace: "accounts".to_owned(),
+        name: "acme".to_owned(),
+    };
+    world.keep.reports.dealt("edge-1", "r/c:1");
+    for (claimed, shown) in [("https://elsewhere/c:1", None), ("r/c:1", Some("r/c:1"))] {
+        let report = DeploymentReport {
+            uid: "uid-of-acme".to_owned(),
+            observed_generation: 0,
+            gone: false,
+            applied_chart: claimed.to_owned(),
+            state: ClusterState {
+                ready: State::new(Truth::True, reason::INSTALLED, ""),
+                progress: None,
+                error: None,
+            },
+            deeds: Vec::new(),
+        };
+        let said = [(key.clone(), Some(report))].into();
+        world.keep.deployments.report("edge-1", said);
+        let decided = world.desk.decide(&world.keep, &findings, None);
+        let status = &decided[0].1.status;
+        assert_eq!(status.last_applied_chart.as_deref(), shown, "{claimed}");
     }
 }
 

@@ -11,6 +11,8 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use crate::values_file::{DEADLINE, read_patiently};
+
 /// The largest file: what a ConfigMap can hold.
 const MAX_BYTES: u64 = 1024 * 1024;
 /// How often the content is looked at: a mounted ConfigMap changes by swapped links, which watches of a
@@ -143,7 +145,20 @@ pub async fn watch(path: PathBuf, every: Duration, tx: watch::Sender<Option<Arc<
             _ = ticks.tick() => {}
         }
         let at = path.clone();
-        let Ok(content) = tokio::task::spawn_blocking(move || read(&at)).await else {
+        let hangs = |hangs: bool| {
+            let path = path.display();
+            if hangs {
+                tracing::error!(%path, "the file of access providers does not answer and is not followed meanwhile; check whether its mount hangs");
+            } else {
+                tracing::info!(%path, "the file of access providers answers again");
+            }
+        };
+        let looking = read_patiently(DEADLINE, move || read(&at), hangs);
+        let content = tokio::select! {
+            () = tx.closed() => return,
+            content = looking => content,
+        };
+        let Some(content) = content else {
             continue; // the runtime is shutting down
         };
         let seen = match &content {

@@ -38,6 +38,7 @@ fn slot(secret: Option<Option<Secret>>, trouble: Option<&str>) -> Slot {
         secret,
         trouble: trouble.map(str::to_owned),
         told: 0,
+        changes: 0,
     }
 }
 
@@ -106,4 +107,40 @@ async fn until_it_is_known_which_are_named_any_may_be() {
     let provider = provider(named);
     assert!(provider.covers(&name().origin()));
     assert!(!provider.covers(&other.origin()));
+}
+
+#[tokio::test]
+async fn secret_is_read_again_only_after_its_change() {
+    let provider = provider(None);
+    let naming = Naming {
+        key: None,
+        trusted: true,
+    };
+    let other = SecretName {
+        name: "other".to_owned(),
+        ..name()
+    };
+    let mut named: BTreeMap<_, _> = [name(), other.clone()]
+        .map(|name| (name, naming.clone()))
+        .into();
+    let (slots, mut readings) = (Slots::default(), BTreeMap::new());
+    assert_eq!(provider.look(&named, &slots, &mut readings), 2);
+    assert_eq!(provider.look(&named, &slots, &mut readings), 0);
+    put(&slots, &name(), |slot| {
+        slot.secret = Some(Some(secret(&[])))
+    });
+    assert_eq!(provider.look(&named, &slots, &mut readings), 1);
+    assert!(matches!(
+        readings[&name()].finding,
+        Some(Finding::There { .. })
+    ));
+    put(&slots, &name(), |slot| {
+        slot.trouble = Some("no answer".to_owned())
+    });
+    assert_eq!(provider.look(&named, &slots, &mut readings), 1);
+    named.get_mut(&other).unwrap().trusted = false;
+    assert_eq!(provider.look(&named, &slots, &mut readings), 1);
+    named.remove(&other);
+    assert_eq!(provider.look(&named, &slots, &mut readings), 0);
+    assert!(!readings.contains_key(&other));
 }

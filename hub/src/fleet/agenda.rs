@@ -1,0 +1,100 @@
+//! Members whose EdgeCluster is to be looked at, each when its time has come: whoever is not due costs nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use krypton_agent::clock::Boot;
+
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    names: BTreeSet<String>,
+    not_before: BTreeMap<String, Boot>,
+    /// Those in `names`, by their time.
+    queue: BTreeSet<(Boot, String)>,
+}
+
+impl Agenda {
+    /// Says whether it was not there.
+    pub(super) fn add(&mut self, name: &str) -> bool {
+        let new = self.names.insert(name.to_owned());
+        if new {
+            self.queue.insert((self.time(name), name.to_owned()));
+        }
+        new
+    }
+
+    pub(super) fn extend(&mut self, names: impl IntoIterator<Item = String>) {
+        for name in names {
+            self.add(&name);
+        }
+    }
+
+    /// Nothing is done about the member before.
+    pub(super) fn wait(&mut self, name: &str, until: Boot) {
+        let before = self.not_before.insert(name.to_owned(), until);
+        if self.names.contains(name) {
+            let before = before.unwrap_or_default();
+            self.queue.remove(&(before, name.to_owned()));
+            self.queue.insert((until, name.to_owned()));
+        }
+    }
+
+    pub(super) fn time(&self, name: &str) -> Boot {
+        self.not_before.get(name).copied().unwrap_or_default()
+    }
+
+    pub(super) fn is_due(&self, name: &str, now: Boot) -> bool {
+        self.time(name) <= now
+    }
+
+    /// The next one whose time has come.
+    pub(super) fn next(&mut self, now: Boot) -> Option<String> {
+        self.queue.first().filter(|(at, _)| *at <= now)?;
+        let (_, name) = self.queue.pop_first()?;
+        self.names.remove(&name);
+        Some(name)
+    }
+
+    pub(super) fn wakes(&self) -> Option<Boot> {
+        self.queue.first().map(|(at, _)| *at)
+    }
+
+    pub(super) fn forget(&mut self, name: &str) {
+        let at = self.time(name);
+        self.queue.remove(&(at, name.to_owned()));
+        self.names.remove(name);
+        self.not_before.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(second: u64) -> Boot {
+        Boot(Duration::from_secs(second))
+    }
+
+    #[test]
+    fn member_is_looked_at_once_and_in_time() {
+        let mut agenda = Agenda::default();
+        assert!(agenda.add("a") && !agenda.add("a"));
+        agenda.wait("b", at(5));
+        agenda.wait("c", at(3));
+        agenda.extend(["b".to_owned(), "c".to_owned()]);
+        assert_eq!(agenda.next(at(1)).as_deref(), Some("a"));
+        assert_eq!((agenda.next(at(1)), agenda.wakes()), (None, Some(at(3))));
+        agenda.wait("c", at(9));
+        assert_eq!(agenda.wakes(), Some(at(5)));
+        assert_eq!(agenda.next(at(9)).as_deref(), Some("b"));
+        assert_eq!(agenda.next(at(9)).as_deref(), Some("c"));
+        assert_eq!((agenda.next(at(99)), agenda.wakes()), (None, None));
+        agenda.add("b");
+        agenda.forget("b");
+        assert_eq!(
+            (agenda.next(at(99)), agenda.is_due("b", at(0))),
+            (None, true)
+        );
+    }
+}
