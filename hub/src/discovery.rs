@@ -255,7 +255,9 @@ impl Departures {
     fn note(&self, before: &BTreeMap<Origin, Arc<Source>>, now: &BTreeMap<Origin, Arc<Source>>) {
         let mut departures = self.lock();
         for origin in now.keys() {
-            departures.entry(origin.clone()).and_modify(|back| *back = true);
+            departures
+                .entry(origin.clone())
+                .and_modify(|back| *back = true);
         }
         for (origin, source) in before {
             // Of one that is yet to be read it is not known whether it was there.

@@ -1,6 +1,7 @@
 //! The members: an EdgeCluster and a proxy for each source, a place for each that an agent was enrolled
 //! for, what each is to do, and the verdict which of them may act.
 
+mod acceptance;
 mod book;
 mod edge_clusters;
 mod given;
@@ -48,10 +49,11 @@ use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
 
+pub use acceptance::Accepting;
 use book::Book;
 use edge_clusters::{
-    Bound, EdgeClusters, Written, bind, certificate_end, create, enrolled, joined,
-    write_finalizers, write_status,
+    Bound, EdgeClusters, Written, certificate_end, create, enrolled, joined, write_finalizers,
+    write_status,
 };
 pub use overlays::Overlaying;
 
@@ -103,6 +105,7 @@ pub struct Fleet {
     /// How home is reached as a member; `None` without `--self-cluster`.
     pub home: Option<kube::Config>,
     pub sources: watch::Receiver<Sources>,
+    pub accepting: Accepting,
     pub given: watch::Receiver<Given>,
     /// For all members.
     pub drift: DriftPolicy,
@@ -212,7 +215,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             look |= membership.waiting;
             // Before anybody new is heard of it.
             fleet.reports.aim(targets(&known));
-            let wanted = &wanted(&fleet, &membership);
+            let mut wanted = wanted(&fleet, &membership);
+            let waiting = acceptance::take_waiting(&mut wanted, &known, &fleet.accepting);
+            let wanted = &wanted;
             for name in std::mem::take(&mut known.anew) {
                 fleet.shared.voices.forget_agent(&name, now);
                 fleet.found.forget_agent(&name);
@@ -230,34 +235,25 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     });
                 }
             }
-            for (name, member) in wanted {
+            for (name, member) in wanted.iter().chain(&waiting) {
                 // An EdgeCluster comes first: its age decides between two that are one cluster.
-                let object = known.objects.get(name);
-                if object.is_none_or(|object| object.spec.source_ref.is_none()) {
+                if !known.objects.contains_key(name) {
                     // One that was dismissed is not made again: first it is read who was.
-                    let due = next_write.get(name).is_none_or(|at| *at <= now)
-                        && (object.is_some() || book.is_read());
+                    let due = next_write.get(name).is_none_or(|at| *at <= now) && book.is_read();
                     if leading && due && !writing.contains(name) && writes.len() < WRITERS {
                         writing.insert(name.clone());
                         next_write.insert(name.clone(), Boot(now.0 + PACE));
                         let (client, source) = (fleet.client.clone(), member.1.clone());
-                        match object {
-                            None => {
-                                let write = create(client, name.clone(), source);
-                                writes.spawn(fleet.lead.tracked(write))
-                            }
-                            Some(object) => {
-                                let version = object.metadata.resource_version.clone();
-                                let write = bind(client, name.clone(), version, source);
-                                writes.spawn(fleet.lead.tracked(write))
-                            }
-                        };
+                        let accepted = waiting.contains_key(name).then_some(false);
+                        let write = create(client, name.clone(), source, accepted);
+                        writes.spawn(fleet.lead.tracked(write));
                     } else {
                         // It waits for its turn.
                         look = true;
                     }
+                    continue;
                 }
-                if object.is_none() {
+                if waiting.contains_key(name) {
                     continue;
                 }
                 if let Some(proxy) = running.get(name) {
@@ -270,7 +266,11 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let departed: Vec<String> = running
                 .keys()
                 .filter(|name| !wanted.contains_key(*name))
-                .filter(|name| !membership.unseen.contains_key(*name))
+                .filter(|name| {
+                    let object = known.objects.get(*name);
+                    !membership.unseen.contains_key(*name)
+                        || object.is_some_and(|object| !acceptance::is_accepted(object))
+                })
                 .cloned()
                 .collect();
             for name in departed {
@@ -309,7 +309,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 say_of_source(&fleet.shared, name, doubt);
                 let seen = wanted.contains_key(name) || membership.unseen.contains_key(name);
                 // Without a source, and after a restart too: say so.
-                if !seen && !gone.contains(name) {
+                if waiting.contains_key(name) {
+                    acceptance::say_waiting(&fleet.shared, name, object, leading, now);
+                } else if !seen && !gone.contains(name) {
                     let why = membership.gone.get(name);
                     say_source_gone(&fleet.shared, name, object, why, now);
                 }

@@ -79,6 +79,8 @@ enum Command {
     Resume(change::Change),
     /// Try now what has failed, whatever pause was to come before the next attempt.
     Resync(change::Resync),
+    /// Let the hub connect to clusters whose source lies in another namespace than its own.
+    Accept(change::Members),
     /// Refuse the agents of clusters, and do not go there either.
     Ban(change::Members),
     /// Let them in again.
@@ -364,6 +366,10 @@ pub async fn run(
         Command::Resync(args) => {
             let home = args.home.clone();
             changed(Verb::Resync, args.into(), home).await
+        }
+        Command::Accept(args) => {
+            let home = args.home.clone();
+            changed(Verb::Accept, args.into(), home).await
         }
         Command::Ban(args) => {
             let home = args.home.clone();

@@ -268,8 +268,14 @@ fn source_that_another_provider_lists_has_not_departed() {
     assert_eq!(departures(&steps), [0, 0, 0, 1]);
     // Nobody lists it any more, in whichever order.
     assert_eq!(departures(&[(here, here), (none, none)]), [0, 1]);
-    assert_eq!(departures(&[(here, here), (none, here), (none, none)]), [0, 0, 1]);
-    assert_eq!(departures(&[(here, here), (here, none), (none, none)]), [0, 0, 1]);
+    assert_eq!(
+        departures(&[(here, here), (none, here), (none, none)]),
+        [0, 0, 1]
+    );
+    assert_eq!(
+        departures(&[(here, here), (here, none), (none, none)]),
+        [0, 0, 1]
+    );
     // It is deleted and made anew.
     assert_eq!(departures(&[(here, here), (Some("v"), Some("v"))]), [0, 1]);
 }

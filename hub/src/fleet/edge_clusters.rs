@@ -179,23 +179,28 @@ impl Written {
     }
 }
 
-pub(super) async fn create(client: Client, name: String, source: SourceRef) -> Written {
+/// Makes the EdgeCluster of a new source. `accepted` is written where it is given.
+pub(super) async fn create(
+    client: Client,
+    name: String,
+    source: SourceRef,
+    accepted: Option<bool>,
+) -> Written {
     let object = EdgeCluster {
         metadata: ObjectMeta {
             name: Some(name.clone()),
             ..ObjectMeta::default()
         },
         spec: EdgeClusterSpec {
+            accepted,
             source_ref: Some(source),
             ..EdgeClusterSpec::default()
         },
         status: None,
     };
     let api: Api<EdgeCluster> = Api::all(client.clone());
-    let params = PostParams::default();
-    let call = effect!("edge-cluster.create", api.create(&params, &object));
-    let made = tokio::time::timeout(DEADLINE, call).await;
-    if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404)
+    let made = tokio::time::timeout(DEADLINE, make(&api, &object)).await;
+    if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404 || status.reason == CRD_OUTDATED)
         && let Err(error) = krypton_agent::crd::ensure(&client, &EdgeCluster::crd()).await
     {
         tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and cannot be made again; it is tried again");
@@ -203,22 +208,25 @@ pub(super) async fn create(client: Client, name: String, source: SourceRef) -> W
     outcome(name, "making", None, made)
 }
 
-/// A member by its agent alone is from here on one by this source too.
-pub(super) async fn bind(
-    client: Client,
-    name: String,
-    version: Option<String>,
-    source: SourceRef,
-) -> Written {
-    let api: Api<EdgeCluster> = Api::all(client);
-    let params = PatchParams::default();
-    let patch = Patch::Merge(serde_json::json!({
-        "metadata": { "resourceVersion": version },
-        "spec": { "sourceRef": source },
-    }));
-    let call = effect!("edge-cluster.bind", api.patch(&name, &params, &patch));
-    let result = tokio::time::timeout(DEADLINE, call).await;
-    outcome(name, "naming the source of", version, result)
+const CRD_OUTDATED: &str = "CrdOutdated";
+
+/// A CRD of before drops `spec.accepted`, and the member would count as accepted: this is tried first.
+async fn make(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<EdgeCluster> {
+    if object.spec.accepted.is_some() {
+        let trial = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let kept = api.create(&trial, object).await?;
+        if kept.spec.accepted != object.spec.accepted {
+            let why =
+                "the CRD of EdgeClusters does not keep spec.accepted; apply the one of this hub";
+            let status = kube::core::Status::failure(why, CRD_OUTDATED);
+            return Err(kube::Error::Api(Box::new(status)));
+        }
+    }
+    let params = PostParams::default();
+    effect!("edge-cluster.create", api.create(&params, object)).await
 }
 
 /// Puts a finalizer on or takes it off, as they are all written.
