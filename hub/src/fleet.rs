@@ -174,8 +174,11 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let (mut first_epoch, mut dealt_epoch) = (0, 0);
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_next) = (true, Boot::default());
+    // When there is to be a look though nothing changes.
+    let mut look_at: Option<Boot> = None;
     loop {
         let now = Boot::now();
+        look |= look_at.take_if(|at| *at <= now).is_some();
         let leading = fleet.lead.writes(now);
         let stand = fleet.lead.stand();
         let tenure = stand.tenure();
@@ -212,7 +215,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 &membership.refused,
                 leading,
             );
-            look |= membership.waiting;
+            look_at = patience_ends(membership.waiting, begun, now);
             // Before anybody new is heard of it.
             fleet.reports.aim(targets(&known));
             let mut wanted = wanted(&fleet, &membership);
@@ -239,8 +242,11 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 // An EdgeCluster comes first: its age decides between two that are one cluster.
                 if !known.objects.contains_key(name) {
                     // One that was dismissed is not made again: first it is read who was.
-                    let due = next_write.get(name).is_none_or(|at| *at <= now) && book.is_read();
-                    if leading && due && !writing.contains(name) && writes.len() < WRITERS {
+                    let may = leading && book.is_read() && !writing.contains(name);
+                    let due = next_write.get(name).copied().unwrap_or_default();
+                    if may && due > now {
+                        look_at = Some(look_at.map_or(due, |at| at.min(due)));
+                    } else if may && writes.len() < WRITERS {
                         writing.insert(name.clone());
                         next_write.insert(name.clone(), Boot(now.0 + PACE));
                         let (client, source) = (fleet.client.clone(), member.1.clone());
@@ -248,8 +254,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         let write = create(client, name.clone(), source, accepted);
                         writes.spawn(fleet.lead.tracked(write));
                     } else {
-                        // It waits for its turn.
-                        look = true;
+                        // It waits for its turn; else what it waits for is a change.
+                        look |= may;
                     }
                     continue;
                 }
@@ -475,7 +481,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
         }
         let mut wake = (look && known.synced && !ends).then_some(look_next);
-        if let Some(due) = book_due {
+        for due in book_due.into_iter().chain(look_at) {
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
         }
         for name in dirty.clone() {
@@ -664,6 +670,13 @@ fn tell_of_values(shared: &Shared, object: &EdgeCluster, values: &Values, leadin
             message,
         });
     }
+}
+
+/// When new names are given away though a provider has not listed yet; `None` where nothing waits for that
+/// alone. A source that is yet to be read is a change when it has been.
+fn patience_ends(waiting: bool, begun: Boot, now: Boot) -> Option<Boot> {
+    let ends = Boot(begun.0 + PATIENCE);
+    (waiting && now < ends).then_some(ends)
 }
 
 /// Which source is which member, by what is known now.
@@ -966,4 +979,18 @@ fn cut_off(members: &Members, event: &Event<EdgeCluster>) {
 
 fn banned(name: &str) -> String {
     format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unreadable_source_causes_no_polling() {
+        let (begun, soon) = (Boot(PATIENCE), Boot(PATIENCE + LOOK_EVERY));
+        let ends = Boot(PATIENCE + PATIENCE);
+        assert_eq!(patience_ends(true, begun, soon), Some(ends));
+        assert_eq!(patience_ends(false, begun, soon), None);
+        assert_eq!(patience_ends(true, begun, ends), None);
+    }
 }
