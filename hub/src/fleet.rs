@@ -52,8 +52,8 @@ use krypton_common::error_chain::chain;
 pub use acceptance::Accepting;
 use book::Book;
 use edge_clusters::{
-    Bound, EdgeClusters, Written, certificate_end, create, enrolled, joined, write_finalizers,
-    write_status,
+    Bound, EdgeClusters, Written, certificate_end, create, enrolled, joined, status_patch,
+    write_finalizers, write_status,
 };
 pub use overlays::Overlaying;
 
@@ -549,7 +549,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             next_write.insert(name.clone(), Boot(now.0 + PACE));
             writing.insert(name.clone());
             let version = object.metadata.resource_version.clone();
-            let write = write_status(fleet.client.clone(), name, version, status);
+            let patch = status_patch(recorded, &status);
+            let write = write_status(fleet.client.clone(), name, version, patch);
             writes.spawn(fleet.lead.tracked(write));
         }
         tokio::select! {

@@ -12,6 +12,7 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
+use serde_json::Value;
 
 use super::{AFTER_FAILURE, PACE};
 use crate::metrics::Wrote;
@@ -250,23 +251,42 @@ pub(super) async fn write_status(
     client: Client,
     name: String,
     version: Option<String>,
-    status: EdgeClusterStatus,
+    status: Value,
 ) -> Written {
     let api: Api<EdgeCluster> = Api::all(client);
     let params = PatchParams::default();
-    let mut patch = serde_json::json!({
+    let patch = Patch::Merge(serde_json::json!({
         "metadata": { "resourceVersion": version },
         "status": status,
-    });
-    // A merge removes only what is null.
-    patch["status"]["summarised"] = serde_json::json!(status.summarised);
-    let patch = Patch::Merge(patch);
+    }));
     let call = effect!(
         "edge-cluster.status",
         api.patch_status(&name, &params, &patch)
     );
     let result = tokio::time::timeout(DEADLINE, call).await;
     outcome(name, "writing the status of", version, result)
+}
+
+/// The merge patch that turns a recorded status into `next`.
+pub(super) fn status_patch(
+    recorded: Option<&EdgeClusterStatus>,
+    next: &EdgeClusterStatus,
+) -> Value {
+    let [recorded, next] = [&recorded.cloned().unwrap_or_default(), next]
+        .map(|status| serde_json::to_value(status).unwrap_or_default());
+    merge(&recorded, next)
+}
+
+/// A merge removes only what is null.
+fn merge(before: &Value, next: Value) -> Value {
+    let (Value::Object(before), Value::Object(mut next)) = (before, next.clone()) else {
+        return next;
+    };
+    for (field, value) in before {
+        let merged = next.remove(field).map(|next| merge(value, next));
+        next.insert(field.clone(), merged.unwrap_or_default());
+    }
+    Value::Object(next)
 }
 
 fn outcome(
@@ -300,6 +320,8 @@ fn outcome(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -320,6 +342,33 @@ mod tests {
         let object = EdgeCluster::new("a", EdgeClusterSpec::default());
         let well = outcome("a".to_owned(), "writing", None, Ok(Ok(object)));
         assert_eq!(well.again_after(), None);
+    }
+
+    #[test]
+    fn status_patch_removes_what_is_no_longer_said() {
+        let recorded: EdgeClusterStatus = serde_json::from_value(json!({
+            "holder": "agent-1",
+            "kubernetesVersion": "v1",
+            "roots": {"trusted": ["a"], "issuer": "a"},
+            "summarised": {"tenants": [], "omitted": 1},
+        }))
+        .unwrap();
+        let next: EdgeClusterStatus = serde_json::from_value(json!({
+            "kubernetesVersion": "v2",
+            "roots": {"issuer": "b"},
+        }))
+        .unwrap();
+        let expected = json!({
+            "holder": null,
+            "kubernetesVersion": "v2",
+            "roots": {"trusted": null, "issuer": "b"},
+            "summarised": null,
+        });
+        assert_eq!(status_patch(Some(&recorded), &next), expected);
+        assert_eq!(
+            status_patch(None, &next),
+            json!({"kubernetesVersion": "v2", "roots": {"issuer": "b"}})
+        );
     }
 
     fn object(version: &str) -> EdgeCluster {
