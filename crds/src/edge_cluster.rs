@@ -87,7 +87,13 @@ pub struct EdgeClusterSpec {
     /// The member's agent is refused, and the hub does not go there either.
     #[serde(default, skip_serializing_if = "is_default")]
     pub banned: bool,
-    /// What the member was found by. A member that joined by its agent alone has none.
+    /// Whether the hub may connect by `sourceRef`; it may when this is not set. The hub creates an
+    /// EdgeCluster with `false` when the source is in another namespace than its own. An agent needs no
+    /// acceptance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<bool>,
+    /// What the member was found by. A member that joined by its agent alone has none. The hub never
+    /// sets this on an existing EdgeCluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_ref: Option<SourceRef>,
     /// What becomes of the member's releases when this object is deleted; by default `Retain`. With

@@ -153,6 +153,11 @@ pub trait Provider: Send + Sync + 'static {
     /// Whether it would find this object, were it there.
     fn covers(&self, origin: &Origin) -> bool;
 
+    /// Whether it finds an object by a mark that a person puts on it, and not by who names it.
+    fn marks(&self) -> bool {
+        true
+    }
+
     /// Tells of what there is until it is dropped.
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()>;
 }
@@ -241,25 +246,52 @@ impl Doubts {
     }
 }
 
-/// Sources that were away since it was last asked, though they may be back: the newest listing alone
-/// does not tell. Emptied at each look at the sources.
+/// Sources that this provider has lost since their departure was last judged, and whether it has them
+/// again: the newest listing alone does not tell.
 #[derive(Debug, Default)]
-struct Departures(Mutex<BTreeSet<Origin>>);
+struct Departures(Mutex<BTreeMap<Origin, bool>>);
 
 impl Departures {
     fn note(&self, before: &BTreeMap<Origin, Arc<Source>>, now: &BTreeMap<Origin, Arc<Source>>) {
-        // One that was deleted and made again is another.
-        let stayed = |source: &Arc<Source>| {
-            now.get(&source.origin)
-                .is_some_and(|now| now.uid == source.uid)
-        };
-        let gone = before.values().filter(|source| !stayed(source));
-        let mut departures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        departures.extend(gone.map(|source| source.origin.clone()));
+        let mut departures = self.lock();
+        for origin in now.keys() {
+            departures
+                .entry(origin.clone())
+                .and_modify(|back| *back = true);
+        }
+        for (origin, source) in before {
+            // Of one that is yet to be read it is not known whether it was there.
+            if membership::pending(source).is_some() {
+                continue;
+            }
+            match now.get(origin) {
+                None => drop(departures.insert(origin.clone(), false)),
+                // One that was deleted and made again is another.
+                Some(now) if now.uid != source.uid && membership::pending(now).is_none() => {
+                    departures.insert(origin.clone(), true);
+                }
+                Some(_) => {}
+            }
+        }
     }
 
-    fn take(&self) -> BTreeSet<Origin> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The sources that were away. One that another provider lists meanwhile was not, unless it was
+    /// marked anew: that is awaited.
+    fn take(&self, marks: bool, elsewhere: impl Fn(&Origin) -> bool) -> BTreeSet<Origin> {
+        let mut away = BTreeSet::new();
+        self.lock().retain(|origin, back| {
+            let stays = elsewhere(origin);
+            if !stays || (marks && *back) {
+                away.insert(origin.clone());
+                return false;
+            }
+            marks
+        });
+        away
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Origin, bool>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -290,10 +322,19 @@ impl Sources {
         self.0.iter()
     }
 
-    /// The sources that were away since the last call.
+    /// The sources that were away since the last call, whoever lists them.
     pub fn take_departed(&self) -> BTreeSet<Origin> {
-        let each = self.0.iter();
-        each.flat_map(|found| found.departures.take()).collect()
+        let lists = |at: usize, origin: &Origin| {
+            let others = self.0.iter().enumerate().filter(|(other, _)| *other != at);
+            let mut listings = others.filter_map(|(_, found)| found.listing.sources.as_deref());
+            listings.any(|sources| sources.contains_key(origin))
+        };
+        let each = self.0.iter().enumerate();
+        each.flat_map(|(at, found)| {
+            let marks = found.provider.marks();
+            found.departures.take(marks, |origin| lists(at, origin))
+        })
+        .collect()
     }
 
     /// The credential of this source was refused: it is looked at again at once.

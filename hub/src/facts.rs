@@ -19,6 +19,8 @@ use crate::expiry::{self, Credential, Validity};
 pub mod reason {
     pub const RESOLVED: &str = "Resolved";
     pub const KUBECONFIG_INVALID: &str = "KubeconfigInvalid";
+    /// Its source waits for a person's word.
+    pub const NOT_ACCEPTED: &str = "NotAccepted";
     pub const SOURCE_GONE: &str = "SourceGone";
     pub const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";
     /// Its cluster is still being made.

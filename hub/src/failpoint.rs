@@ -1,14 +1,13 @@
 //! The hub's part of what a test can fail: see [`krypton_agent::failpoint`].
 
 /// The effects of the hub beside those of the reconciler, which it runs, each at one place in this crate.
-pub const EFFECTS: [&str; 27] = [
+pub const EFFECTS: [&str; 26] = [
     "authority.create",
     "authority.step",
     "chart-pin.create",
     "chart-pin.replace",
     "deployment.finalizers",
     "deployment.status",
-    "edge-cluster.bind",
     "edge-cluster.create",
     "edge-cluster.finalizers",
     "edge-cluster.status",

@@ -1,6 +1,7 @@
 //! The members: an EdgeCluster and a proxy for each source, a place for each that an agent was enrolled
 //! for, what each is to do, and the verdict which of them may act.
 
+mod acceptance;
 mod agenda;
 mod book;
 mod edge_clusters;
@@ -49,10 +50,11 @@ use crate::notices::Notice;
 use crate::proxy::{self, Access, Inputs, Permit, Shared};
 use krypton_common::error_chain::chain;
 
+pub use acceptance::Accepting;
 use agenda::Agenda;
 use book::Book;
 use edge_clusters::{
-    Bound, EdgeClusters, Written, bind, certificate_end, create, enrolled, joined,
+    Bound, EdgeClusters, Written, certificate_end, create, enrolled, joined, status_patch,
     write_finalizers, write_status,
 };
 pub use overlays::Overlaying;
@@ -105,6 +107,7 @@ pub struct Fleet {
     /// How home is reached as a member; `None` without `--self-cluster`.
     pub home: Option<kube::Config>,
     pub sources: watch::Receiver<Sources>,
+    pub accepting: Accepting,
     pub given: watch::Receiver<Given>,
     /// For all members.
     pub drift: DriftPolicy,
@@ -172,8 +175,11 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
     let (mut first_epoch, mut dealt_epoch) = (0, 0);
     // Facts change often, and the rest does not follow from them.
     let (mut look, mut look_next) = (true, Boot::default());
+    // When there is to be a look though nothing changes.
+    let mut look_at: Option<Boot> = None;
     loop {
         let now = Boot::now();
+        look |= look_at.take_if(|at| *at <= now).is_some();
         let leading = fleet.lead.writes(now);
         let stand = fleet.lead.stand();
         let tenure = stand.tenure();
@@ -210,10 +216,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 &membership.refused,
                 leading,
             );
-            look |= membership.waiting;
+            look_at = patience_ends(membership.waiting, begun, now);
             // Before anybody new is heard of it.
             fleet.reports.aim(targets(&known));
-            let wanted = &wanted(&fleet, &membership);
+            let mut wanted = wanted(&fleet, &membership);
+            let waiting = acceptance::take_waiting(&mut wanted, &known, &fleet.accepting);
+            let wanted = &wanted;
             for name in std::mem::take(&mut known.anew) {
                 fleet.shared.voices.forget_agent(&name, now);
                 fleet.found.forget_agent(&name);
@@ -231,33 +239,28 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     });
                 }
             }
-            for (name, member) in wanted {
+            for (name, member) in wanted.iter().chain(&waiting) {
                 // An EdgeCluster comes first: its age decides between two that are one cluster.
-                let object = known.objects.get(name);
-                if object.is_none_or(|object| object.spec.source_ref.is_none()) {
+                if !known.objects.contains_key(name) {
                     // One that was dismissed is not made again: first it is read who was.
-                    let due = agenda.is_due(name, now) && (object.is_some() || book.is_read());
-                    if leading && due && !writing.contains(name) && writes.len() < WRITERS {
+                    let may = leading && book.is_read() && !writing.contains(name);
+                    let due = agenda.time(name);
+                    if may && due > now {
+                        look_at = Some(look_at.map_or(due, |at| at.min(due)));
+                    } else if may && writes.len() < WRITERS {
                         writing.insert(name.clone());
                         agenda.wait(name, Boot(now.0 + PACE));
                         let (client, source) = (fleet.client.clone(), member.1.clone());
-                        match object {
-                            None => {
-                                let write = create(client, name.clone(), source);
-                                writes.spawn(fleet.lead.tracked(write))
-                            }
-                            Some(object) => {
-                                let version = object.metadata.resource_version.clone();
-                                let write = bind(client, name.clone(), version, source);
-                                writes.spawn(fleet.lead.tracked(write))
-                            }
-                        };
+                        let accepted = waiting.contains_key(name).then_some(false);
+                        let write = create(client, name.clone(), source, accepted);
+                        writes.spawn(fleet.lead.tracked(write));
                     } else {
-                        // It waits for its turn.
-                        look = true;
+                        // It waits for its turn; else what it waits for is a change.
+                        look |= may;
                     }
+                    continue;
                 }
-                if object.is_none() {
+                if waiting.contains_key(name) {
                     continue;
                 }
                 if let Some(proxy) = running.get(name) {
@@ -270,7 +273,11 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             let departed: Vec<String> = running
                 .keys()
                 .filter(|name| !wanted.contains_key(*name))
-                .filter(|name| !membership.unseen.contains_key(*name))
+                .filter(|name| {
+                    let object = known.objects.get(*name);
+                    !membership.unseen.contains_key(*name)
+                        || object.is_some_and(|object| !acceptance::is_accepted(object))
+                })
                 .cloned()
                 .collect();
             for name in departed {
@@ -309,7 +316,9 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 say_of_source(&fleet.shared, name, doubt);
                 let seen = wanted.contains_key(name) || membership.unseen.contains_key(name);
                 // Without a source, and after a restart too: say so.
-                if !seen && !gone.contains(name) {
+                if waiting.contains_key(name) {
+                    acceptance::say_waiting(&fleet.shared, name, object, leading, now);
+                } else if !seen && !gone.contains(name) {
                     let why = membership.gone.get(name);
                     say_source_gone(&fleet.shared, name, object, why, now);
                 }
@@ -475,7 +484,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             }
         }
         let mut wake = (look && known.synced && !ends).then_some(look_next);
-        if let Some(due) = book_due {
+        for due in book_due.into_iter().chain(look_at) {
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
         }
         let (mut looked, mut more) = (0, false);
@@ -546,7 +555,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             agenda.wait(&name, Boot(now.0 + PACE));
             writing.insert(name.clone());
             let version = object.metadata.resource_version.clone();
-            let write = write_status(fleet.client.clone(), name, version, status);
+            let patch = status_patch(recorded, &status);
+            let write = write_status(fleet.client.clone(), name, version, patch);
             writes.spawn(fleet.lead.tracked(write));
         }
         tokio::select! {
@@ -670,6 +680,13 @@ fn tell_of_values(shared: &Shared, object: &EdgeCluster, values: &Values, leadin
             message,
         });
     }
+}
+
+/// When new names are given away though a provider has not listed yet; `None` where nothing waits for that
+/// alone. A source that is yet to be read is a change when it has been.
+fn patience_ends(waiting: bool, begun: Boot, now: Boot) -> Option<Boot> {
+    let ends = Boot(begun.0 + PATIENCE);
+    (waiting && now < ends).then_some(ends)
 }
 
 /// Which source is which member, by what is known now.
@@ -972,4 +989,18 @@ fn cut_off(members: &Members, event: &Event<EdgeCluster>) {
 
 fn banned(name: &str) -> String {
     format!("spec.banned is set on EdgeCluster {name}; whoever set it can lift it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unreadable_source_causes_no_polling() {
+        let (begun, soon) = (Boot(PATIENCE), Boot(PATIENCE + LOOK_EVERY));
+        let ends = Boot(PATIENCE + PATIENCE);
+        assert_eq!(patience_ends(true, begun, soon), Some(ends));
+        assert_eq!(patience_ends(false, begun, soon), None);
+        assert_eq!(patience_ends(true, begun, ends), None);
+    }
 }

@@ -46,7 +46,7 @@ use crate::discovery::paired::Paired;
 use crate::discovery::{self, Provider};
 use crate::dump::{self, Dumper};
 use crate::facts::FactsBoard;
-use crate::fleet::{self, Fleet, Given, Overlaying};
+use crate::fleet::{self, Accepting, Fleet, Given, Overlaying};
 use crate::found::Found;
 use crate::gateway::{self, Gateway};
 use crate::home::{self, Home, HomeError};
@@ -512,6 +512,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
                 namespace: settings.namespace.clone(),
                 home: settings.self_cluster.then(|| chosen.config.clone()),
                 sources,
+                accepting: Accepting(settings.discovery.accepted_namespaces.clone()),
                 given: given_rx,
                 drift: settings.drift,
                 chart_crds: settings.chart_crds,

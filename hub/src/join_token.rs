@@ -442,10 +442,14 @@ fn read(object: &Secret) -> Option<Record> {
     }
     let data = object.data.as_ref()?;
     let text = |key| text(data, key);
+    // Whatever a Secret says of itself, the apiserver says when it was created.
+    let created = object.metadata.creation_timestamp.as_ref()?.0;
+    let latest = created.saturating_add(LONGEST_LIFE).ok()?;
+    let expires: Timestamp = text(EXPIRES_KEY)?.parse().ok()?;
     Some(Record {
         cluster: text(CLUSTER_KEY)?,
         secret_sha256: text(DIGEST_KEY)?,
-        expires: text(EXPIRES_KEY)?.parse().ok()?,
+        expires: expires.min(latest),
         // Used by something unreadable is used all the same.
         used_by: data
             .get(USED_BY_KEY)
@@ -491,6 +495,8 @@ async fn in_time<T>(
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use super::*;
 
     const SECRET: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -528,6 +534,7 @@ mod tests {
         Secret {
             metadata: ObjectMeta {
                 labels: Some([(LABEL.to_owned(), "true".to_owned())].into()),
+                creation_timestamp: Some(Time(at(0))),
                 ..ObjectMeta::default()
             },
             data: Some(data),
@@ -643,6 +650,21 @@ mod tests {
         let data = garbled.data.as_mut().unwrap();
         data.insert(USED_BY_KEY.to_owned(), ByteString(vec![0xff]));
         assert!(read(&garbled).unwrap().used_by.is_some());
+    }
+
+    #[test]
+    fn forged_token_ends_a_day_after_its_creation() {
+        let forged = Record {
+            expires: Timestamp::MAX,
+            ..record(None)
+        };
+        let mut forged = object(&forged);
+        let day = 24 * 3600;
+        assert_eq!(read(&forged).unwrap().expires, at(day));
+        assert!(outlived(&forged, at(2 * day + 1)));
+        // Without a date it was not read from an apiserver.
+        forged.metadata.creation_timestamp = None;
+        assert_eq!(read(&forged), None);
     }
 
     #[test]

@@ -82,6 +82,8 @@ enum Command {
     Resync(change::Resync),
     /// Trust a stored Helm release that has changed since Krypton deployed it
     AcceptRelease(accept_release::AcceptRelease),
+    /// Let the hub connect to clusters whose source lies in another namespace than its own.
+    Accept(change::Members),
     /// Refuse the agents of clusters, and do not go there either.
     Ban(change::Members),
     /// Let them in again.
@@ -373,6 +375,10 @@ pub async fn run(
         Command::AcceptRelease(args) => {
             let cluster = connect(&args.home, env).await?;
             Box::pin(accept_release::run(args, &cluster)).await
+        }
+        Command::Accept(args) => {
+            let home = args.home.clone();
+            changed(Verb::Accept, args.into(), home).await
         }
         Command::Ban(args) => {
             let home = args.home.clone();

@@ -338,7 +338,36 @@ impl Desk {
             "metadata": {"name": name, "labels": {names::DISCOVERY_LABEL: "true"}},
             "stringData": {names::KUBECONFIG_KEY: kubeconfig},
         });
-        self.apply_secret(name, &secret).await
+        self.apply_secret(name, &secret).await?;
+        self.bind_member(name).await
+    }
+
+    /// Names the Secret as the source of a member that is there without one, by its agent.
+    async fn bind_member(&self, name: &str) -> Result<()> {
+        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        // Before the hub has run there is no such kind.
+        let Ok(Some(member)) = members.get_opt(name).await else {
+            return Ok(());
+        };
+        if member.spec.source_ref.is_none() {
+            let source = json!({"kind": "Secret", "namespace": HUB_NAMESPACE, "name": name});
+            let patch = Patch::Merge(json!({"spec": {"sourceRef": source}}));
+            members.patch(name, &PatchParams::default(), &patch).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets the hub connect to a member whose source lies in another namespace than its own.
+    ///
+    /// # Errors
+    /// When the hub does not say in time that the member waits, or the apiserver refuses.
+    pub async fn accept_member(&self, name: &str) -> Result<()> {
+        let waits = ("TargetClusterResolved", "False", "NotAccepted");
+        self.member_shows(name, &[waits]).await?;
+        let members: Api<EdgeCluster> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({"spec": {"accepted": true}}));
+        members.patch(name, &PatchParams::default(), &patch).await?;
+        Ok(())
     }
 
     /// # Errors

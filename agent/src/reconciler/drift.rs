@@ -289,7 +289,9 @@ impl Performer {
                 }
                 let words = described(&seen).map(|words| match vouched {
                     true => words,
-                    false => format!("{words}; not corrected, as Krypton has no record of this revision"),
+                    false => {
+                        format!("{words}; not corrected, as Krypton has no record of this revision")
+                    }
                 });
                 Some(Drifted {
                     revision: seen.revision,

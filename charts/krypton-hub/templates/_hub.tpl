@@ -116,6 +116,9 @@ first profile is looked at.
 {{- if or (has "cluster-api" .providers) (has "kamaji" .providers) $multicluster }}
 {{- $args = append $args (printf "--cluster-namespaces=%s" (join "," .clusterNamespaces)) }}
 {{- end }}
+{{- with .acceptNamespaces }}
+{{- $args = append $args (printf "--accept-namespaces=%s" (join "," .)) }}
+{{- end }}
 {{- if has "kamaji" .providers }}
 {{- $args = append $args (printf "--kamaji-kubeconfig-key=%s" .kamajiKubeconfigKey) }}
 {{- end }}

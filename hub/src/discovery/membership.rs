@@ -19,6 +19,8 @@ pub enum Refusal {
     Taken { member: String, by: String },
     /// It cannot be a name.
     NotAName(String),
+    /// The name is that of a member without a source, and only a person gives it one.
+    NotBound { member: String, origin: Origin },
     /// Its EdgeCluster was deleted by a person.
     Dismissed { member: String },
 }
@@ -27,7 +29,7 @@ impl Refusal {
     /// The member whose EdgeCluster is to tell of it.
     pub fn member(&self) -> Option<&str> {
         match self {
-            Self::Taken { member, .. } => Some(member),
+            Self::Taken { member, .. } | Self::NotBound { member, .. } => Some(member),
             Self::NotAName(_) | Self::Dismissed { .. } => None,
         }
     }
@@ -35,6 +37,7 @@ impl Refusal {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Taken { .. } => "NameTaken",
+            Self::NotBound { .. } => "SourceNotBound",
             Self::NotAName(_) => "NotAName",
             Self::Dismissed { .. } => "Dismissed",
         }
@@ -52,6 +55,11 @@ impl fmt::Display for Refusal {
             Self::NotAName(name) => write!(
                 f,
                 "{name:?} cannot be the name of a member; write lower-case letters, digits, '-' and '.' into the annotation {annotation} (a file: rename it)"
+            ),
+            Self::NotBound { member, origin } => write!(
+                f,
+                "EdgeCluster {member} has no spec.sourceRef; if this leads to the same cluster, run: kubectl patch edgecluster {member} --type merge -p '{}'; else give it another name with the annotation {annotation}",
+                serde_json::json!({ "spec": { "sourceRef": origin.source_ref() } })
             ),
             Self::Dismissed { member } => write!(
                 f,
@@ -124,14 +132,22 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
                 let of = |source: &&&Arc<Source>| source.origin.source_ref() == *bound;
                 (sources.iter().find(of).copied(), described(bound))
             }
-            Some(None) | None => {
+            // A source never binds to a member by itself: it may be anybody's.
+            Some(None) => {
+                let refused = sources.into_iter().map(|source| {
+                    let (member, origin) = (name.to_owned(), source.origin.clone());
+                    (origin.clone(), Refusal::NotBound { member, origin })
+                });
+                membership.refused.extend(refused);
+                continue;
+            }
+            None => {
                 if before.patient && !all_listed {
                     membership.waiting = true;
                     continue;
                 }
                 let first = sources.iter().find(|source| !dismissed(source)).copied();
-                let unbound = !before.bound.contains_key(name);
-                if unbound && first.is_some_and(|first| pending(first).is_some()) {
+                if first.is_some_and(|first| pending(first).is_some()) {
                     membership.waiting = true;
                     continue;
                 }

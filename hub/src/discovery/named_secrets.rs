@@ -134,6 +134,11 @@ impl Provider for NamedSecrets {
         named.as_ref().is_none_or(|named| named.contains_key(&name))
     }
 
+    /// A KryptonDeployment that comes or goes says nothing of the member.
+    fn marks(&self) -> bool {
+        false
+    }
+
     fn follow(self: Arc<Self>, finds: Finds) -> BoxFuture<'static, ()> {
         async move { self.run(&finds).await }.boxed()
     }

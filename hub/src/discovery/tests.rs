@@ -201,3 +201,81 @@ async fn nobody_leaves_because_the_hub_stops() {
     ended.await.expect("in time");
     assert!(uid(&sources.borrow(), "good").is_some());
 }
+
+/// Finds by who names an object.
+struct ByName;
+
+impl Provider for ByName {
+    fn describe(&self) -> String {
+        "by name".to_owned()
+    }
+
+    fn covers(&self, _: &Origin) -> bool {
+        true
+    }
+
+    fn marks(&self) -> bool {
+        false
+    }
+
+    fn follow(self: Arc<Self>, _: Finds) -> BoxFuture<'static, ()> {
+        async {}.boxed()
+    }
+}
+
+/// What both providers of one Secret list, by label and by name, one step after the other; and how often
+/// it was away.
+fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
+    let labelled: Arc<dyn Provider> = fake("a", Habit::Good);
+    let providers = [labelled, Arc::new(ByName) as Arc<dyn Provider>];
+    let given = |provider| Found::given(provider, Listing::default());
+    let mut sources = Sources(providers.map(given).into());
+    let mut counts = Vec::new();
+    for (by_label, by_name) in steps {
+        for (found, uid) in sources.0.iter_mut().zip([by_label, by_name]) {
+            let next = uid.map_or_else(BTreeMap::new, |uid| {
+                let mut all = one("a", uid);
+                if uid.is_empty() {
+                    let source = Arc::make_mut(all.get_mut(&origin("a")).unwrap());
+                    source.access = Err(Unresolved {
+                        reason: crate::facts::reason::STARTING,
+                        message: String::new(),
+                    });
+                }
+                all
+            });
+            if let Some(before) = &found.listing.sources {
+                found.departures.note(before, &next);
+            }
+            found.listing.sources = Some(Arc::new(next));
+        }
+        counts.push(sources.take_departed().len());
+    }
+    counts
+}
+
+#[test]
+fn source_that_another_provider_lists_has_not_departed() {
+    let (here, none, unread) = (Some("u"), None, Some(""));
+    // The KryptonDeployment that names it goes, and comes again.
+    let steps = [(here, here), (here, none), (here, here)];
+    assert_eq!(departures(&steps), [0, 0, 0]);
+    // It is yet to be read, as after a restart.
+    let steps = [(none, unread), (none, here), (none, unread), (none, here)];
+    assert_eq!(departures(&steps), [0, 0, 0, 0]);
+    // The label is taken off, and put on again.
+    let steps = [(here, here), (none, here), (none, here), (here, here)];
+    assert_eq!(departures(&steps), [0, 0, 0, 1]);
+    // Nobody lists it any more, in whichever order.
+    assert_eq!(departures(&[(here, here), (none, none)]), [0, 1]);
+    assert_eq!(
+        departures(&[(here, here), (none, here), (none, none)]),
+        [0, 0, 1]
+    );
+    assert_eq!(
+        departures(&[(here, here), (here, none), (none, none)]),
+        [0, 0, 1]
+    );
+    // It is deleted and made anew.
+    assert_eq!(departures(&[(here, here), (Some("v"), Some("v"))]), [0, 1]);
+}

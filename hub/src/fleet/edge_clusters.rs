@@ -12,6 +12,7 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
+use serde_json::Value;
 
 use super::{AFTER_FAILURE, PACE};
 use crate::metrics::Wrote;
@@ -179,23 +180,28 @@ impl Written {
     }
 }
 
-pub(super) async fn create(client: Client, name: String, source: SourceRef) -> Written {
+/// Makes the EdgeCluster of a new source. `accepted` is written where it is given.
+pub(super) async fn create(
+    client: Client,
+    name: String,
+    source: SourceRef,
+    accepted: Option<bool>,
+) -> Written {
     let object = EdgeCluster {
         metadata: ObjectMeta {
             name: Some(name.clone()),
             ..ObjectMeta::default()
         },
         spec: EdgeClusterSpec {
+            accepted,
             source_ref: Some(source),
             ..EdgeClusterSpec::default()
         },
         status: None,
     };
     let api: Api<EdgeCluster> = Api::all(client.clone());
-    let params = PostParams::default();
-    let call = effect!("edge-cluster.create", api.create(&params, &object));
-    let made = tokio::time::timeout(DEADLINE, call).await;
-    if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404)
+    let made = tokio::time::timeout(DEADLINE, make(&api, &object)).await;
+    if matches!(&made, Ok(Err(kube::Error::Api(status))) if status.code == 404 || status.reason == CRD_OUTDATED)
         && let Err(error) = krypton_agent::crd::ensure(&client, &EdgeCluster::crd()).await
     {
         tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is gone and cannot be made again; it is tried again");
@@ -203,22 +209,25 @@ pub(super) async fn create(client: Client, name: String, source: SourceRef) -> W
     outcome(name, "making", None, made)
 }
 
-/// A member by its agent alone is from here on one by this source too.
-pub(super) async fn bind(
-    client: Client,
-    name: String,
-    version: Option<String>,
-    source: SourceRef,
-) -> Written {
-    let api: Api<EdgeCluster> = Api::all(client);
-    let params = PatchParams::default();
-    let patch = Patch::Merge(serde_json::json!({
-        "metadata": { "resourceVersion": version },
-        "spec": { "sourceRef": source },
-    }));
-    let call = effect!("edge-cluster.bind", api.patch(&name, &params, &patch));
-    let result = tokio::time::timeout(DEADLINE, call).await;
-    outcome(name, "naming the source of", version, result)
+const CRD_OUTDATED: &str = "CrdOutdated";
+
+/// A CRD of before drops `spec.accepted`, and the member would count as accepted: this is tried first.
+async fn make(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<EdgeCluster> {
+    if object.spec.accepted.is_some() {
+        let trial = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let kept = api.create(&trial, object).await?;
+        if kept.spec.accepted != object.spec.accepted {
+            let why =
+                "the CRD of EdgeClusters does not keep spec.accepted; apply the one of this hub";
+            let status = kube::core::Status::failure(why, CRD_OUTDATED);
+            return Err(kube::Error::Api(Box::new(status)));
+        }
+    }
+    let params = PostParams::default();
+    effect!("edge-cluster.create", api.create(&params, object)).await
 }
 
 /// Puts a finalizer on or takes it off, as they are all written.
@@ -242,23 +251,42 @@ pub(super) async fn write_status(
     client: Client,
     name: String,
     version: Option<String>,
-    status: EdgeClusterStatus,
+    status: Value,
 ) -> Written {
     let api: Api<EdgeCluster> = Api::all(client);
     let params = PatchParams::default();
-    let mut patch = serde_json::json!({
+    let patch = Patch::Merge(serde_json::json!({
         "metadata": { "resourceVersion": version },
         "status": status,
-    });
-    // A merge removes only what is null.
-    patch["status"]["summarised"] = serde_json::json!(status.summarised);
-    let patch = Patch::Merge(patch);
+    }));
     let call = effect!(
         "edge-cluster.status",
         api.patch_status(&name, &params, &patch)
     );
     let result = tokio::time::timeout(DEADLINE, call).await;
     outcome(name, "writing the status of", version, result)
+}
+
+/// The merge patch that turns a recorded status into `next`.
+pub(super) fn status_patch(
+    recorded: Option<&EdgeClusterStatus>,
+    next: &EdgeClusterStatus,
+) -> Value {
+    let [recorded, next] = [&recorded.cloned().unwrap_or_default(), next]
+        .map(|status| serde_json::to_value(status).unwrap_or_default());
+    merge(&recorded, next)
+}
+
+/// A merge removes only what is null.
+fn merge(before: &Value, next: Value) -> Value {
+    let (Value::Object(before), Value::Object(mut next)) = (before, next.clone()) else {
+        return next;
+    };
+    for (field, value) in before {
+        let merged = next.remove(field).map(|next| merge(value, next));
+        next.insert(field.clone(), merged.unwrap_or_default());
+    }
+    Value::Object(next)
 }
 
 fn outcome(
@@ -292,6 +320,8 @@ fn outcome(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -312,6 +342,33 @@ mod tests {
         let object = EdgeCluster::new("a", EdgeClusterSpec::default());
         let well = outcome("a".to_owned(), "writing", None, Ok(Ok(object)));
         assert_eq!(well.again_after(), None);
+    }
+
+    #[test]
+    fn status_patch_removes_what_is_no_longer_said() {
+        let recorded: EdgeClusterStatus = serde_json::from_value(json!({
+            "holder": "agent-1",
+            "kubernetesVersion": "v1",
+            "roots": {"trusted": ["a"], "issuer": "a"},
+            "summarised": {"tenants": [], "omitted": 1},
+        }))
+        .unwrap();
+        let next: EdgeClusterStatus = serde_json::from_value(json!({
+            "kubernetesVersion": "v2",
+            "roots": {"issuer": "b"},
+        }))
+        .unwrap();
+        let expected = json!({
+            "holder": null,
+            "kubernetesVersion": "v2",
+            "roots": {"trusted": null, "issuer": "b"},
+            "summarised": null,
+        });
+        assert_eq!(status_patch(Some(&recorded), &next), expected);
+        assert_eq!(
+            status_patch(None, &next),
+            json!({"kubernetesVersion": "v2", "roots": {"issuer": "b"}})
+        );
     }
 
     fn object(version: &str) -> EdgeCluster {

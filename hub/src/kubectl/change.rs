@@ -1,4 +1,4 @@
-//! `kubectl krypton pause|resume|resync|ban|unban`: one field or annotation of an object, changed as it was seen.
+//! `kubectl krypton pause|resume|resync|accept|ban|unban`: one field or annotation of an object, changed as it was seen.
 
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
@@ -75,6 +75,7 @@ pub(super) enum Verb {
     Pause,
     Resume,
     Resync,
+    Accept,
     Ban,
     Unban,
 }
@@ -275,6 +276,11 @@ fn step(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> Step {
             json!({"metadata": {"annotations": {RECONCILE_REQUESTED_ANNOTATION: now.to_string()}}}),
             ("is reconciled anew", ""),
         ),
+        (Verb::Accept, _) => (
+            object.pointer("/spec/accepted") == Some(&json!(false)),
+            json!({"spec": {"accepted": true}}),
+            ("accepted", "is accepted already"),
+        ),
         (Verb::Ban, _) => (
             !set("/spec/banned"),
             json!({"spec": {"banned": true}}),
@@ -329,6 +335,7 @@ mod tests {
         let paused = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "true"}}});
         let not = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "false"}}});
         let (plain, spec) = (json!({}), json!({"spec": {"paused": true, "banned": true}}));
+        let waiting = json!({"spec": {"accepted": false}});
         let rows = [
             (Verb::Pause, Kind::Tenant, &plain, true, "paused"),
             (Verb::Pause, Kind::Tenant, &not, true, "paused"),
@@ -358,6 +365,14 @@ mod tests {
                 &paused,
                 true,
                 "is reconciled anew",
+            ),
+            (Verb::Accept, Kind::Cluster, &waiting, true, "accepted"),
+            (
+                Verb::Accept,
+                Kind::Cluster,
+                &plain,
+                false,
+                "is accepted already",
             ),
             (Verb::Ban, Kind::Cluster, &plain, true, "banned"),
             (Verb::Ban, Kind::Cluster, &spec, false, "is banned already"),

@@ -98,6 +98,9 @@ fn mode(cluster: &EdgeCluster, status: &EdgeClusterStatus) -> String {
     if cluster.spec.banned {
         words.push("banned");
     }
+    if cluster.spec.accepted == Some(false) {
+        words.push("not accepted");
+    }
     words.join(",")
 }
 

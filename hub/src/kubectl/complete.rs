@@ -143,7 +143,7 @@ fn next(root: &Command, before: &[String], last: &str) -> Next {
     match (command.get_name(), taken.first()) {
         ("log-level", _) => Next::Words(LEVELS.map(|it| (it.to_owned(), String::new())).to_vec()),
         ("version" | "completion", _) => Next::Nothing,
-        ("join" | "leave" | "ban" | "unban", _) => Next::Names(Objects::Clusters),
+        ("join" | "leave" | "accept" | "ban" | "unban", _) => Next::Names(Objects::Clusters),
         (_, Some(kind)) => named(kind).map_or(Next::Nothing, Next::Names),
         _ => Next::Nothing,
     }

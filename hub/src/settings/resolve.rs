@@ -377,6 +377,14 @@ impl Inputs<'_> {
         let cluster_namespaces = self
             .text("cluster-namespaces", &flags.cluster_namespaces)
             .namespaces()?;
+        let accepts = self.text("accept-namespaces", &flags.accept_namespaces);
+        let mut accepted_namespaces = match accepts.items().next() {
+            Some(_) => accepts.namespaces()?,
+            None => Some(BTreeSet::new()),
+        };
+        if let Some(listed) = &mut accepted_namespaces {
+            listed.insert(namespace.to_owned());
+        }
         let paths = self.text("kubeconfig-paths", &flags.kubeconfig_paths);
         let kamaji_key = self
             .text("kamaji-kubeconfig-key", &flags.kamaji_kubeconfig_key)
@@ -392,6 +400,7 @@ impl Inputs<'_> {
             providers,
             namespaces,
             cluster_namespaces,
+            accepted_namespaces,
             provider_file: self.path(
                 "clusterprofile-provider-file",
                 &flags.clusterprofile_provider_file,

@@ -144,6 +144,7 @@ pub const ROWS: &[Row] = &[
         "*",
         NEW,
     ),
+    flag("accept-namespaces", &["KRYPTON_ACCEPT_NAMESPACES"], "", NEW),
     flag(
         "clusterprofile-provider-file",
         &["KRYPTON_CLUSTERPROFILE_PROVIDER_FILE"],

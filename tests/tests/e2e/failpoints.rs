@@ -89,8 +89,7 @@ metadata: {name: {{ .Values.extra | quote }}}
 {{- end }}
 "#;
 /// Of an agent's process, which a proxy has not.
-const OF_AGENTS: [&str; 11] = [
-    "edge-cluster.bind",
+const OF_AGENTS: [&str; 10] = [
     "enrolment.edge-cluster",
     "enrolment.enrol",
     "enrolment.mark",
@@ -688,10 +687,8 @@ impl Place {
     async fn bound(&self) -> Result<()> {
         let members: Api<EdgeCluster> = Api::all(self.home.client.clone());
         self.home.add_member(EDGE, &self.kubeconfig).await?;
-        eventually("the EdgeCluster to name its source", PATIENCE, async || {
-            Ok(members.get(EDGE).await?.spec.source_ref)
-        })
-        .await?;
+        let source = members.get(EDGE).await?.spec.source_ref;
+        ensure!(source.is_some(), "the EdgeCluster names no source");
         self.whole("keeper").await
     }
 

@@ -15,7 +15,7 @@ use krypton_crds::{
 };
 use krypton_tests::{
     Mode, eventually,
-    fleet::{HUB_NAMESPACE, PATIENCE, condition},
+    fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
     in_both_modes,
     no_tenants::has_no_tenants,
 };
@@ -490,6 +490,11 @@ async fn a_secret_is_named_by_whom_it_is_open_to_and_each_way_to_name_it_is_told
     regions
         .create("team-a", "own", of("team-a", "rome-admin", "admin.conf"))
         .await;
+    // It lies in another namespace than the hub.
+    let waits = ("TargetClusterResolved", "False", "NotAccepted");
+    regions.shows(("team-a", "own"), waits).await;
+    let desk = Desk::at(&regions.home);
+    desk.accept_member("rome-admin").await.unwrap();
     regions.shows(("team-a", "own"), READY).await;
     // Named in the namespace that it is in, it is a member, and still not everybody's.
     regions

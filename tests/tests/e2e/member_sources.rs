@@ -21,6 +21,7 @@ use krypton_tests::{
     fleet::{
         Desk, Expected, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag,
     },
+    membership::{Membership, Mode, kubectl_krypton},
     port::Port,
 };
 use kube::{
@@ -49,7 +50,7 @@ const WRITERS: [&str; 2] = ["krypton-hub", "Helm"];
 
 /// Home with its hub, and one cluster that the sources lead to.
 struct Fleet {
-    _hub: Hub,
+    hub: Hub,
     home: Cluster,
     desk: Desk,
     edge: Cluster,
@@ -80,7 +81,7 @@ async fn start(name: &str, flags: &[String]) -> Fleet {
     Fleet {
         desk: Desk::at(&home),
         at_edge: Desk::at(&edge),
-        _hub: hub,
+        hub,
         home,
         edge,
         _repository: repository,
@@ -134,6 +135,16 @@ impl Fleet {
         });
         let told = requests.iter().map(|request| format!("{request:?}"));
         told.collect()
+    }
+
+    /// What the edge has seen of the hub.
+    async fn seen_of_the_hub(&self) -> Vec<String> {
+        let mut requests = self.edge.audited().await.unwrap();
+        requests.retain(|request| request.user_agent.contains("krypton-hub"));
+        requests
+            .iter()
+            .map(|request| format!("{request:?}"))
+            .collect()
     }
 
     /// Shows that nothing is written while the hub lives on, though there is something to do.
@@ -242,6 +253,7 @@ fn flags(provider: &str) -> Vec<String> {
     vec![
         format!("--providers={provider}"),
         format!("--cluster-namespaces={FLEET}"),
+        format!("--accept-namespaces={FLEET}"),
     ]
 }
 
@@ -567,6 +579,7 @@ async fn a_name_that_two_namespaces_ask_for_stays_with_the_older_and_is_never_in
     assert_eq!(fleet.at_edge.releases().await.unwrap(), releases);
     // Whatever comes after, the name is not given away.
     apply_secret(client, FLEET, labelled("edge-2")).await;
+    desk.accept_member("edge-2").await.unwrap();
     let unreachable = ("Connected", "False", "Unreachable");
     desk.member_shows("edge-2", &[unreachable]).await.unwrap();
     let member = desk.member_shows(EDGE, &[GONE]).await.unwrap();
@@ -576,11 +589,97 @@ async fn a_name_that_two_namespaces_ask_for_stays_with_the_older_and_is_never_in
     let mut renamed = labelled(EDGE);
     renamed["metadata"]["annotations"] = json!({names::MEMBER_NAME_ANNOTATION: "edge-3"});
     apply_secret(client, FLEET, renamed).await;
+    desk.accept_member("edge-3").await.unwrap();
     desk.member_shows("edge-3", &[unreachable]).await.unwrap();
 
     desk.label_member(EDGE, true).await.unwrap();
     desk.member_shows(EDGE, &WELL).await.unwrap();
     assert_eq!(fleet.at_edge.releases().await.unwrap(), releases);
+}
+
+#[tokio::test]
+async fn member_from_another_namespace_waits_until_accepted() {
+    let namespaces = format!("--kubeconfig-namespaces=default,{FLEET}");
+    let fleet = start("accept", &[namespaces]).await;
+    let desk = &fleet.desk;
+    let data = fleet.edge.kubeconfig_with_token();
+    let mark = (names::DISCOVERY_LABEL, "true");
+    let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
+    apply_secret(&desk.client, FLEET, labelled).await;
+    let waits = [
+        ("TargetClusterResolved", "False", "NotAccepted"),
+        ("Connected", "False", "NotAccepted"),
+    ];
+    desk.member_shows(EDGE, &waits).await.unwrap();
+    let told = desk.told("default", EDGE, "NotAccepted").await.unwrap();
+    assert!(told.contains("kubectl krypton accept edge-1"), "{told}");
+    fleet.hub_lives_on().await;
+    assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
+
+    let said = kubectl_krypton(&fleet.home, &["accept", EDGE]);
+    assert!(said.await.unwrap().contains("edge-1 accepted"));
+    desk.member_shows(EDGE, &WELL).await.unwrap();
+    fleet.install("before").await;
+
+    let members: Api<EdgeCluster> = Api::all(desk.client.clone());
+    let withdrawn = Patch::Merge(json!({"spec": {"accepted": false}}));
+    let params = PatchParams::default();
+    members.patch(EDGE, &params, &withdrawn).await.unwrap();
+    desk.member_shows(EDGE, &waits).await.unwrap();
+    eventually("the hub to let go of the Lease", PATIENCE, async || {
+        Ok(fleet.at_edge.holder().await?.is_empty().then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(fleet.at_edge.releases().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn secret_elsewhere_captures_no_agents_member() {
+    let flags = [
+        format!("--kubeconfig-namespaces=default,{FLEET}"),
+        "--proxy-grace=1s".to_owned(),
+    ];
+    let mut fleet = start("capture", &flags).await;
+    let joined = Membership::join(Mode::Agent, &mut fleet.hub, &fleet.home, &fleet.edge, EDGE);
+    let joined = joined.await.unwrap();
+    fleet.desk.member_is(EDGE, Mode::Agent).await.unwrap();
+    // It leads to the same cluster, and so gives the UID on record.
+    let data = fleet.edge.kubeconfig_with_token();
+    let mark = (names::DISCOVERY_LABEL, "true");
+    let labelled = secret(EDGE, "Opaque", mark, &[(names::KUBECONFIG_KEY, &data)]);
+    apply_secret(&fleet.desk.client, FLEET, labelled).await;
+    let told = fleet.desk.told("default", EDGE, "SourceNotBound");
+    let told = told.await.unwrap();
+    assert!(told.contains("kubectl patch edgecluster edge-1"), "{told}");
+    drop(joined);
+    let away = ("Connected", "False", "AgentAway");
+    let member = fleet.desk.member_shows(EDGE, &[away]).await.unwrap();
+    assert_eq!(member.spec.source_ref, None);
+    assert_eq!(fleet.seen_of_the_hub().await, [] as [String; 0]);
+    // The lost agent is named no more, and nothing is written again and again.
+    let members: Api<EdgeCluster> = Api::all(fleet.desk.client.clone());
+    let settled = eventually("the holder to be gone", PATIENCE, async || {
+        let member = members.get(EDGE).await?;
+        let holder = member.status.clone().and_then(|status| status.holder);
+        Ok(holder.is_none().then_some(member))
+    });
+    let settled = settled.await.unwrap();
+    for _ in 0..3 {
+        fleet.hub_lives_on().await;
+    }
+    let later = members.get(EDGE).await.unwrap();
+    assert_eq!(
+        later.metadata.resource_version,
+        settled.metadata.resource_version
+    );
+
+    // A person may bind it.
+    let source = json!({"kind": "Secret", "namespace": FLEET, "name": EDGE});
+    let bound = Patch::Merge(json!({"spec": {"sourceRef": source}}));
+    let params = PatchParams::default();
+    members.patch(EDGE, &params, &bound).await.unwrap();
+    fleet.desk.member_is(EDGE, Mode::Proxy).await.unwrap();
 }
 
 /// Printed, not asserted: machines differ. The issue names 30 s.

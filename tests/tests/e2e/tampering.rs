@@ -296,8 +296,9 @@ async fn releases_without_records_are_recorded_once() {
     attack.pair.stop().await.unwrap();
     let system = attack.secrets(SYSTEM);
     let records = async || {
-        let all = system.list_metadata(&ListParams::default());
-        let names = all.await.unwrap().items.into_iter();
+        let params = ListParams::default();
+        let all = system.list_metadata(&params).await.unwrap();
+        let names = all.items.into_iter();
         let mut names: Vec<String> = names.map(|it| it.name_any()).collect();
         names.retain(|name| name.starts_with("krypton-release"));
         names

@@ -141,14 +141,26 @@ fn a_bound_name_is_not_inherited_not_even_by_an_older_or_when_its_own_source_has
 }
 
 #[test]
-fn an_edge_cluster_without_a_source_is_bound_to_one_that_comes() {
+fn a_source_never_binds_to_an_existing_member() {
     let one = origin("one", "edge");
     let found = [found(
         "one",
         listing([source(one.clone(), "edge", Some(1))]),
     )];
     let unbound: Bound = [("edge".to_owned(), None)].into();
-    assert_eq!(member(&decide(&found, &unbound), "edge"), Some(one));
+    let dismissed = [("edge".to_owned(), one.clone())].into();
+    for dismissed in [BTreeSet::new(), dismissed] {
+        let decided = decide_with(&found, &unbound, &dismissed, false);
+        assert!(decided.members.is_empty() && decided.gone.is_empty());
+        let refusal = &decided.refused[&one];
+        assert_eq!(refusal.reason(), "SourceNotBound");
+        assert_eq!(refusal.member(), Some("edge"));
+        let remedy = r#"kubectl patch edgecluster edge --type merge -p '{"spec":{"sourceRef":{"kind":"Secret","name":"edge","namespace":"one"}}}'"#;
+        assert!(refusal.to_string().contains(remedy), "{refusal}");
+    }
+    // Once a person has set it.
+    let decided = decide(&found, &bound("edge", &one));
+    assert_eq!(member(&decided, "edge"), Some(one));
 }
 
 #[test]

@@ -1,0 +1,131 @@
+//! Members that the hub does not connect to until a person accepts their source.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use krypton_agent::clock::Boot;
+use krypton_common::conditions::{State, Truth};
+use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
+
+use super::edge_clusters::{EdgeClusters, enrolled};
+use crate::facts::reason;
+use crate::notices::Notice;
+use crate::proxy::Shared;
+
+/// The namespaces whose sources make members at once; `None` stands for all.
+#[derive(Clone, Debug)]
+pub struct Accepting(pub Option<BTreeSet<String>>);
+
+impl Accepting {
+    /// Whether the hub connects by a new source at once. Home and files have no namespace.
+    fn at_once(&self, source: &SourceRef) -> bool {
+        match (&self.0, &source.namespace) {
+            (Some(listed), Some(namespace)) => listed.contains(namespace),
+            _ => true,
+        }
+    }
+}
+
+/// Whether the hub may connect by the member's source. An EdgeCluster that says nothing was created by
+/// a person, or by a hub of before.
+pub(super) fn is_accepted(object: &EdgeCluster) -> bool {
+    object.spec.accepted != Some(false)
+}
+
+/// Takes the members out of `wanted` that wait for a person, those without an EdgeCluster included.
+pub(super) fn take_waiting<T>(
+    wanted: &mut BTreeMap<String, (T, SourceRef)>,
+    known: &EdgeClusters,
+    accepting: &Accepting,
+) -> BTreeMap<String, (T, SourceRef)> {
+    let waits = |name: &String, (_, source): &mut (T, SourceRef)| match known.objects.get(name) {
+        Some(object) => !is_accepted(object),
+        None => !accepting.at_once(source),
+    };
+    wanted.extract_if(.., waits).collect()
+}
+
+/// Shows that the member waits, and tells once how to accept it.
+pub(super) fn say_waiting(
+    shared: &Arc<Shared>,
+    name: &str,
+    object: &EdgeCluster,
+    leading: bool,
+    now: Boot,
+) {
+    let message = format!(
+        "the hub does not connect by spec.sourceRef until a person accepts the member; run: kubectl krypton accept {name}"
+    );
+    let state = State::new(Truth::False, reason::NOT_ACCEPTED, message.clone());
+    let mut news = false;
+    shared.facts.set(name, |facts| {
+        news = facts.resolved != state;
+        facts.resolved = state.clone();
+    });
+    // An agent needs no acceptance.
+    let link = (!enrolled(object)).then_some(state);
+    shared.voices.link(name, link, now);
+    if news && leading {
+        shared.notices.tell(Notice {
+            member: name.to_owned(),
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            reason: reason::NOT_ACCEPTED,
+            message,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_crds::edge_cluster::EdgeClusterSpec;
+
+    use super::*;
+
+    fn source(namespace: Option<&str>) -> SourceRef {
+        SourceRef {
+            kind: "Secret".to_owned(),
+            namespace: namespace.map(str::to_owned),
+            name: Some("edge".to_owned()),
+        }
+    }
+
+    /// The members that wait, of one source.
+    fn waits(
+        namespace: Option<&str>,
+        accepted: Option<Option<bool>>,
+        listed: Option<&str>,
+    ) -> bool {
+        let mut known = EdgeClusters::default();
+        if let Some(accepted) = accepted {
+            let spec = EdgeClusterSpec {
+                accepted,
+                source_ref: Some(source(namespace)),
+                ..EdgeClusterSpec::default()
+            };
+            let object = EdgeCluster::new("edge", spec);
+            known.objects.insert("edge".to_owned(), object);
+        }
+        let mut wanted = [("edge".to_owned(), ((), source(namespace)))].into();
+        let accepting = Accepting(listed.map(|name| [name.to_owned()].into()));
+        let waiting = take_waiting(&mut wanted, &known, &accepting);
+        assert_eq!(wanted.len() + waiting.len(), 1);
+        !waiting.is_empty()
+    }
+
+    #[test]
+    fn source_outside_the_hubs_namespace_waits_for_a_person() {
+        let (hub, all) = (Some("krypton"), None);
+        // New ones: by their namespace.
+        assert!(!waits(Some("krypton"), None, hub));
+        assert!(waits(Some("team-a"), None, hub));
+        assert!(!waits(Some("team-a"), None, all));
+        assert!(!waits(None, None, hub), "a file, or home");
+        // Then what the EdgeCluster says counts; one of before says nothing.
+        for namespace in [Some("krypton"), Some("team-a"), None] {
+            assert!(waits(namespace, Some(Some(false)), hub));
+            assert!(waits(namespace, Some(Some(false)), all));
+            assert!(!waits(namespace, Some(Some(true)), hub));
+            assert!(!waits(namespace, Some(None), hub));
+        }
+    }
+}
