@@ -40,11 +40,13 @@ use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER, Times};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
 use crate::ledger::Recording;
+use crate::newest::{Newest as _, NewestSeen as _};
 use crate::plan::{Memory, Policy};
 use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
 use crate::status::Told;
 use crate::subject::SubjectKey;
+use crate::watchdog::Watchdog;
 use crate::work_metrics::{Depths, Part, WorkMetrics};
 use crate::workload;
 use drift::Rounds;
@@ -109,6 +111,8 @@ pub struct Tools {
     pub charts: Arc<ChartCache>,
     pub drift: DriftMetrics,
     pub work: WorkMetrics,
+    /// Of the process: a task of ours that stands still ends it.
+    pub watchdog: Watchdog,
 }
 
 /// How long running helms may go on when the process is asked to stop.
@@ -169,10 +173,14 @@ async fn reconcile(
         stop.clone(),
         idle.clone(),
     );
-    let lease = tokio::spawn(holding.in_current_span());
+    let watched = |what: &str| format!("{what} of member {}", member.name);
+    let holding = (tools.watchdog).watch(watched("the Lease"), holding.in_current_span());
+    let lease = tokio::spawn(holding);
     let (handle, signal) = StopHandle::new();
     let handle = Arc::new(handle);
-    let watchdog = tokio::spawn(watchdog(hold.clone(), Arc::clone(&handle)).in_current_span());
+    let ending = end_runs(hold.clone(), Arc::clone(&handle)).in_current_span();
+    let ending = tools.watchdog.watch(watched("the end of runs"), ending);
+    let ending = tokio::spawn(ending);
     let member = Arc::new(member);
     // As many again have their chart at hand when a run ends; more would only wait, and be stale by then.
     let runs = 2 * tools.helm.max_per_member();
@@ -231,17 +239,17 @@ async fn reconcile(
     reconciler.follow(questions, &stop).await;
     reconciler.drain(&handle).await;
     idle.cancel();
-    watchdog.abort();
+    ending.abort();
     if let Err(error) = lease.await {
         tracing::error!(%error, "the Lease's task ended badly");
     }
 }
 
 /// Kills what runs when the Lease has not been renewed for `KILL_AFTER` (design §3, rule 5).
-async fn watchdog(mut hold: watch::Receiver<Hold>, handle: Arc<StopHandle>) {
+async fn end_runs(mut hold: watch::Receiver<Hold>, handle: Arc<StopHandle>) {
     loop {
         let now = Boot::now();
-        let until = fence::enforce(&hold.borrow_and_update(), &handle, now);
+        let until = fence::enforce(&hold.see(), &handle, now);
         tokio::select! {
             changed = hold.changed() => if changed.is_err() { return },
             () = clock::sleep_until(until, now) => {}
@@ -386,7 +394,7 @@ impl Reconciler {
             }
             self.depths.tell(Depths {
                 waiting: self.waiting(),
-                writes: self.hold.borrow().may_start(now),
+                writes: self.hold.get().may_start(now),
             });
             let wake = self.next_wake(now);
             tokio::select! {
@@ -569,9 +577,8 @@ impl Reconciler {
 
     fn next_wake(&self, now: Boot) -> Option<Boot> {
         let subject = self.wakes.first().map(|(at, _)| *at);
-        let hold = self.hold.borrow();
         // The permit and the connection run out without any event.
-        let expiry = [hold.renewed, Some(self.heard())]
+        let expiry = [self.hold.get().renewed, Some(self.heard())]
             .into_iter()
             .flatten()
             .map(|time| Boot(time.0 + NO_NEW_RUNS_AFTER))

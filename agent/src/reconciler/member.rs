@@ -18,6 +18,7 @@ use crate::events::Events;
 use crate::fence::NO_NEW_RUNS_AFTER;
 use crate::index::CrdState;
 use crate::ledger::{self, Advance, Recording};
+use crate::newest::{Newest as _, NewestSeen as _};
 use crate::rescue::{Deleted, Deletions, Restored};
 use crate::status::Told;
 use crate::subject::Subject;
@@ -31,7 +32,7 @@ impl Reconciler {
     /// When the apiserver last answered. Whoever started us had just heard it.
     pub(super) fn heard(&self) -> Boot {
         self.hold
-            .borrow()
+            .get()
             .heard
             .map_or(self.started, |heard| heard.max(self.started))
     }
@@ -39,12 +40,12 @@ impl Reconciler {
     /// Permit, record and CRD: what comes before any Tenant.
     pub(super) fn see_to_member(&mut self, now: Boot) {
         // Whoever cannot see the cluster keeps nobody else from acting on it.
-        let lease = *self.member.lease.borrow();
-        if self.index.ready() && *self.wish.borrow() != lease {
+        let lease = self.member.lease.get();
+        if self.index.ready() && self.wish.get() != lease {
             self.wish.send_replace(lease);
         }
         let (permitted, ours) = {
-            let hold = self.hold.borrow_and_update();
+            let hold = self.hold.see();
             (hold.may_start(now), hold.renewed.is_some())
         };
         self.held = ours.then(|| self.held.unwrap_or(now));
@@ -65,7 +66,7 @@ impl Reconciler {
             }
             return;
         }
-        let wanted = Arc::clone(&self.desired.borrow());
+        let wanted = self.desired.get();
         let on_record = self
             .recorded
             .as_ref()
@@ -174,7 +175,7 @@ impl Reconciler {
     }
 
     pub(super) fn report_member(&mut self, now: Boot) {
-        let hold = self.hold.borrow().clone();
+        let hold = self.hold.get();
         let connected = now.since(self.heard()) < NO_NEW_RUNS_AFTER;
         let report = MemberReport {
             // By now every Tenant that was listed has its report.

@@ -43,6 +43,7 @@ use crate::index::{
     CREATOR_LABEL, CrdState, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL,
     OWNER_UID_LABEL, RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
 };
+use crate::newest::Newest as _;
 use crate::plan::{self, Action, Plan, Run, repair};
 use crate::precedence::Urgency;
 use crate::release::{self, Release, Status};
@@ -737,7 +738,7 @@ impl Performer {
         match &job.subject {
             Subject::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
             Subject::Deployment(order) => {
-                let confirmed = still_ordered(order, job.desired.retire, &self.desired.borrow());
+                let confirmed = still_ordered(order, job.desired.retire, &self.desired.get());
                 confirmed.then_some(()).ok_or(Fault::Stale)
             }
         }
@@ -773,7 +774,7 @@ impl Performer {
         let annotated =
             |name: &str| fresh.annotations().get(name) == tenant.annotations().get(name);
         let ordered = fresh.metadata.deletion_timestamp.is_some() || {
-            let now = self.desired.borrow();
+            let now = self.desired.get();
             now.retire
                 && !now.paused
                 && annotated(names::ORPHAN_ANNOTATION)
@@ -842,7 +843,7 @@ impl Performer {
     }
 
     pub(super) fn still_permitted(&self) -> Result<(), Fault> {
-        let permitted = self.stop.is_open() && self.hold.borrow().may_start(Boot::now());
+        let permitted = self.stop.is_open() && self.hold.get().may_start(Boot::now());
         if permitted { Ok(()) } else { Err(Fault::Stale) }
     }
 }

@@ -17,6 +17,7 @@ use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::clock::{self, Boot};
 use crate::fence::Hold;
 use crate::index::{CrdState, Revision};
+use crate::newest::Newest as _;
 use crate::plan::{self, Action, Applied, Failure, Permit, Remediation, View};
 use crate::precedence::Urgency;
 use crate::subject::{Subject, SubjectKey};
@@ -31,7 +32,7 @@ impl Reconciler {
     fn desired_now(&self) -> Arc<DesiredState> {
         match &self.recorded {
             Some(recorded) if self.permitted => Arc::clone(recorded),
-            _ => Arc::clone(&self.desired.borrow()),
+            _ => self.desired.get(),
         }
     }
 
@@ -178,14 +179,14 @@ impl Reconciler {
                         && !subject.is_going()
                         && subject.is_for(&self.member.name, source)
                 }));
-        let allowed = self.member.allowed.borrow().clone();
+        let allowed = self.member.allowed.get();
         let chart = desired.chart_with(subject.values());
         let view = View {
             cluster: &self.member.name,
             source_namespace: self.member.source_namespace.as_deref(),
             now,
             policy: &self.member.policy,
-            permit: permit(&self.hold.borrow(), self.permitted, self.recorded.is_some()),
+            permit: permit(&self.hold.get(), self.permitted, self.recorded.is_some()),
             desired: &desired,
             chart: &chart,
             subject: &subject,

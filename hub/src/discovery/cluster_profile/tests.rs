@@ -8,6 +8,7 @@ use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, E
 use super::*;
 use crate::discovery::{Found, Listing, membership};
 use crate::facts::reason;
+use krypton_agent::newest::Newest as _;
 
 /// A fake that answers with what its second argument says, and counts its runs.
 const ANSWERS: &str = r#"
@@ -80,7 +81,7 @@ impl Stage {
     }
 
     fn follow(&mut self, key: Option<&Key>) -> bool {
-        let file = self.file.borrow().clone();
+        let file = self.file.get();
         self.members
             .follow(&self.listed, key, file.as_deref(), &Policy::default())
     }
