@@ -441,6 +441,18 @@ pub fn plan(view: &View<'_>) -> Plan {
     }
 }
 
+/// A person has set the Tenant or the whole member aside.
+pub(crate) fn paused(subject: &Subject, desired: &DesiredState) -> Option<&'static str> {
+    let paused = subject.annotation(names::PAUSED_ANNOTATION);
+    if paused.is_some_and(|value| value != "false") {
+        return Some(match subject {
+            Subject::Tenant(_) => "paused by annotation on the Tenant",
+            Subject::Deployment(_) => "paused by annotation on the KryptonDeployment",
+        });
+    }
+    desired.paused.then_some("paused on the EdgeCluster")
+}
+
 /// Whose the release is, as far as this Tenant or deployment is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ownership {
@@ -471,16 +483,8 @@ impl View<'_> {
         self.revisions.last().copied()
     }
 
-    /// A person has set the Tenant or the whole member aside.
     fn paused(&self) -> Option<&'static str> {
-        let paused = self.subject.annotation(names::PAUSED_ANNOTATION);
-        if paused.is_some_and(|value| value != "false") {
-            return Some(match self.subject {
-                Subject::Tenant(_) => "paused by annotation on the Tenant",
-                Subject::Deployment(_) => "paused by annotation on the KryptonDeployment",
-            });
-        }
-        self.desired.paused.then_some("paused on the EdgeCluster")
+        paused(self.subject, self.desired)
     }
 
     /// The fingerprint annotation that is on the Tenant.

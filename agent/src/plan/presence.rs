@@ -29,10 +29,9 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
                 reason::RELEASE_IN_USE,
             ));
         }
-        (Ownership::Unread, Some(newest)) => Plan::new(
-            Action::ReadRelease(newest.revision),
-            announced(view, Some(Currency::Unread), Run::Upgrade),
-        ),
+        (Ownership::Unread, Some(newest)) => {
+            attempt(view, Action::ReadRelease(newest.revision), Run::Upgrade)
+        }
         _ => next(view),
     };
     let held = match (&view.permit, view.paused()) {
@@ -46,22 +45,65 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
             action: Action::Nothing,
             ..next
         },
-        // Nothing to do is the same with and without a permit.
-        Some((why, message)) if next.action != Action::Nothing => {
-            let progress = Some(state(Truth::False, why, message));
-            let said = view.said().unwrap_or_else(|| ClusterState {
-                ready: state(Truth::Unknown, why, "not looked after yet"),
-                progress: None,
-                error: None,
-            });
-            Plan {
-                state: ClusterState { progress, ..said },
-                ..Plan::wait(next.state)
-            }
-        }
+        // Nothing to do is the same with and without a permit, and to read changes nothing.
+        Some((why, message)) if !changes_nothing(&next.action) => held_back(view, why, message),
         // What would come does not, as long as that is so.
         Some(_) => Plan { next: None, ..next },
         None => next,
+    }
+}
+
+fn changes_nothing(action: &Action) -> bool {
+    matches!(action, Action::Nothing | Action::ReadRelease(_))
+}
+
+/// Something is to be done and must not be. The readiness of the deployed revision is followed meanwhile.
+fn held_back(view: &View<'_>, why: &str, message: String) -> Plan {
+    let said = view.said().unwrap_or_else(|| ClusterState {
+        ready: state(Truth::Unknown, why, "not looked after yet"),
+        progress: None,
+        error: None,
+    });
+    let deployed = view
+        .newest()
+        .filter(|newest| newest.status == Status::Deployed);
+    let (action, ready) = match deployed {
+        Some(newest) if view.read(newest).is_none() => {
+            (Action::ReadRelease(newest.revision), said.ready)
+        }
+        Some(_) => (Action::Nothing, readiness(view, said.ready)),
+        None => (Action::Nothing, said.ready),
+    };
+    let progress = Some(state(Truth::False, why, message));
+    let state = ClusterState {
+        ready,
+        progress,
+        ..said
+    };
+    Plan::new(action, state)
+}
+
+/// The readiness of a deployed revision that is not the one wanted, or not all of it. What was said of a failed
+/// attempt stays.
+fn readiness(view: &View<'_>, said: State) -> State {
+    let wait = view.desired.handling.wait;
+    let was_ready = said.truth == Truth::True;
+    let of_workloads = [reason::NOT_READY, reason::INSTALLING, reason::UPGRADING];
+    match (wait, view.unready) {
+        (WaitPolicy::Ready, Some(detail)) if was_ready || said.reason == reason::NOT_READY => {
+            state(Truth::False, reason::NOT_READY, detail)
+        }
+        (WaitPolicy::Ready, Some(_)) => said,
+        (_, unready) => {
+            let mut now = match of_workloads.contains(&said.reason.as_str()) {
+                true => state(Truth::True, reason::NO_CHANGE, "release ready"),
+                false => said,
+            };
+            if now.truth == Truth::True {
+                now.message = waiting::told(&now.message, wait, unready);
+            }
+            now
+        }
     }
 }
 
@@ -173,15 +215,10 @@ fn next(view: &View<'_>) -> Plan {
     };
     match repair::row(repair::found(view.revisions)).present {
         Remedy::Compare => match current {
-            Some(Currency::Current) if view.memory.doubted == Some(newest.revision) => Plan {
-                action: Action::ReadRelease(newest.revision),
-                ..settled(view, newest)
-            },
+            Some(Currency::Current | Currency::Unread) if must_read(view, newest) => {
+                attempt(view, Action::ReadRelease(newest.revision), run)
+            }
             Some(Currency::Current) => settled(view, newest),
-            Some(Currency::Unread) => Plan::new(
-                Action::ReadRelease(newest.revision),
-                announced(view, current, run),
-            ),
             _ => attempt(view, Action::Helm(run), run),
         },
         Remedy::Apply => attempt(view, Action::Helm(run), run),
@@ -197,6 +234,11 @@ fn next(view: &View<'_>) -> Plan {
             Plan::wait(failed(reason::LOCKED, &message, reason::LOCKED))
         }
     }
+}
+
+/// Without its manifest it is not known which workloads must be ready, as after a start of this process.
+fn must_read(view: &View<'_>, newest: &Revision) -> bool {
+    view.read(newest).is_none() || view.memory.doubted == Some(newest.revision)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,6 +341,10 @@ fn locked(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
 fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
     // A lock is no attempt: nothing goes on before it is broken.
     let unlocks = matches!(action, Action::Unlock { .. });
+    let currency = match action {
+        Action::ReadRelease(_) => Currency::Unread,
+        _ => Currency::Outdated,
+    };
     match view.failure() {
         Some(failure) if !unlocks && is_given_up(view, failure) => given_up(view, failure),
         Some(failure) if view.now < failure.retry_at => Plan {
@@ -306,7 +352,7 @@ fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
             next: Coming::retry(failure),
             ..Plan::wait(after_failure(view, failure.reason, &failure.message))
         },
-        _ => Plan::new(action, announced(view, Some(Currency::Outdated), run)),
+        _ => Plan::new(action, announced(view, Some(currency), run)),
     }
 }
 
@@ -460,7 +506,7 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     } else if let Some(revision) = repair::unswept(view.revisions) {
         Action::Sweep(revision)
     } else {
-        leaves_default(view, newest, wait).unwrap_or(Action::Nothing)
+        leaves_default(view, wait).unwrap_or(Action::Nothing)
     };
     // While the words are still those of the announcement, there is nothing to write.
     let quiet = settled.progress.as_ref().is_some_and(|progress| {
@@ -478,16 +524,12 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
 
 /// What is done about what the original has put into `default`: once all of the release is in the workspace and
 /// ready there, it goes.
-fn leaves_default(view: &View<'_>, newest: &Revision, wait: WaitPolicy) -> Option<Action> {
+fn leaves_default(view: &View<'_>, wait: WaitPolicy) -> Option<Action> {
     let may = view.permit == Permit::Granted && view.paused().is_none();
     if !may || view.release_key.namespace == ORIGINALS_NAMESPACE {
         return None;
     }
     let revision = repair::overtaken(view.revisions)?;
-    // Without the manifest, workloads in `default` count as those of the workspace.
-    if view.read(newest).is_none() {
-        return Some(Action::ReadRelease(newest.revision));
-    }
     let ready = wait != WaitPolicy::Ready || view.unready.is_none();
     ready.then_some(Action::SweepDefault(revision))
 }

@@ -428,6 +428,13 @@ impl Performer {
                 done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
                 Ok(())
             }
+            // What is read without a permit, or while paused, stays as it is.
+            Err(error)
+                if self.still_permitted().is_err()
+                    || plan::paused(&job.subject, &job.desired).is_some() =>
+            {
+                Err(Fault::Passing(chain(&error)))
+            }
             Err(error) => self.set_aside(job, &secret, &error, done).await,
         }
     }

@@ -50,6 +50,7 @@ mod one_writer;
 mod packaging;
 mod placed;
 mod power;
+mod readiness;
 mod rebuilt;
 mod release_secrets;
 mod remediation;
