@@ -122,6 +122,8 @@ pub struct View<'a> {
     pub desired: &'a DesiredState,
     /// Of `desired`, with what the subject has of its own.
     pub chart: &'a ChartState,
+    /// Of `chart`.
+    pub fingerprint: &'a str,
     pub subject: &'a Subject,
     pub release_key: &'a ReleaseKey,
     /// The release's revisions, oldest first.
@@ -182,11 +184,10 @@ pub struct Drifted {
 }
 
 /// What an attempt to install or upgrade is of: where it is another, what failed before says nothing.
-pub fn tried(chart: &ChartState, desired: &DesiredState) -> String {
-    let chart = chart.fingerprint();
+pub fn tried(fingerprint: &str, desired: &DesiredState) -> String {
     match desired.chart_crds.is_default() {
-        true => chart,
-        false => format!("{chart} {}", desired.chart_crds),
+        true => fingerprint.to_owned(),
+        false => format!("{fingerprint} {}", desired.chart_crds),
     }
 }
 
@@ -588,7 +589,7 @@ impl View<'_> {
             failure.generation == self.subject.generation()
                 && failure.requested.as_deref()
                     == self.subject.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
-                && failure.fingerprint == tried(self.chart, self.desired)
+                && failure.fingerprint == tried(self.fingerprint, self.desired)
                 // What has kept a release from being installed keeps it from nothing else.
                 && (!self.desired.retire
                     || [

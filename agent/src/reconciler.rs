@@ -3,6 +3,7 @@
 //!
 //! Level-triggered: nothing is queued but the names of those that are to be looked at, each once.
 
+mod digests;
 mod drift;
 mod member;
 mod perform;
@@ -49,6 +50,7 @@ use crate::subject::SubjectKey;
 use crate::watchdog::Watchdog;
 use crate::work_metrics::{Depths, Part, WorkMetrics};
 use crate::workload;
+use digests::{Digests, OwnChart};
 use drift::Rounds;
 use perform::{Done, Performer};
 use placing::Placings;
@@ -205,7 +207,7 @@ async fn reconcile(
         hold,
         wish,
         recorded: None,
-        ordered: None,
+        digests: Digests::default(),
         ahead: None,
         recording: JoinSet::new(),
         unowned: None,
@@ -272,6 +274,7 @@ struct Slot {
     stumbles: u32,
     /// How often in a row the plan rested on what had changed.
     stale: u32,
+    own_chart: OwnChart,
 }
 
 /// Under which schema of their CRD the Tenants were listed that are known. An apiserver leaves out of its answers
@@ -325,8 +328,8 @@ struct Reconciler {
     wish: watch::Sender<LeaseWish>,
     /// The desired state that is on record on the member, and so may be acted on.
     recorded: Option<Arc<DesiredState>>,
-    /// Whose orders are in the index.
-    ordered: Option<Arc<DesiredState>>,
+    /// Of the desired state that is acted on, whose orders are in the index.
+    digests: Digests,
     ahead: Option<Version>,
     recording: JoinSet<(Arc<DesiredState>, Result<Recording, String>)>,
     /// Why the anchor does not own what is on record, as it was last told.

@@ -176,9 +176,8 @@ fn values_refused(view: &View<'_>) -> Option<ClusterState> {
 }
 
 fn next(view: &View<'_>) -> Plan {
-    let fingerprint = view.chart.fingerprint();
     let newest = view.newest();
-    let current = newest.map(|newest| currency(view, newest, &fingerprint));
+    let current = newest.map(|newest| currency(view, newest));
     // Until a revision has once been deployed, it is still the installation.
     let deployed =
         |revision: &&Revision| matches!(revision.status, Status::Deployed | Status::Superseded);
@@ -251,9 +250,9 @@ enum Currency {
 
 /// Whether the newest revision is what is desired. Our label wins; without it, the original's
 /// annotation counts when chart name and version agree (design §2, adoption).
-fn currency(view: &View<'_>, newest: &Revision, fingerprint: &str) -> Currency {
+fn currency(view: &View<'_>, newest: &Revision) -> Currency {
     if let Some(label) = &newest.fingerprint {
-        let same = label == fingerprint && !inherited(view.revisions, newest);
+        let same = label == view.fingerprint && !inherited(view.revisions, newest);
         return if same {
             Currency::Current
         } else {

@@ -132,6 +132,7 @@ impl World {
             permit: self.permit.clone(),
             desired: &self.desired,
             chart: &chart,
+            fingerprint: &chart.fingerprint(),
             subject,
             release_key: &release_key,
             revisions: &revisions,

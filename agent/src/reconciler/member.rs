@@ -67,10 +67,8 @@ impl Reconciler {
             return;
         }
         let wanted = self.desired.get();
-        let on_record = self
-            .recorded
-            .as_ref()
-            .is_some_and(|recorded| **recorded == *wanted);
+        let recorded = self.recorded.as_mut();
+        let on_record = recorded.is_some_and(|recorded| is_same(recorded, &wanted));
         if !on_record && self.recording.is_empty() {
             let client = self.member.client.clone();
             let pause = retry_pause(self.recording_failures, RECORD_RETRY_MAX);
@@ -197,7 +195,7 @@ impl Reconciler {
             applied: self
                 .recorded
                 .as_ref()
-                .map(|desired| (desired.version, desired.digest())),
+                .map(|desired| (desired.version, self.digests.state(desired).to_string())),
             ahead: self.ahead,
         };
         self.board.member(&report);
@@ -270,6 +268,18 @@ fn tell(events: &Events, restored: &Restored) {
         message,
     };
     events.tell(tenant, told);
+}
+
+/// Whether they are equal. They are one from then on, and are not compared again.
+fn is_same(recorded: &mut Arc<DesiredState>, wanted: &Arc<DesiredState>) -> bool {
+    if Arc::ptr_eq(recorded, wanted) {
+        return true;
+    }
+    let same = **recorded == **wanted;
+    if same {
+        recorded.clone_from(wanted);
+    }
+    same
 }
 
 /// Before the next attempt at the member's own objects.

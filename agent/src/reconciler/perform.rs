@@ -81,6 +81,8 @@ pub(super) struct Job {
     /// No other Tenant or deployment is to stay on this member.
     pub last: bool,
     pub desired: Arc<DesiredState>,
+    /// Of the chart for this Tenant or deployment.
+    pub fingerprint: Arc<str>,
     pub urgency: Urgency,
     /// Given back with the job.
     #[expect(dead_code, reason = "it is held, not read")]
@@ -176,7 +178,7 @@ impl Performer {
             key: job.key.clone(),
             of: job.release.clone(),
             generation: job.subject.generation(),
-            fingerprint: plan::tried(&job.chart(), &job.desired),
+            fingerprint: plan::tried(&job.fingerprint, &job.desired),
             requested: job
                 .subject
                 .annotation(names::RECONCILE_REQUESTED_ANNOTATION)

@@ -1,5 +1,6 @@
 //! One Tenant or deployment at a time: a look, a plan, a job; and what came of it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use krypton_common::tenant::Next;
 use tokio::task::{Id, JoinError};
 use tracing::{Instrument as _, Span};
 
+use super::digests::Digests;
 use super::perform::{Done, Fault, Job, ReleaseNews, waits_for_helm};
 use super::turns::{Place, Turns};
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
@@ -29,7 +31,7 @@ const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
 impl Reconciler {
     /// What is acted on: with the permit what is on record, else what is wanted, to observe by.
-    fn desired_now(&self) -> Arc<DesiredState> {
+    pub(super) fn desired_now(&self) -> Arc<DesiredState> {
         match &self.recorded {
             Some(recorded) if self.permitted => Arc::clone(recorded),
             _ => self.desired.get(),
@@ -39,14 +41,13 @@ impl Reconciler {
     /// The orders of the desired state that is acted on, and of no other.
     pub(super) fn see_to_orders(&mut self) {
         let desired = self.desired_now();
-        let known = self.ordered.as_ref();
-        if known.is_none_or(|known| !Arc::ptr_eq(known, &desired)) {
+        if !self.digests.are_of(&desired) {
             let dirty = self.index.ordered(&desired.deployments);
             self.dirty.extend(dirty);
             for left in self.placings.ordered(&desired.placed) {
                 self.board.placed(&left, None);
             }
-            self.ordered = Some(desired);
+            self.digests = Digests::of(desired);
         }
     }
 
@@ -181,6 +182,10 @@ impl Reconciler {
                 }));
         let allowed = self.member.allowed.get();
         let chart = desired.chart_with(subject.values());
+        let fingerprint = match &chart {
+            Cow::Borrowed(_) => self.digests.chart(&desired),
+            Cow::Owned(chart) => slot.own_chart.fingerprint(chart, &desired, &subject),
+        };
         let view = View {
             cluster: &self.member.name,
             source_namespace: self.member.source_namespace.as_deref(),
@@ -189,6 +194,7 @@ impl Reconciler {
             permit: permit(&self.hold.get(), self.permitted, self.recorded.is_some()),
             desired: &desired,
             chart: &chart,
+            fingerprint: &fingerprint,
             subject: &subject,
             release_key: &release_key,
             revisions: &revisions,
@@ -275,6 +281,7 @@ impl Reconciler {
             tenants: self.index.crd().unwrap_or(CrdState::Missing),
             last,
             desired: Arc::clone(&desired),
+            fingerprint,
             urgency,
             turn,
         };
