@@ -1,8 +1,8 @@
 //! Reads of a watch channel that hold no lock once they return.
 //!
-//! The guard of `borrow` holds the channel's read lock. Once a writer waits for that lock, a second read in the same
-//! thread waits for the writer, and the writer waits for the guard: both threads stand still for good. `clippy.toml`
-//! forbids the guards everywhere else.
+//! The guard of `borrow` holds the channel's read lock. While a writer waits for that lock, the lock admits no other
+//! reader. A second read in the same thread then waits for the writer, and the writer waits for the guard: a deadlock.
+//! `clippy.toml` forbids the guards everywhere else.
 
 #![expect(
     clippy::disallowed_methods,
@@ -19,7 +19,7 @@ pub trait Newest<T> {
 
 /// The same for the end that also learns whether the value is new.
 pub trait NewestSeen<T>: Newest<T> {
-    /// Copies the newest value and marks it as seen, so that `changed` waits for another.
+    /// Copies the newest value and marks it as seen: `changed` waits for another one.
     fn see(&mut self) -> T;
 }
 
@@ -71,11 +71,11 @@ mod tests {
     use super::*;
 
     const ROUNDS: u64 = 200_000;
-    /// For what would never end: it decides nothing while the test passes.
+    /// Ends a test that hangs. No test that passes waits for it.
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    /// Runs `read` in a thread beside one that writes all the time, and returns whether both end.
-    fn ends_beside_a_writer(read: impl Fn(&watch::Receiver<u64>) + Send + 'static) -> bool {
+    /// Runs `read` and a writer in two threads, and returns whether both end.
+    fn ends_despite_writer(read: impl Fn(&watch::Receiver<u64>) + Send + 'static) -> bool {
         let (sender, receiver) = watch::channel(0);
         let (ended, ends) = mpsc::channel();
         let writer = ended.clone();
@@ -93,18 +93,18 @@ mod tests {
     }
 
     #[test]
-    fn two_reads_beside_a_writer_end() {
-        assert!(ends_beside_a_writer(|newest| {
+    fn two_reads_do_not_block_writer() {
+        assert!(ends_despite_writer(|newest| {
             let first = newest.get();
             assert!(first <= newest.get());
         }));
     }
 
-    /// The mistake that this module is for. Two threads of the test process stay behind.
+    /// Shows the mistake that this module prevents. Two threads of the test process stay blocked.
     #[test]
-    #[ignore = "it waits for the deadline; run it to see why the guards are forbidden"]
-    fn second_guard_beside_a_writer_deadlocks() {
-        assert!(!ends_beside_a_writer(|newest| {
+    #[ignore = "it waits for its deadline; it shows why the guards are forbidden"]
+    fn second_guard_deadlocks_with_writer() {
+        assert!(!ends_despite_writer(|newest| {
             let first = newest.borrow();
             assert!(*first <= *newest.borrow());
         }));

@@ -122,7 +122,7 @@ pub struct View<'a> {
     pub desired: &'a DesiredState,
     /// Of `desired`, with what the subject has of its own.
     pub chart: &'a ChartState,
-    /// Of `chart`.
+    /// The fingerprint of `chart`.
     pub fingerprint: &'a str,
     pub subject: &'a Subject,
     pub release_key: &'a ReleaseKey,
@@ -442,7 +442,7 @@ pub fn plan(view: &View<'_>) -> Plan {
     }
 }
 
-/// A person has set the Tenant or the whole member aside.
+/// Why the Tenant or the whole member is paused; `None` if neither is.
 pub(crate) fn paused(subject: &Subject, desired: &DesiredState) -> Option<&'static str> {
     let paused = subject.annotation(names::PAUSED_ANNOTATION);
     if paused.is_some_and(|value| value != "false") {

@@ -113,7 +113,7 @@ pub struct Tools {
     pub charts: Arc<ChartCache>,
     pub drift: DriftMetrics,
     pub work: WorkMetrics,
-    /// Of the process: a task of ours that stands still ends it.
+    /// Ends the process if a task hangs.
     pub watchdog: Watchdog,
 }
 
@@ -328,7 +328,7 @@ struct Reconciler {
     wish: watch::Sender<LeaseWish>,
     /// The desired state that is on record on the member, and so may be acted on.
     recorded: Option<Arc<DesiredState>>,
-    /// Of the desired state that is acted on, whose orders are in the index.
+    /// The desired state whose orders are in the index, with its digests.
     digests: Digests,
     ahead: Option<Version>,
     recording: JoinSet<(Arc<DesiredState>, Result<Recording, String>)>,

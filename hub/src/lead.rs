@@ -105,7 +105,7 @@ impl Lead {
     /// Whether something may be written on home at this moment. Asked before each write.
     pub fn writes(&self, now: Boot) -> bool {
         let stand = self.stand.get();
-        let Stand::Leads(tenure) = &*stand else {
+        let Stand::Leads(tenure) = &stand else {
             return false;
         };
         let hold = self.hold.get();

@@ -57,7 +57,7 @@ fn changes_nothing(action: &Action) -> bool {
     matches!(action, Action::Nothing | Action::ReadRelease(_))
 }
 
-/// Something is to be done and must not be. The readiness of the deployed revision is followed meanwhile.
+/// An action waits for a permit or for the end of a pause. The readiness of the deployed revision is still followed.
 fn held_back(view: &View<'_>, why: &str, message: String) -> Plan {
     let said = view.said().unwrap_or_else(|| ClusterState {
         ready: state(Truth::Unknown, why, "not looked after yet"),
@@ -83,8 +83,8 @@ fn held_back(view: &View<'_>, why: &str, message: String) -> Plan {
     Plan::new(action, state)
 }
 
-/// The readiness of a deployed revision that is not the one wanted, or not all of it. What was said of a failed
-/// attempt stays.
+/// Judges the workloads of a deployed revision although another action is due. The condition of a failed attempt
+/// stays.
 fn readiness(view: &View<'_>, said: State) -> State {
     let wait = view.desired.handling.wait;
     let was_ready = said.truth == Truth::True;

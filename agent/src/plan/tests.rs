@@ -725,7 +725,7 @@ fn without_a_permit_and_while_paused_nothing_is_done_and_what_runs_stays_ready()
     assert_eq!(plan.state.progress.unwrap().reason, reason::PAUSED);
 }
 
-/// Those that must not act: observers, and everybody while paused.
+/// The two ways in which a permit to act is missing: an observer, and a pause.
 fn held_back(mut w: World) -> [World; 2] {
     let mut paused = World {
         tenant: w.tenant.clone(),

@@ -6,7 +6,7 @@ use krypton_common::desired::{ChartState, DesiredState};
 
 use crate::subject::Subject;
 
-/// Of one desired state, each computed when it is first needed.
+/// The digests of one desired state. Each is computed when it is first needed.
 #[derive(Debug, Default)]
 pub(super) struct Digests {
     /// `None` before there is a desired state.
@@ -38,7 +38,7 @@ impl Digests {
         self.kept(&self.chart, desired, || desired.chart.fingerprint())
     }
 
-    /// Of another desired state nothing is kept.
+    /// Computes anew for any other desired state, and keeps nothing then.
     fn kept(
         &self,
         slot: &OnceLock<Arc<str>>,
@@ -52,7 +52,7 @@ impl Digests {
     }
 }
 
-/// The fingerprint of the chart for a subject with values of its own.
+/// The fingerprint of a subject's chart where the subject adds values.
 #[derive(Debug, Default)]
 pub(super) struct OwnChart(Option<(Arc<DesiredState>, Subject, Arc<str>)>);
 

@@ -81,7 +81,7 @@ pub(super) struct Job {
     /// No other Tenant or deployment is to stay on this member.
     pub last: bool,
     pub desired: Arc<DesiredState>,
-    /// Of the chart for this Tenant or deployment.
+    /// The fingerprint of the chart for this Tenant or deployment.
     pub fingerprint: Arc<str>,
     pub urgency: Urgency,
     /// Given back with the job.
@@ -430,7 +430,7 @@ impl Performer {
                 done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
                 Ok(())
             }
-            // What is read without a permit, or while paused, stays as it is.
+            // Without a permit, or while paused, reading must not lead to a write.
             Err(error)
                 if self.still_permitted().is_err()
                     || plan::paused(&job.subject, &job.desired).is_some() =>

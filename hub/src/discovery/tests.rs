@@ -2,7 +2,6 @@ use std::future::pending;
 use std::time::Duration;
 
 use super::*;
-use krypton_agent::newest::Newest as _;
 use krypton_agent::watchdog::Watchdog;
 
 /// Above all that a test may take.

@@ -1,4 +1,4 @@
-//! Readiness of what runs: a missing workload is known after a restart too, and while an upgrade is held back.
+//! Readiness of deployed releases: after a restart, and while a pause holds an upgrade back.
 
 use anyhow::Result;
 use krypton_common::names;
@@ -55,7 +55,7 @@ async fn missing_workload_stays_not_ready(mode: Mode) {
     let now = condition(&conditions, &ready).unwrap();
     assert_eq!((now.status.as_str(), now.reason.as_str()), (lost.1, lost.2));
 
-    // Held back, another chart changes nothing; what runs is judged all the same, after a restart too.
+    // The pause holds the upgrade back. Readiness is still followed, also after a restart.
     let paused = (progress.as_str(), "False", "Paused");
     desk.annotate("default", "acme", names::PAUSED_ANNOTATION, "true")
         .await

@@ -8,7 +8,6 @@ use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, E
 use super::*;
 use crate::discovery::{Found, Listing, membership};
 use crate::facts::reason;
-use krypton_agent::newest::Newest as _;
 
 /// A fake that answers with what its second argument says, and counts its runs.
 const ANSWERS: &str = r#"
