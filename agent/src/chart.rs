@@ -12,6 +12,7 @@ use tracing::Instrument as _;
 use tracing::field::Empty;
 
 use crate::clock::Boot;
+use crate::newest::Newest as _;
 use crate::work_metrics::{ChartMetrics, Counted, WorkMetrics};
 use crate::{effect, effect_now};
 
@@ -536,13 +537,10 @@ impl ChartCache {
     fn credentials(&self, chart: &Arc<ChartRef>) -> Result<Arc<Credentials>, ChartError> {
         match &self.credentials {
             None => Ok(Arc::clone(&self.open)),
-            Some(now) => now
-                .borrow()
-                .clone()
-                .map_err(|problem| ChartError::Credentials {
-                    chart: Arc::clone(chart),
-                    problem,
-                }),
+            Some(now) => now.get().map_err(|problem| ChartError::Credentials {
+                chart: Arc::clone(chart),
+                problem,
+            }),
         }
     }
 

@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::chart::{ChartCache, ChartFault, ChartRef, Standing};
 use crate::clock::{self, Boot};
 use crate::helm::{Helm, Load};
+use crate::newest::Newest as _;
 use crate::precedence::Urgency;
 use crate::reconciler::Question;
 use crate::report::ReportBoard;
@@ -249,7 +250,7 @@ async fn ask(questions: &mpsc::Sender<Question>) -> Result<ReconcilerNow, &'stat
 impl AgentView {
     /// Why there is no reconciler to ask yet.
     fn silent(&self) -> Option<&'static str> {
-        match (self.joined.get(), &*self.desired.borrow()) {
+        match (self.joined.get(), &self.desired.get()) {
             (None, _) => Some("notJoined"),
             (Some(_), None) => Some("nothingWanted"),
             (Some(_), Some(_)) => None,
@@ -258,8 +259,8 @@ impl AgentView {
 
     fn seen(&self, helm: Load, reconciler: Result<ReconcilerNow, &'static str>, now: Boot) -> Dump {
         let joined = self.joined.get();
-        let desired = self.desired.borrow().clone();
-        let expiry = *self.expiry.borrow();
+        let desired = self.desired.get();
+        let expiry = self.expiry.get();
         let applied = self.board.applied();
         Dump {
             version: env!("CARGO_PKG_VERSION"),
@@ -268,7 +269,7 @@ impl AgentView {
             now: clock::wall(),
             member: joined.map(|(name, _)| name.clone()),
             certificate_ends: (expiry != Timestamp::UNIX_EPOCH).then_some(expiry),
-            session: SessionNow::of(&self.contact.borrow(), now),
+            session: SessionNow::of(&self.contact.get(), now),
             wanted: desired.as_deref().map(WantedNow::of),
             applied: applied.map(|(version, digest)| AppliedNow {
                 version: version.to_string(),

@@ -23,6 +23,7 @@ use crate::identity::{
     CertificateError, Enrolled, Identity, IdentityError, Kept, Membership, Store, new_key,
 };
 use crate::join::token_name;
+use crate::newest::{Newest as _, NewestSeen as _};
 use crate::plan::backoff;
 use crate::session::Link;
 use crate::trust::{self, Told, TrustError};
@@ -288,7 +289,7 @@ impl Keeper {
             let due = renewal_time(enrolled.not_before, enrolled.not_after, self.part);
             let left = due.duration_since(clock::wall()).try_into();
             let left = left.unwrap_or(Duration::ZERO);
-            let up = self.link.borrow_and_update().is_up();
+            let up = self.link.see().is_up();
             match self.times.chore(left, up, Boot::now()) {
                 // Rare, and large: an idle agent has no room for them.
                 Chore::KeepRoots => Box::pin(self.keep_roots()).await,
@@ -305,7 +306,7 @@ impl Keeper {
 
     /// What the hub has said last is what counts.
     fn hear(&mut self) {
-        let Some(told) = self.told.borrow_and_update().clone() else {
+        let Some(told) = self.told.see() else {
             return;
         };
         let now = Boot::now();
@@ -365,7 +366,7 @@ impl Keeper {
                 self.failures += 1;
                 let pause = backoff(self.failures, RENEWAL_RETRY_MAX, rand::random());
                 self.times.renewal = Boot(Boot::now().0 + pause);
-                let not_after = *self.expiry.borrow();
+                let not_after = self.expiry.get();
                 tracing::warn!(%not_after, error = %chain(&error), "the certificate was not renewed; it is tried again");
             }
         }
@@ -471,7 +472,7 @@ pub async fn renew(
     let trusted = ours.identity.enrolled.as_ref().unwrap_or(enrolled);
     // The session says by itself why there is none.
     drop(tokio::time::timeout(LOOK_EVERY, link.wait_for(Link::is_up)).await);
-    let connection = link.borrow_and_update().connection().cloned();
+    let connection = link.see().connection().cloned();
     let connection = connection.ok_or(EnrolError::NoSession)?;
     let key = new_key().map_err(EnrolError::Keep)?;
     let message = RenewRequest {
@@ -827,7 +828,7 @@ mod tests {
                 renew_within: renew,
             });
             kept.changed().await.unwrap();
-            assert_eq!(*kept.borrow(), Some(wanted));
+            assert_eq!(kept.get(), Some(wanted));
         }
     }
 
@@ -884,7 +885,7 @@ mod tests {
         kept.link.send_replace(Link::Up(connection));
         kept.dialer.renewed().await;
         assert_ne!(Some(kept.stored().await), before.enrolled);
-        assert_eq!(*kept.expiry.borrow(), kept.stored().await.not_after);
+        assert_eq!(kept.expiry.get(), kept.stored().await.not_after);
     }
 
     #[tokio::test]

@@ -22,6 +22,7 @@ use crate::clock::{self, Boot};
 use crate::cluster;
 use crate::effect;
 use crate::helm::StopHandle;
+use crate::newest::{NewestSeen as _, PutNews as _};
 use actor::{Actor, Answer, Call};
 
 use holder::is_former_life;
@@ -138,7 +139,7 @@ pub async fn hold(
     };
     let mut actor = Actor::new(me, times);
     loop {
-        let wish = *wishes.borrow_and_update();
+        let wish = wishes.see();
         let well = actor.hold().problem.is_none();
         let ended = rim.round(&mut actor, wish, &holds).await;
         let now = Boot::now();
@@ -167,11 +168,7 @@ pub async fn hold(
 }
 
 fn publish(actor: &Actor, holds: &watch::Sender<Hold>) {
-    holds.send_if_modified(|hold| {
-        let news = hold != actor.hold();
-        hold.clone_from(actor.hold());
-        news
-    });
+    holds.put(actor.hold().clone());
 }
 
 /// Where the calls are made.

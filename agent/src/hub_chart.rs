@@ -13,6 +13,7 @@ use tonic::Status;
 use crate::chart::{CHART_LIMIT, ChartRef, Fallback};
 use crate::dial::Connection;
 use crate::effect;
+use crate::newest::Newest as _;
 use crate::session::Link;
 
 /// Asks over the session's connection. The hub gives the chart of the present desired state only.
@@ -58,14 +59,14 @@ impl HubChart {
 
     async fn get(&self, chart: ChartRef) -> Result<Vec<u8>, String> {
         let digest = {
-            let desired = self.desired.borrow();
+            let desired = self.desired.get();
             let present = desired.as_deref().filter(|desired| is_of(desired, &chart));
             present.map(DesiredState::digest)
         };
         let Some(digest) = digest else {
             return Err("it is not the chart that the hub gives now".to_owned());
         };
-        let connection = self.link.borrow().connection().cloned();
+        let connection = self.link.get().connection().cloned();
         let Some(connection) = connection else {
             return Err("there is no session with the hub".to_owned());
         };

@@ -34,6 +34,7 @@ pub mod index;
 pub mod join;
 pub mod ledger;
 pub mod metrics;
+pub mod newest;
 pub mod patience;
 pub mod placement;
 pub mod plan;

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::clock;
 use crate::drift::DriftMetrics;
+use crate::newest::Newest as _;
 use crate::process_metrics::ProcessMetrics;
 use crate::report::ReportBoard;
 use crate::session::Link;
@@ -51,11 +52,11 @@ fn number(count: impl TryInto<i64>) -> i64 {
 impl Collector for State {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let encoder = &mut encoder;
-        let expiry = *self.expiry.borrow();
-        let desired = self.desired.borrow().clone();
+        let expiry = self.expiry.get();
+        let desired = self.desired.get();
         let skip = (desired.as_ref()).is_some_and(|desired| desired.handling.allow_chart_skip);
         let phases = self.board.phases(skip);
-        let up = i64::from(self.link.borrow().is_up());
+        let up = i64::from(self.link.get().is_up());
         for (about, value) in [
             (
                 (

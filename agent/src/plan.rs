@@ -122,6 +122,8 @@ pub struct View<'a> {
     pub desired: &'a DesiredState,
     /// Of `desired`, with what the subject has of its own.
     pub chart: &'a ChartState,
+    /// The fingerprint of `chart`.
+    pub fingerprint: &'a str,
     pub subject: &'a Subject,
     pub release_key: &'a ReleaseKey,
     /// The release's revisions, oldest first.
@@ -184,11 +186,10 @@ pub struct Drifted {
 }
 
 /// What an attempt to install or upgrade is of: where it is another, what failed before says nothing.
-pub fn tried(chart: &ChartState, desired: &DesiredState) -> String {
-    let chart = chart.fingerprint();
+pub fn tried(fingerprint: &str, desired: &DesiredState) -> String {
     match desired.chart_crds.is_default() {
-        true => chart,
-        false => format!("{chart} {}", desired.chart_crds),
+        true => fingerprint.to_owned(),
+        false => format!("{fingerprint} {}", desired.chart_crds),
     }
 }
 
@@ -272,14 +273,14 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    pub fn of(subject: &Subject, desired: &DesiredState) -> Self {
-        let chart = desired.chart_with(subject.values());
+    /// `fingerprint` is that of the chart for this subject.
+    pub fn of(subject: &Subject, desired: &DesiredState, fingerprint: &str) -> Self {
         let requested = subject.annotation(names::RECONCILE_REQUESTED_ANNOTATION);
         let orphaned = subject.annotation(names::ORPHAN_ANNOTATION) == Some("true");
         let going = subject.is_going() || desired.retire;
         Self {
             generation: subject.generation(),
-            fingerprint: tried(&chart, desired),
+            fingerprint: tried(fingerprint, desired),
             requested: requested.map(str::to_owned),
             removal: going.then_some(orphaned),
         }
@@ -450,7 +451,9 @@ impl Refusal {
             Action::Nothing => self.of_status,
             _ => view.now < self.retry_at,
         };
-        self.shown && waits && self.attempt == Attempt::of(view.subject, view.desired)
+        self.shown
+            && waits
+            && self.attempt == Attempt::of(view.subject, view.desired, view.fingerprint)
     }
 }
 
@@ -535,6 +538,18 @@ fn decide(view: &View<'_>) -> Plan {
     }
 }
 
+/// Why the Tenant or the whole member is paused; `None` if neither is.
+pub(crate) fn paused(subject: &Subject, desired: &DesiredState) -> Option<&'static str> {
+    let paused = subject.annotation(names::PAUSED_ANNOTATION);
+    if paused.is_some_and(|value| value != "false") {
+        return Some(match subject {
+            Subject::Tenant(_) => "paused by annotation on the Tenant",
+            Subject::Deployment(_) => "paused by annotation on the KryptonDeployment",
+        });
+    }
+    desired.paused.then_some("paused on the EdgeCluster")
+}
+
 /// Whose the release is, as far as this Tenant or deployment is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ownership {
@@ -565,16 +580,8 @@ impl View<'_> {
         self.revisions.last().copied()
     }
 
-    /// A person has set the Tenant or the whole member aside.
     fn paused(&self) -> Option<&'static str> {
-        let paused = self.subject.annotation(names::PAUSED_ANNOTATION);
-        if paused.is_some_and(|value| value != "false") {
-            return Some(match self.subject {
-                Subject::Tenant(_) => "paused by annotation on the Tenant",
-                Subject::Deployment(_) => "paused by annotation on the KryptonDeployment",
-            });
-        }
-        self.desired.paused.then_some("paused on the EdgeCluster")
+        paused(self.subject, self.desired)
     }
 
     /// The fingerprint annotation that is on the Tenant.
@@ -678,7 +685,7 @@ impl View<'_> {
             failure.generation == self.subject.generation()
                 && failure.requested.as_deref()
                     == self.subject.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
-                && failure.fingerprint == tried(self.chart, self.desired)
+                && failure.fingerprint == tried(self.fingerprint, self.desired)
                 // What has kept a release from being installed keeps it from nothing else.
                 && (!self.desired.retire
                     || [

@@ -35,6 +35,7 @@ use crate::hub_chart::HubChart;
 use crate::identity::{self, Enrolled, Identity, IdentityError, Kept, Store};
 use crate::join::{self, JoinError, Start};
 use crate::ledger::{self, LedgerError};
+use crate::newest::NewestSeen as _;
 use crate::patience::{Settling, patiently};
 use crate::plan::Policy;
 use crate::reconciler::{self, Member, Question, StatusMode, Tools};
@@ -58,6 +59,18 @@ pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
     let namespace = flags.namespace(env, service_account_namespace());
     let stop = signals::stop_on_signal()?;
     let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
+    let main = main_loop(flags, log, (namespace, replica), watchdog.clone(), stop);
+    watchdog.watch("the main loop", main).await
+}
+
+async fn main_loop(
+    flags: Flags,
+    log: Log,
+    (namespace, replica): (String, String),
+    watchdog: Watchdog,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let env = |name: &str| std::env::var(name).ok();
     let readiness = Readiness::new();
     let starting = readiness.guard("cluster and enrolment");
     // Whatever a person got wrong on the command line is said before anything is touched.
@@ -249,6 +262,7 @@ pub async fn run(flags: Flags, log: Log) -> anyhow::Result<()> {
         charts,
         drift,
         work,
+        watchdog: watchdog.clone(),
     };
     drop(starting);
     tracing::info!(cluster = %enrolled.cluster, "joined; reconciling as soon as there is a desired state");
@@ -301,15 +315,17 @@ async fn reconcile(
     };
     let Some(first) = first else { return };
     let (desired_tx, desired) = watch::channel(first);
-    let following = tokio::spawn(async move {
+    let following = async move {
         while slot.changed().await.is_ok() {
-            if let Some(next) = slot.borrow_and_update().clone() {
+            if let Some(next) = slot.see() {
                 desired_tx.send_replace(next);
             }
         }
         // The session ends after the reconciler; until then the last one stands.
         std::future::pending::<()>().await;
-    });
+    };
+    let following = tools.watchdog.watch("the newest desired state", following);
+    let following = tokio::spawn(following);
     reconciler::run_and_tell(member, tools, desired, board, questions, stop).await;
     following.abort();
 }

@@ -3,6 +3,7 @@
 //!
 //! Level-triggered: nothing is queued but the names of those that are to be looked at, each once.
 
+mod digests;
 mod drift;
 mod helm_queue;
 mod member;
@@ -42,13 +43,16 @@ use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER, Times};
 use crate::helm::{Helm, StopHandle};
 use crate::index::{CrdState, Index, ReleaseKey};
 use crate::ledger::Recording;
+use crate::newest::{Newest as _, NewestSeen as _};
 use crate::plan::{Attempt, Memory, Policy};
 use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
 use crate::status::Told;
 use crate::subject::{Subject, SubjectKey};
+use crate::watchdog::Watchdog;
 use crate::work_metrics::{Depths, Part, WorkMetrics};
 use crate::workload;
+use digests::{Digests, OwnChart};
 use drift::Rounds;
 use helm_queue::HelmQueue;
 use perform::{Done, Performer};
@@ -112,6 +116,8 @@ pub struct Tools {
     pub charts: Arc<ChartCache>,
     pub drift: DriftMetrics,
     pub work: WorkMetrics,
+    /// Ends the process if a task hangs.
+    pub watchdog: Watchdog,
 }
 
 /// How long running helms may go on when the process is asked to stop.
@@ -172,10 +178,14 @@ async fn reconcile(
         stop.clone(),
         idle.clone(),
     );
-    let lease = tokio::spawn(holding.in_current_span());
+    let watched = |what: &str| format!("{what} of member {}", member.name);
+    let holding = (tools.watchdog).watch(watched("the Lease"), holding.in_current_span());
+    let lease = tokio::spawn(holding);
     let (handle, signal) = StopHandle::new();
     let handle = Arc::new(handle);
-    let watchdog = tokio::spawn(watchdog(hold.clone(), Arc::clone(&handle)).in_current_span());
+    let ending = end_runs(hold.clone(), Arc::clone(&handle)).in_current_span();
+    let ending = tools.watchdog.watch(watched("the end of runs"), ending);
+    let ending = tokio::spawn(ending);
     let member = Arc::new(member);
     let events = Events::start(member.client.clone(), member.instance.clone())
         .counting(tools.work.events_dropped.clone());
@@ -198,7 +208,7 @@ async fn reconcile(
         hold,
         wish,
         recorded: None,
-        ordered: None,
+        digests: Digests::default(),
         ahead: None,
         recording: JoinSet::new(),
         unowned: None,
@@ -233,17 +243,17 @@ async fn reconcile(
     reconciler.follow(questions, &stop).await;
     reconciler.drain(&handle).await;
     idle.cancel();
-    watchdog.abort();
+    ending.abort();
     if let Err(error) = lease.await {
         tracing::error!(%error, "the Lease's task ended badly");
     }
 }
 
 /// Kills what runs when the Lease has not been renewed for `KILL_AFTER` (design §3, rule 5).
-async fn watchdog(mut hold: watch::Receiver<Hold>, handle: Arc<StopHandle>) {
+async fn end_runs(mut hold: watch::Receiver<Hold>, handle: Arc<StopHandle>) {
     loop {
         let now = Boot::now();
-        let until = fence::enforce(&hold.borrow_and_update(), &handle, now);
+        let until = fence::enforce(&hold.see(), &handle, now);
         tokio::select! {
             changed = hold.changed() => if changed.is_err() { return },
             () = clock::sleep_until(until, now) => {}
@@ -270,13 +280,14 @@ struct Slot {
     stale: u32,
     /// The last action stopped because it needs a slot of Helm.
     needs_slot: bool,
+    own_chart: OwnChart,
 }
 
 impl Slot {
     /// Whether what is wanted now is what is held back.
-    fn held_for(&self, subject: &Subject, desired: &DesiredState) -> bool {
+    fn held_for(&self, subject: &Subject, desired: &DesiredState, fingerprint: &str) -> bool {
         let held = self.held.as_ref();
-        held.is_none_or(|held| *held == Attempt::of(subject, desired))
+        held.is_none_or(|held| *held == Attempt::of(subject, desired, fingerprint))
     }
 }
 
@@ -331,8 +342,8 @@ struct Reconciler {
     wish: watch::Sender<LeaseWish>,
     /// The desired state that is on record on the member, and so may be acted on.
     recorded: Option<Arc<DesiredState>>,
-    /// Whose orders are in the index.
-    ordered: Option<Arc<DesiredState>>,
+    /// The desired state whose orders are in the index, with its digests.
+    digests: Digests,
     ahead: Option<Version>,
     recording: JoinSet<(Arc<DesiredState>, Result<Recording, String>)>,
     /// Why the anchor does not own what is on record, as it was last told.
@@ -400,7 +411,7 @@ impl Reconciler {
             }
             self.depths.tell(Depths {
                 waiting: self.waiting(),
-                writes: self.hold.borrow().may_start(now),
+                writes: self.hold.get().may_start(now),
             });
             let wake = self.next_wake(now);
             tokio::select! {
@@ -590,9 +601,8 @@ impl Reconciler {
 
     fn next_wake(&self, now: Boot) -> Option<Boot> {
         let subject = self.wakes.first().map(|(at, _)| *at);
-        let hold = self.hold.borrow();
         // The permit and the connection run out without any event.
-        let expiry = [hold.renewed, Some(self.heard())]
+        let expiry = [self.hold.get().renewed, Some(self.heard())]
             .into_iter()
             .flatten()
             .map(|time| Boot(time.0 + NO_NEW_RUNS_AFTER))

@@ -17,8 +17,8 @@ use flate2::write::GzEncoder;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Map, Value};
 use thiserror::Error;
 
 mod digest;
@@ -179,8 +179,6 @@ pub struct Release {
     pub server_side: bool,
     pub description: String,
     pub workloads: Vec<Workload>,
-    /// The values it was given.
-    pub config: Map<String, Value>,
 }
 
 impl fmt::Debug for Release {
@@ -240,7 +238,6 @@ struct Stored {
     version: u32,
     info: Option<StoredInfo>,
     chart: Option<StoredChart>,
-    config: Option<Map<String, Value>>,
     manifest: Option<String>,
     apply_method: Option<String>,
 }
@@ -302,7 +299,6 @@ pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
         chart_version: metadata.version.unwrap_or_default(),
         server_side: stored.apply_method.as_deref() == Some("ssa"),
         description: info.description.unwrap_or_default(),
-        config: stored.config.unwrap_or_default(),
     })
 }
 

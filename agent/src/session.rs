@@ -27,6 +27,7 @@ use tonic::{Code, Status, Streaming};
 use crate::clock::{self, Boot};
 use crate::dial::{Connection, DialError, Dialer};
 use crate::effect;
+use crate::newest::NewestSeen as _;
 use crate::report::ReportBoard;
 use outbox::Outbox;
 use pace::Pace;
@@ -233,7 +234,7 @@ impl Session {
         let address = connection.address().to_owned();
         let (outgoing, messages) = mpsc::channel(OUTGOING);
         let mut kept = self.dialer.trust().kept();
-        let trusts = kept.borrow_and_update().as_deref().map(Trusts::new);
+        let trusts = kept.see().as_deref().map(Trusts::new);
         // The queue is empty: there is room.
         let _fits = outgoing.try_send(message(agent_message::Kind::Hello(self.hello(trusts))));
         let greeting = async {
@@ -351,7 +352,7 @@ impl Session {
                     }
                 },
                 Ok(()) = kept.changed() => {
-                    if let Some(roots) = kept.borrow_and_update().as_deref() {
+                    if let Some(roots) = kept.see().as_deref() {
                         outbox.trusts(Trusts::new(roots));
                     }
                 }

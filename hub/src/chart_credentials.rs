@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::chart::{ChartCache, Credentials, CredentialsError, CredentialsNow};
+use krypton_agent::newest::Newest as _;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
 use kube::Client;
@@ -124,7 +125,7 @@ fn follow(secret: &str, meaning: Meaning, tx: &watch::Sender<CredentialsNow>) ->
         Meaning::Bad(error) => {
             let problem = chain(&error);
             tracing::warn!(%secret, %problem, "the charts' credentials cannot be used; the last good ones stay");
-            if tx.borrow().is_ok() {
+            if tx.get().is_ok() {
                 return false;
             }
             format!("Secret {secret} (--chart-credentials-secret) cannot be used: {problem}")
@@ -182,7 +183,7 @@ mod tests {
             let meaning = meaning(secret.as_ref(), &mut seen);
             follow("ns/name", meaning, &tx)
         };
-        let problem = || rx.borrow().as_ref().map(drop).map_err(ToString::to_string);
+        let problem = || rx.get().as_ref().map(drop).map_err(ToString::to_string);
 
         assert!(look(None));
         assert!(!look(None), "told once");

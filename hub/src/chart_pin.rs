@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
+use krypton_agent::newest::Newest as _;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
 use krypton_common::fingerprint::sha256_hex;
@@ -368,7 +369,7 @@ impl Kept {
                 let range = &self.pin.chart.version;
                 tracing::warn!(%range, error = %chain(&error), "which chart members are to run is not known; what is known stays, and it is tried again");
                 self.failures += 1;
-                let waited_for = under.is_some() && self.tx.borrow().under != under;
+                let waited_for = under.is_some() && self.tx.get().under != under;
                 let most = if waited_for { UNREAD_MAX } else { RETRY_MAX };
                 Some(backoff(self.failures, most, rand::random()))
             }
@@ -558,7 +559,7 @@ mod tests {
         };
         let (tx, rx) = watch::channel(Meaning::unread("1.0.0".to_owned()));
         let kept = kept(tx);
-        let epoch = |tenure: Option<&Tenure>| rx.borrow().epoch(tenure);
+        let epoch = |tenure: Option<&Tenure>| rx.get().epoch(tenure);
         let first = tenure(7, 100);
         // A standby follows the record, which gives it no epoch.
         kept.tell(Some("1.1.0".to_owned()), None);
@@ -566,7 +567,7 @@ mod tests {
         // The lead is won, and the record is read: version and epoch come together.
         kept.tell(Some("1.2.0".to_owned()), Some(at(100)));
         assert_eq!(epoch(Some(&first)), Some(7));
-        assert_eq!(rx.borrow().version, "1.2.0");
+        assert_eq!(rx.get().version, "1.2.0");
         // What is looked up later changes nothing about that, nor does a later epoch of the tenure.
         kept.tell(Some("1.3.0".to_owned()), None);
         assert_eq!(epoch(Some(&tenure(8, 100))), Some(8));
@@ -575,7 +576,7 @@ mod tests {
         // Nothing is on record: what is known counts.
         kept.tell(None, Some(at(200)));
         assert_eq!(epoch(Some(&tenure(10, 200))), Some(10));
-        assert_eq!(rx.borrow().version, "1.3.0");
+        assert_eq!(rx.get().version, "1.3.0");
     }
 
     #[test]

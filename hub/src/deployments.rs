@@ -41,6 +41,7 @@ impl Deployments {
 
 #[cfg(test)]
 mod tests {
+    use krypton_agent::newest::{Newest as _, NewestSeen as _};
     use krypton_common::conditions::{ClusterState, State, Truth};
 
     use std::collections::BTreeMap;
@@ -85,14 +86,14 @@ mod tests {
         let mut orders = deployments.orders();
         let of =
             |member: &str, orders: Vec<DesiredDeployment>| [(member.to_owned(), orders)].into();
-        assert!(orders.borrow().is_none());
+        assert!(orders.get().is_none());
         deployments.order(of("edge-1", vec![order("b", "a"), order("a", "b")]));
-        let given = orders.borrow_and_update().as_ref().unwrap()["edge-1"].to_vec();
+        let given = orders.see().as_ref().unwrap()["edge-1"].to_vec();
         assert_eq!(given, [order("a", "b"), order("b", "a")]);
         deployments.order(of("edge-1", vec![order("a", "b"), order("b", "a")]));
         assert!(!orders.has_changed().unwrap());
         deployments.order(of("edge-1", Vec::new()));
-        assert!(orders.borrow_and_update().as_ref().unwrap().is_empty());
+        assert!(orders.see().as_ref().unwrap().is_empty());
         deployments.order(BTreeMap::new());
         assert!(!orders.has_changed().unwrap());
     }
@@ -127,18 +128,18 @@ mod tests {
         };
         let [first, second] = [1, 2].map(|since| Some(Boot(Duration::from_secs(since))));
         give(&deployments);
-        assert!(orders.borrow_and_update().is_some());
+        assert!(orders.see().is_some());
         deployments.anew(second.unwrap());
-        assert!(orders.borrow_and_update().is_none());
+        assert!(orders.see().is_none());
         // By who has not noticed yet, and by who has read in a tenure of before.
         for of in [None, first] {
             deployments.read_in(of);
             give(&deployments);
-            assert!(orders.borrow_and_update().is_none(), "{of:?}");
+            assert!(orders.see().is_none(), "{of:?}");
         }
         deployments.read_in(second);
         give(&deployments);
-        assert!(orders.borrow_and_update().is_some());
+        assert!(orders.see().is_some());
     }
 
     #[test]

@@ -20,6 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use jiff::Timestamp;
+use krypton_agent::newest::{Newest as _, NewestSeen as _};
+use krypton_agent::watchdog::Watchdog;
 use krypton_common::kubeconfig::Sanitized;
 use krypton_crds::edge_cluster::SourceRef;
 use tokio::sync::{Notify, watch};
@@ -178,7 +180,7 @@ impl Finds {
 
     /// What there is, as far as can be seen: a part of it is in trouble.
     pub fn found_amid(&self, trouble: Option<String>, sources: BTreeMap<Origin, Arc<Source>>) {
-        if let Some(before) = &self.listing.borrow().sources {
+        if let Some(before) = &self.listing.get().sources {
             self.departures.note(before, &sources);
         }
         self.listing.send_if_modified(|listing| {
@@ -349,6 +351,7 @@ impl Sources {
 /// Starts all providers; they end with `stop`. The receiver has the newest of each.
 pub fn start(
     providers: Vec<Arc<dyn Provider>>,
+    watchdog: &Watchdog,
     stop: &CancellationToken,
 ) -> watch::Receiver<Sources> {
     let mut changes = futures::stream::SelectAll::new();
@@ -364,6 +367,7 @@ pub fn start(
         };
         tracing::info!(provider = provider.describe(), "looking for members");
         let name = provider.describe();
+        let watched = format!("looking for members: {name}");
         let following = Arc::clone(&provider).follow(finds);
         let stop = stop.clone();
         let span = tracing::error_span!("discovery", provider = name);
@@ -382,12 +386,12 @@ pub fn start(
             }
             listing.send_modify(|listing| listing.closed = true);
         };
-        tokio::spawn(following.instrument(span));
+        tokio::spawn(watchdog.watch(watched, following.instrument(span)));
         changes.push(Box::pin(futures::stream::unfold(
             listings,
             move |mut listings| async move {
                 listings.changed().await.ok()?;
-                let listing = listings.borrow_and_update().clone();
+                let listing = listings.see();
                 Some(((index, listing), listings))
             },
         )));
@@ -400,13 +404,14 @@ pub fn start(
     }
     let (sources, receiver) = watch::channel(Sources(all));
     let stop = stop.clone();
-    tokio::spawn(async move {
+    let gathering = async move {
         while let Some(Some((index, listing))) = stop.run_until_cancelled(changes.next()).await {
             sources.send_modify(|sources| sources.0[index].listing = listing);
         }
         // Nobody leaves because the hub stops.
         stop.cancelled().await;
-    });
+    };
+    tokio::spawn(watchdog.watch("gathering members", gathering));
     receiver
 }
 

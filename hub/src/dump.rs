@@ -17,6 +17,7 @@ use krypton_agent::chart::ChartCache;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::dump::{CachedChart, ChartShown, HelmNow};
 use krypton_agent::helm::Helm;
+use krypton_agent::newest::Newest as _;
 use krypton_agent::work_metrics::WorkMetrics;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::root_digest::RootDigest;
@@ -198,7 +199,7 @@ fn seen(mut dump: Dump, view: &FleetView, only: Option<&str>, now: Boot) -> Dump
     }
     if let Some(acting) = acting {
         dump.lead = Some(LeadNow::of(&acting.lead.stand()));
-        dump.chart = Some(ChartNow::of(&acting.given.borrow()));
+        dump.chart = Some(ChartNow::of(&acting.given.get()));
     }
     dump
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::newest::{Newest as _, NewestSeen as _, PutNews as _};
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::allowed::Allowed;
 use krypton_common::conditions::{State, TARGET_RESOLVED, Truth, find};
@@ -294,17 +295,17 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     name
                 });
             }
-            let given = fleet.given.borrow_and_update().clone();
+            let given = fleet.given.see();
             // The epoch of a tenure may be given before it is told of: by then all is to be listed anew.
             if let Some(tenure) = tenure.filter(|tenure| given.epoch >= tenure.epoch) {
                 dealt_epoch = tenure.epoch;
             }
             // Until home's objects are known nobody is given anything (design §3, rule 1).
-            let ordered = orders.borrow_and_update().clone();
-            let placed = placements.borrow_and_update().clone();
+            let ordered = orders.see();
+            let placed = placements.see();
             let placed = placed.or_else(|| (!fleet.place_tenants).then(BTreeMap::new));
             fleet.overlaying.ask(known.objects.values());
-            let held = fleet.overlaying.readings.borrow_and_update().clone();
+            let held = fleet.overlaying.readings.see();
             let claims = claims(&known, wanted, &membership, &fleet.found);
             let verdicts = identity::verdicts(&claims);
             for (name, object) in &known.objects {
@@ -346,15 +347,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 });
                 let step = retirement::step(object, &standing.unwrap_or_default());
                 let order = step.order(wishes.paused || asleep.is_some());
-                let retires =
-                    (entry.slot.borrow().as_ref()).is_some_and(|slot| slot.desired.retire);
+                let retires = (entry.slot.get().as_ref()).is_some_and(|slot| slot.desired.retire);
                 let order = retirement::given(order, held_back.is_some(), retires);
-                let had = || Some(entry.slot.borrow().as_ref()?.desired.chart.clone());
+                let had = || Some(entry.slot.get().as_ref()?.desired.chart.clone());
                 let chart = overlays.of((name, object), &given, &held, had);
-                let had = || Some(entry.slot.borrow().as_ref()?.desired.namespaces.clone());
+                let had = || Some(entry.slot.get().as_ref()?.desired.namespaces.clone());
                 let namespaces = namespaces::of_member(&fleet.namespaces, &object.spec, had);
                 let next = order.and_then(|order| {
-                    let before = entry.slot.borrow();
+                    let before = entry.slot.get();
                     let deployments = ordered.as_ref()?.get(name);
                     let placed_there = placed.as_ref()?.get(name);
                     let dealt = Dealt {
@@ -370,7 +370,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 let problem = too_large.as_ref().or(namespaces.problem.as_ref());
                 let values = problem.unwrap_or(&chart.values);
                 tell_of_values(&fleet.shared, object, values, leading);
-                let acted = (running.get(name)).is_some_and(|proxy| proxy.permit.borrow().acts);
+                let acted = (running.get(name)).is_some_and(|proxy| proxy.permit.get().acts);
                 let acts = stand.acts(acted);
                 let deals = stand.deals(given.epoch, acts);
                 if let Some(next) = next.filter(|_| too_large.is_none() && deals) {
@@ -426,12 +426,12 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         .as_ref()
                         .and_then(|status| status.cluster_uid.clone()),
                 };
-                send(&entry.admission, admission.clone());
+                entry.admission.put(admission.clone());
                 if let Some(proxy) = running.get(name) {
-                    send(&proxy.allowed, allowed(object));
+                    proxy.allowed.put(allowed(object));
                     let may_act = held_back.is_none() && verdicts.contains_key(name);
                     // After what it is to act by: a standby's orders are of no epoch, or of an earlier lead's.
-                    let slot = entry.slot.borrow();
+                    let slot = entry.slot.get();
                     let slot_epoch = slot.as_ref().map(|slot| slot.desired.version.epoch);
                     // Nor does it begin by those of an earlier tenure.
                     let of_now = |epoch| epoch > 0 && (acted || epoch >= first_epoch);
@@ -441,14 +441,14 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         acts,
                         cluster_uid: admission.cluster_uid.clone(),
                     };
-                    send(&proxy.permit, permit);
+                    proxy.permit.put(permit);
                 }
                 fleet.shared.voices.hold_back(name, held_back, now);
             }
             let here = |name: &str| known.objects.contains_key(name);
             // Where a person has deleted the EdgeCluster, nobody acts.
             for (_, proxy) in running.iter().filter(|(name, _)| !here(name)) {
-                send(&proxy.permit, Permit::default());
+                proxy.permit.put(Permit::default());
             }
             reminders.keep(here);
             overlays.keep(here);
@@ -530,7 +530,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
             );
             let recorded = object.status.as_ref();
             let member = fleet.members.get(&name).ok();
-            let slot = member.and_then(|member| member.slot.borrow().clone());
+            let slot = member.and_then(|member| member.slot.get());
             status.desired = given::desired(
                 recorded.and_then(|status| status.desired.as_ref()),
                 wrote.of(&name),
@@ -691,7 +691,7 @@ fn patience_ends(waiting: bool, begun: Boot, now: Boot) -> Option<Boot> {
 
 /// Which source is which member, by what is known now.
 fn members_now(fleet: &Fleet, bound: &Bound, book: &Book, patient: bool) -> Membership {
-    let sources = fleet.sources.borrow();
+    let sources = fleet.sources.get();
     let found: Vec<&Found> = sources.iter().collect();
     let before = Before {
         bound,
@@ -801,7 +801,7 @@ fn standing(
     held_back: Option<String>,
 ) -> Standing {
     let facts = fleet.shared.facts.get(name).unwrap_or_default();
-    let ordered = entry.slot.borrow().as_ref().and_then(|slot| {
+    let ordered = entry.slot.get().as_ref().and_then(|slot| {
         let desired = &slot.desired;
         desired.retire.then(|| (desired.version, desired.digest()))
     });
@@ -912,14 +912,6 @@ fn start(fleet: &Fleet, name: &str, access: Access, member: &Member) -> Running 
         stop,
         task,
     }
-}
-
-fn send<T: PartialEq>(channel: &watch::Sender<T>, value: T) {
-    channel.send_if_modified(|before| {
-        let changed = *before != value;
-        *before = value;
-        changed
-    });
 }
 
 /// A kubeconfig of the same content is no news.

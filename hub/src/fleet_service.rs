@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::stream::BoxStream;
 use krypton_agent::chart::{ChartCache, ChartRef, Fetched};
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::newest::Newest as _;
 use krypton_common::error_chain::chain;
 use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
 use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
@@ -136,7 +137,7 @@ impl Fleet for FleetService {
         // Only what the member is to run anyway: the hub is nobody's way to other addresses.
         let desired = member
             .slot
-            .borrow()
+            .get()
             .as_ref()
             .map(|slot| Arc::clone(&slot.desired))
             .filter(|desired| desired.digest() == asked.digest)

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use krypton_agent::admin::ReadinessGuard;
 use krypton_agent::chart::ChartCache;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::newest::NewestSeen as _;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
 use kube::{Api, Client};
@@ -125,7 +126,7 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
         );
         let following = async {
             while changes.changed().await.is_ok() {
-                let ca_pem = changes.borrow_and_update().ca_pem();
+                let ca_pem = changes.see().ca_pem();
                 info_tx.send_modify(|info| info.ca_pem = ca_pem);
             }
         };

@@ -12,6 +12,7 @@ use krypton_agent::clock;
 use krypton_agent::drift::DriftMetrics;
 use krypton_agent::fence::Times;
 use krypton_agent::helm::{Helm, HelmConfig, Keyring};
+use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use krypton_agent::patience::{Settling, patiently};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
@@ -82,6 +83,16 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     allow_connections();
     let stop = signals::stop_on_signal()?;
     let watchdog = Watchdog::start().context("starting the watchdog's thread failed")?;
+    let main = main_loop(settings, log, watchdog.clone(), stop);
+    watchdog.watch("the main loop", main).await
+}
+
+async fn main_loop(
+    settings: Settings,
+    log: Log,
+    watchdog: Watchdog,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let readiness = admin::Readiness::new();
     let starting = readiness.guard("start");
     // Whatever a person got wrong on the command line is said before anything is touched.
@@ -117,6 +128,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     let access_providers = provider_file.map(ProviderFile::load).transpose()?;
     let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
     let profile_access = Access::start(
+        &watchdog,
         provider_file,
         access_providers,
         scratch.path(),
@@ -270,7 +282,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
             chart_credentials::first(credentials).await;
         }
         pinned = Some(pin.begin(version_tx.clone(), &stop).await);
-        drop(version_rx.borrow_and_update());
+        version_rx.mark_unchanged();
     }
     let (wanted, wanted_rx) = watch::channel(BTreeSet::new());
     let (readings_tx, mut readings_rx) = watch::channel(Arc::default());
@@ -292,8 +304,8 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
         let file = desired::chart_state(&settings.chart, version, values);
         chart_values::fleet(file, &settings.chart_values_from, readings).map(Arc::new)
     };
-    let mut version = version_rx.borrow().version.clone();
-    let first = chart(&version, &values, &readings_rx.borrow());
+    let mut version = version_rx.get().version.clone();
+    let first = chart(&version, &values, &readings_rx.get());
     let (given, given_rx) = watch::channel(Given {
         epoch: 0,
         problem: first.as_ref().err().cloned(),
@@ -301,12 +313,9 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     });
     let (values_tx, mut values_rx) = watch::channel(values);
     if let Some(path) = settings.chart_values_file.clone() {
-        tokio::spawn(values_file::watch(
-            path,
-            values_file::POLL_INTERVAL,
-            values_tx.clone(),
-            readiness.clone(),
-        ));
+        let interval = values_file::POLL_INTERVAL;
+        let following = values_file::watch(path, interval, values_tx.clone(), readiness.clone());
+        tokio::spawn(watchdog.watch("the values file", following));
     }
     let ahead = watch::Sender::new(0);
     let members = Arc::new(Members::default());
@@ -375,7 +384,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
         lead.clone(),
     );
     // One look: who wins the lead writes there, and waits for readers.
-    let now = given.borrow().clone();
+    let now = given.get();
     teller.tell(now.problem.as_ref(), now.chart.is_some());
     let (named, named_rx) = watch::channel(None);
     let (findings, findings_rx) = watch::channel(Arc::default());
@@ -389,20 +398,21 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
         key: settings.discovery.key.clone(),
         policy: settings.kubeconfig_policy,
     }));
-    let sources = discovery::start(providers, &stop);
+    let sources = discovery::start(providers, &watchdog, &stop);
     let shared = Arc::new(Shared {
         tools: Tools {
             helm,
             charts: Arc::clone(&charts),
             drift,
             work,
+            watchdog: watchdog.clone(),
         },
         voices: Arc::clone(&voices),
         facts,
         grace: settings.proxy_grace,
         scratch: scratch.path().to_owned(),
         helm_account: settings.helm.service_account.clone(),
-        notices: Notices::start(client.clone(), instance.clone(), lead.clone()),
+        notices: Notices::start(client.clone(), instance.clone(), lead.clone(), &watchdog),
         holder,
         instance,
         policy: Policy::new(
@@ -537,14 +547,13 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     let mut broken = None;
     loop {
         if std::mem::take(&mut changes) {
-            meaning.clone_from(&version_rx.borrow_and_update());
+            meaning.clone_from(&version_rx.see());
             if version != meaning.version {
                 version.clone_from(&meaning.version);
                 tracing::info!(%version, "the range means another version; every member gets it");
             }
-            let values = values_rx.borrow_and_update();
-            let next = chart(&version, &values, &readings_rx.borrow_and_update());
-            drop(values);
+            let values = values_rx.see();
+            let next = chart(&version, &values, &readings_rx.see());
             give(&given, next, &mut teller);
         }
         // After the chart that is given in it.
@@ -577,7 +586,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
                     && led != Some(tenure.since)
                 {
                     led = Some(tenure.since);
-                    teller.anew(given.borrow().chart.is_some());
+                    teller.anew(given.get().chart.is_some());
                 }
             }
         }
@@ -606,7 +615,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
 /// A new chart goes to every member; while it cannot be had, the last good one stays.
 fn give(given: &watch::Sender<Given>, next: Result<Arc<ChartState>, Problem>, teller: &mut Teller) {
     let problem = next.as_ref().err().cloned();
-    teller.tell(problem.as_ref(), given.borrow().chart.is_some());
+    teller.tell(problem.as_ref(), given.get().chart.is_some());
     given.send_if_modified(|given| {
         let changed = given.problem != problem;
         given.problem = problem;

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock::Boot;
 use krypton_agent::effect;
+use krypton_agent::newest::NewestSeen as _;
 use krypton_agent::plan::backoff;
 use krypton_common::error_chain::chain;
 use kube::api::{Api, PostParams};
@@ -117,7 +118,7 @@ pub async fn keep(
             }
             continue;
         }
-        let newest = info.borrow_and_update().clone();
+        let newest = info.see();
         let pause = match lead
             .tracked(publish_while(client.clone(), &namespace, &newest, &|| {
                 lead.writes(Boot::now())

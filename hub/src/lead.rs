@@ -15,6 +15,7 @@ use std::time::Duration;
 use krypton_agent::admin::Readiness;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::{self, Hold, LeaseName, LeaseWish, Times};
+use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use krypton_common::error_chain::chain;
 use kube::Client;
 use tokio::sync::watch;
@@ -98,28 +99,28 @@ impl Lead {
     }
 
     pub fn stand(&self) -> Stand {
-        self.stand.borrow().clone()
+        self.stand.get()
     }
 
     /// Whether something may be written on home at this moment. Asked before each write.
     pub fn writes(&self, now: Boot) -> bool {
-        let stand = self.stand.borrow();
-        let Stand::Leads(tenure) = &*stand else {
+        let stand = self.stand.get();
+        let Stand::Leads(tenure) = &stand else {
             return false;
         };
-        let hold = self.hold.borrow();
+        let hold = self.hold.get();
         hold.is_fresh(now, &self.times) && hold.term.as_ref() == Some(&tenure.term)
     }
 
     /// Whether agents are served.
     pub fn serves(&self) -> bool {
-        self.stand.borrow().tenure().is_some()
+        self.stand.get().tenure().is_some()
     }
 
     /// # Errors
     /// `Unavailable`, with who leads, where another hub is to be asked.
     pub fn gate(&self) -> Result<(), Status> {
-        let why = match &*self.stand.borrow() {
+        let why = match &self.stand.get() {
             Stand::Leads(_) | Stand::Doubt(_) => return Ok(()),
             Stand::Standby {
                 leader: Some(leader),
@@ -154,13 +155,13 @@ impl Lead {
 
     /// The tenure that holds now, in doubt too.
     pub fn tenure(&self) -> Option<Tenure> {
-        self.stand.borrow().tenure().cloned()
+        self.stand.get().tenure().cloned()
     }
 
     /// The mark of whoever writes an object of home whose mark is `recorded` now: our epoch. `None` where it may
     /// not be written by us: we do not lead, or a later lead has been there, above which an epoch is taken then.
     pub fn mark(&self, recorded: Option<u64>) -> Option<u64> {
-        let ours = self.stand.borrow().tenure()?.epoch;
+        let ours = self.stand.get().tenure()?.epoch;
         match verdict(ours, recorded) {
             Verdict::Write => Some(ours),
             Verdict::Overtaken(epoch) => {
@@ -173,7 +174,7 @@ impl Lead {
     /// These are the marks of objects of home. A hub that comes to lead takes an epoch above them, whatever
     /// else is on record.
     pub fn sees(&self, recorded: impl Iterator<Item = u64>) {
-        let ours = self.stand.borrow().tenure().map_or(0, |it| it.epoch);
+        let ours = self.stand.get().tenure().map_or(0, |it| it.epoch);
         let greatest =
             recorded.filter(|it| matches!(verdict(ours, Some(*it)), Verdict::Overtaken(_)));
         if let Some(epoch) = greatest.max() {
@@ -284,12 +285,12 @@ impl Election {
         let mut own = 0;
         let mut renewed = None;
         loop {
-            let hold = holds.borrow_and_update().clone();
+            let hold = holds.see();
             let now = Boot::now();
             let before = office.stand.clone();
             let next = office.next(&Sight {
                 hold: &hold,
-                ahead: *ahead.borrow_and_update(),
+                ahead: ahead.see(),
                 taken: taken.take(),
                 leaving: leaving.is_cancelled(),
                 now,
@@ -298,7 +299,7 @@ impl Election {
             if next.take_epoch {
                 let (client, namespace) = (self.client.clone(), self.namespace.clone());
                 // Of our own too: the ConfigMap may have been deleted since.
-                let at_least = own.max(*ahead.borrow());
+                let at_least = own.max(ahead.get());
                 taking = Some(Box::pin(async move {
                     desired::next_epoch(&client, &namespace, at_least).await
                 }));

@@ -17,6 +17,7 @@ use arc_swap::ArcSwap;
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::newest::NewestSeen as _;
 use krypton_common::error_chain::chain;
 use krypton_common::tls;
 use rustls::ServerConfig;
@@ -86,7 +87,7 @@ pub async fn keep_credential(
 ) {
     let mut made = clock::wall();
     let mut authority = live.subscribe();
-    let mut used = Arc::clone(&authority.borrow_and_update());
+    let mut used = authority.see();
     show_ends(&used, made, &metrics);
     loop {
         // By the wall clock, which is what agents compare the dates with, and often, since it may be set.
@@ -96,7 +97,7 @@ pub async fn keep_credential(
             () = tokio::time::sleep(CREDENTIAL_CHECK) => {}
         }
         let now = clock::wall();
-        let next = Arc::clone(&authority.borrow_and_update());
+        let next = authority.see();
         if Arc::ptr_eq(&next, &used) && !is_due(made, now) {
             continue;
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::newest::Newest as _;
 use krypton_common::conditions::Truth;
 use krypton_common::desired::Version;
 use krypton_crds::edge_cluster::Mode;
@@ -277,7 +278,7 @@ impl Collector for FleetView {
         let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
         let acting = self.acting.get();
         let leading = acting.is_some_and(|acting| acting.lead.writes(Boot::now()));
-        let epoch = acting.map_or(0, |acting| acting.given.borrow().epoch);
+        let epoch = acting.map_or(0, |acting| acting.given.get().epoch);
         for (name, help, value) in [
             (
                 "leader",

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_agent::clock::Boot;
+use krypton_agent::newest::Newest as _;
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState, Version};
@@ -242,7 +243,7 @@ impl Members {
     pub fn wanted(&self) -> BTreeMap<String, (Version, Boot)> {
         let registry = self.lock();
         let wanted = registry.members.iter().filter_map(|(name, member)| {
-            let slot = member.slot.borrow();
+            let slot = member.slot.get();
             let slot = slot.as_ref()?;
             Some((name.clone(), (slot.desired.version, slot.since)))
         });
@@ -255,8 +256,8 @@ impl Members {
         let members = registry.members.iter();
         let seat = |member: &Member| Seat {
             uid: member.uid.clone(),
-            slot: member.slot.borrow().clone(),
-            refused: member.admission.borrow().refused.is_some(),
+            slot: member.slot.get(),
+            refused: member.admission.get().refused.is_some(),
             sessions: member
                 .lock()
                 .iter()
@@ -665,10 +666,10 @@ mod tests {
         let (one, other) = (members.enter("a", "u"), members.enter("b", "u"));
         members.cut("a", Some("before"), "gone");
         members.cut("a", None, "gone");
-        assert_eq!(one.admission.borrow().refused, None);
+        assert_eq!(one.admission.get().refused, None);
         members.cut("a", Some("u"), "gone");
-        assert_eq!(one.admission.borrow().refused.as_deref(), Some("gone"));
-        assert_eq!(other.admission.borrow().refused, None);
+        assert_eq!(one.admission.get().refused.as_deref(), Some("gone"));
+        assert_eq!(other.admission.get().refused, None);
     }
 
     #[test]
@@ -697,7 +698,7 @@ mod tests {
         assert_eq!(members.get("b").unwrap_err(), NotFound::Gone);
         let before = members.get("a").unwrap();
         let after = members.enter("a", "v");
-        assert!(before.admission.borrow().refused.is_some());
-        assert_eq!(after.admission.borrow().refused, None);
+        assert!(before.admission.get().refused.is_some());
+        assert_eq!(after.admission.get().refused, None);
     }
 }

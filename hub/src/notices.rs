@@ -5,6 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_agent::clock::Boot;
 use krypton_agent::effect;
+use krypton_agent::watchdog::Watchdog;
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::EdgeCluster;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -69,7 +70,7 @@ impl Told {
 
 impl Notices {
     /// Starts the one task that writes them, while this hub leads.
-    pub fn start(client: Client, instance: String, lead: Lead) -> Self {
+    pub fn start(client: Client, instance: String, lead: Lead, watchdog: &Watchdog) -> Self {
         let (queue, mut notices) = mpsc::channel::<Told>(QUEUE);
         let reporter = Reporter {
             controller: "mesh.openkcm.io/krypton-hub".to_owned(),
@@ -78,7 +79,7 @@ impl Notices {
         // It joins repeated events into one with a count.
         let recorder = Recorder::new(client, reporter);
         let leads = lead.clone();
-        tokio::spawn(async move {
+        let writing = async move {
             while let Some(told) = notices.recv().await {
                 // In doubt it waits: whoever has told of it tells it once.
                 while leads.serves() && !leads.writes(Boot::now()) {
@@ -101,7 +102,8 @@ impl Notices {
                     Err(_) => tracing::debug!("event lost: no answer in time"),
                 }
             }
-        });
+        };
+        tokio::spawn(watchdog.watch("writing events", writing));
         Self {
             queue,
             lead: Some(lead),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use krypton_agent::access::ServiceAccount;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::fence::{LeaseWish, Presence, Role, role};
+use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::{self, Member, StatusMode, Tools};
 use krypton_agent::report::ReportBoard;
@@ -182,7 +183,7 @@ async fn newer(
         access.changed().await.ok()?;
     }
     loop {
-        let wanted = access.borrow_and_update().clone();
+        let wanted = access.see();
         // What was refused has been taken back.
         if current.is_some_and(|current| wanted.leads_to(current)) {
             resolved(name, shared, is_resolved());
@@ -271,11 +272,11 @@ async fn act(
     let mut lost = 0;
     loop {
         let now = Boot::now();
-        let permit = inputs.permit.borrow_and_update().clone();
+        let permit = inputs.permit.see();
         let may_act = is_of(name, shared, reached, &permit) && permit.may_act;
-        let presence = *inputs.presence.borrow_and_update();
+        let presence = inputs.presence.see();
         let (role, look_again) = role_of(presence, permit.acts, shared.grace, now);
-        let slot = inputs.slot.borrow_and_update().clone();
+        let slot = inputs.slot.see();
         if let (true, Some(slot), Role::Act | Role::Observe) = (may_act, slot, role) {
             let run = Run {
                 role,
@@ -481,29 +482,29 @@ async fn reconcile(
             changed = asks.changed() => {
                 if changed.is_err() { break Some(Break(())) }
                 board.resend();
-                complete = Some(*asks.borrow_and_update());
+                complete = Some(asks.see());
             }
             changed = inputs.slot.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                if let Some(slot) = inputs.slot.borrow_and_update().as_ref() {
+                if let Some(slot) = inputs.slot.see().as_ref() {
                     desired.send_replace(Arc::clone(&slot.desired));
                 }
             }
             changed = inputs.permit.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                let permit = inputs.permit.borrow_and_update().clone();
+                let permit = inputs.permit.see();
                 if !(is_of(name, shared, reached, &permit) && permit.may_act) { break None }
-                let presence = *inputs.presence.borrow();
+                let presence = inputs.presence.get();
                 if !run.goes_on(presence, permit.acts, shared.grace, &wish) { break None }
             }
             changed = inputs.presence.changed() => {
                 if changed.is_err() { break Some(Break(())) }
-                let presence = *inputs.presence.borrow_and_update();
-                let acts = inputs.permit.borrow().acts;
+                let presence = inputs.presence.see();
+                let acts = inputs.permit.get().acts;
                 if !run.goes_on(presence, acts, shared.grace, &wish) { break None }
             }
             () = clock::sleep_until(run.look_again, Boot::now()) => {
-                let (presence, acts) = (*inputs.presence.borrow(), inputs.permit.borrow().acts);
+                let (presence, acts) = (inputs.presence.get(), inputs.permit.get().acts);
                 if !run.goes_on(presence, acts, shared.grace, &wish) { break None }
             }
         }

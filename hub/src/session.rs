@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use krypton_agent::report::Changes;
 use krypton_agent::watchdog::Watchdog;
 use krypton_common::error_chain::chain;
@@ -124,7 +125,7 @@ fn is_still_let_in(
     certificate: &AgentCertificate,
     authority: &Authority,
 ) -> Result<(), Status> {
-    if let Some(why) = &member.admission.borrow().refused {
+    if let Some(why) = &member.admission.get().refused {
         return Err(Status::permission_denied(why.clone()));
     }
     if certificate.not_after <= clock::wall() {
@@ -197,7 +198,7 @@ impl Sessions {
             &self.hub_version,
         )
         .map_err(|problem| Status::failed_precondition(problem.to_string()))?;
-        let admission = member.admission.borrow().clone();
+        let admission = member.admission.get();
         check_cluster(name, &admission, &hello.cluster_uid).inspect_err(|refusal| {
             self.notices.tell(Notice {
                 member: name.clone(),
@@ -222,7 +223,7 @@ impl Sessions {
         };
         send(outgoing, Say::Welcome(welcome)).await?;
         // Its Hello may have come long after it was let in: before it is believed, and ends another.
-        is_still_let_in(member, certificate, &authority.borrow())?;
+        is_still_let_in(member, certificate, &authority.get())?;
         let cut = member.begin_session(&hello.replica, number);
         let cut = cut.ok_or_else(|| {
             Status::resource_exhausted("this member has too many agents connected already")
@@ -315,7 +316,7 @@ impl Live<'_> {
             // What a standby holds ready is of no epoch or of an earlier lead's, and for nobody.
             let epoch = lead.tenure().map_or(0, |tenure| tenure.epoch).max(1);
             let given = |slot: &Slot| slot.desired.version.epoch >= epoch;
-            desired_due &= slot.borrow().as_ref().is_some_and(given);
+            desired_due &= slot.get().as_ref().is_some_and(given);
             tokio::select! {
                 biased;
                 () = self.cut.cancelled() => {
@@ -329,13 +330,13 @@ impl Live<'_> {
                 }
                 changed = admission.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                    if let Some(why) = &admission.borrow_and_update().refused {
+                    if let Some(why) = &admission.see().refused {
                         return Err(Status::permission_denied(why.clone()));
                     }
                 }
                 changed = authority.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                    roots_due = self.see(&authority.borrow_and_update())?;
+                    roots_due = self.see(&authority.see())?;
                 }
                 () = &mut expiry => return Err(expired()),
                 () = &mut silence => {
@@ -353,14 +354,14 @@ impl Live<'_> {
                     let Ok(permit) = permit else { return Ok(()) };
                     let (name, kind) = if desired_due {
                         desired_due = false;
-                        let slot = slot.borrow_and_update();
+                        let slot = slot.see();
                         ("desired", slot.as_ref().map(|slot| Say::Desired((*slot.message).clone())))
                     } else if roots_due {
                         roots_due = false;
-                        ("roots", Some(Say::Roots(self.roots(&authority.borrow()))))
+                        ("roots", Some(Say::Roots(self.roots(&authority.get()))))
                     } else {
                         ask_due = false;
-                        let number = *asks.borrow_and_update();
+                        let number = asks.see();
                         ("resync", Some(Say::Resync(v1::Resync { number })))
                     };
                     if let Some(kind) = kind {
@@ -387,9 +388,9 @@ impl Live<'_> {
                     }
                     if let Some(Said::Trusts(trusts)) = &message.kind {
                         self.trusted = trusts.read().map_err(|problem| broken(&problem))?;
-                        self.see(&authority.borrow())?;
+                        self.see(&authority.get())?;
                     }
-                    self.take(message, slot.borrow().as_ref())?;
+                    self.take(message, slot.get().as_ref())?;
                 }
             }
         }

@@ -285,6 +285,7 @@ fn first_line(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use krypton_agent::newest::NewestSeen as _;
     use proptest::prelude::*;
 
     use super::*;
@@ -444,11 +445,11 @@ mod tests {
 
         swap("a: 2", "v2");
         rx.changed().await.unwrap();
-        assert_eq!(rx.borrow_and_update()["a"], 2);
+        assert_eq!(rx.see()["a"], 2);
         swap("- not a mapping", "v3");
         swap("a: 4", "v4");
         rx.changed().await.unwrap();
-        assert_eq!(rx.borrow_and_update()["a"], 4);
+        assert_eq!(rx.see()["a"], 4);
 
         drop(rx);
         watching.await.unwrap();

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use krypton_agent::clock::{self, Boot};
 pub use krypton_agent::fence::{Presence, SILENCE};
+use krypton_agent::newest::Newest as _;
 use krypton_agent::report::Changes;
 use krypton_common::account::together;
 use krypton_common::conditions::{State, Truth};
@@ -211,7 +212,7 @@ impl Voices {
                 was_there
             });
             self.forget_heard(name, member, now);
-            if member.voices.is_empty() && *member.presence.borrow() != Presence::Never {
+            if member.voices.is_empty() && member.presence.get() != Presence::Never {
                 self.reports.begin(name, now);
                 self.facts.set(name, |facts| {
                     facts.connected = State::new(Truth::Unknown, reason::STARTING, "");
@@ -267,7 +268,7 @@ impl Voices {
     pub fn agent_known(&self, member: &str, now: Boot) {
         self.with(member, |this, found| {
             let session = found.voices.keys().any(|id| *id != VoiceId::Proxy);
-            if session || *found.presence.borrow() != Presence::Never {
+            if session || found.presence.get() != Presence::Never {
                 return;
             }
             found.presence.send_replace(Presence::Away(now));
@@ -441,7 +442,7 @@ impl Voices {
             let able = found.voices.remove(&id).and_then(|voice| voice.able);
             found.able = found.able.max(able);
             // An agent that was never ready has not kept anybody from acting.
-            if id != VoiceId::Proxy && *found.presence.borrow() == Presence::Never {
+            if id != VoiceId::Proxy && found.presence.get() == Presence::Never {
                 found.presence.send_replace(Presence::Away(Boot::default()));
             }
             this.settle(member, found, now);
@@ -535,7 +536,7 @@ impl Voices {
             voice.map(|(id, voice)| (id, voice.said.as_ref(), voice.awaited.is_none())),
             member.link.as_ref(),
             member.held_back.as_ref(),
-            *member.presence.borrow(),
+            member.presence.get(),
             now.since(member.heard) >= SILENCE,
         );
         if speaker.is_none() && now.since(member.heard) < SILENCE {

@@ -24,6 +24,7 @@ use jiff::{SignedDuration, Timestamp};
 use krypton_agent::chart::ChartCache;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::dial::{Connection, DialError, Dialer};
+use krypton_agent::newest::Newest as _;
 use krypton_agent::report::ReportBoard;
 use krypton_agent::session::{self, Link, Session};
 use krypton_agent::watchdog::Watchdog;
@@ -147,7 +148,7 @@ impl Home {
     fn give(&mut self, names: &[String], version: &str) {
         for name in names {
             let member = self.members.get(name).unwrap();
-            let before = member.slot.borrow().clone();
+            let before = member.slot.get();
             let next = self.dealer.next(
                 before.as_ref(),
                 1,
@@ -658,7 +659,7 @@ async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_re
     let status = clone.end().await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("cluster-0"), "{status:?}");
-    assert!(first.link.borrow().is_up(), "the established session stays");
+    assert!(first.link.get().is_up(), "the established session stays");
     first.stop().await;
 }
 
@@ -725,7 +726,7 @@ async fn messages_that_break_the_protocol_end_their_session_and_no_other() {
         stream.say(message).await;
         assert_eq!(stream.end().await.code(), code);
     }
-    assert!(other.link.borrow().is_up());
+    assert!(other.link.get().is_up());
     other.stop().await;
 }
 
@@ -825,7 +826,7 @@ async fn a_banned_member_is_cut_off_at_once() {
         .admission
         .send_replace(refused);
     agent.is_up(false).await;
-    let why = format!("{:?}", &*agent.link.borrow());
+    let why = format!("{:?}", &agent.link.get());
     assert!(why.contains("spec.banned"), "{why}");
     agent.stop().await;
 }
@@ -843,7 +844,7 @@ async fn a_member_whose_edge_cluster_is_gone_or_made_anew_is_cut_off_at_once() {
             home.members.keep(|_| false, |_| false);
         }
         agent.is_up(false).await;
-        let why = format!("{:?}", &*agent.link.borrow());
+        let why = format!("{:?}", &agent.link.get());
         assert!(why.contains("kubectl krypton join"), "{why}");
         agent.stop().await;
     }
@@ -1009,7 +1010,7 @@ async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_other
     // Its first one and the other's two are no part of the flood.
     assert!(home.count("agent", "report") > u64::from(MESSAGES));
     assert_eq!(home.metrics.sessions.get(), 2);
-    assert!(other.link.borrow().is_up());
+    assert!(other.link.get().is_up());
     other.stop().await;
 }
 

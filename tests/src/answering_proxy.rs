@@ -21,6 +21,7 @@ use axum::{
     serve::Listener,
 };
 use futures::StreamExt;
+use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
@@ -164,7 +165,7 @@ pub struct AnsweringProxy {
 impl std::fmt::Debug for AnsweringProxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AnsweringProxy")
-            .field("lie", &*self.shared.lie.borrow())
+            .field("lie", &self.shared.lie.get())
             .finish_non_exhaustive()
     }
 }
@@ -314,7 +315,7 @@ impl Listener for Accepted {
 async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let asked = Asked::of(request.method(), request.uri());
     let mut lies = shared.lie.subscribe();
-    let now = *lies.borrow_and_update();
+    let now = lies.see();
     // Whoever goes on where they were lists nothing.
     let lists_first = now.is_some_and(|lie| {
         lie.answer == Answer::Nothing
@@ -350,7 +351,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             let (parts, body) = answer.into_parts();
             let cut = async move {
                 while lies.changed().await.is_ok() {
-                    let lie = *lies.borrow_and_update();
+                    let lie = lies.see();
                     if lie.is_some_and(|lie| lie.cuts(&asked)) {
                         return;
                     }

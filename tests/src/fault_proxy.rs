@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use krypton_agent::newest::NewestSeen as _;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -141,7 +142,7 @@ impl FaultProxy {
 
 async fn carry(mut from: TcpStream, to: SocketAddr, mut rule: watch::Receiver<Traffic>) {
     let outcome = async {
-        if *rule.borrow_and_update() == Traffic::Cut {
+        if rule.see() == Traffic::Cut {
             return Ok(());
         }
         let mut to = TcpStream::connect(to).await?;
@@ -176,7 +177,7 @@ async fn pump(
     let mut open = true;
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
-        let traffic = *rule.borrow_and_update();
+        let traffic = rule.see();
         if traffic == Traffic::Cut || (lost && !swallowed(traffic)) {
             return Ok(());
         }

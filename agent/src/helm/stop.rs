@@ -3,6 +3,7 @@
 use tokio::sync::watch;
 
 use crate::clock::Boot;
+use crate::newest::Newest as _;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct State {
@@ -79,14 +80,14 @@ pub(crate) struct Orders {
 impl StopSignal {
     /// Whether a new run may be begun, which is for who would begin it to ask.
     pub fn is_open(&self) -> bool {
-        let state = self.0.borrow();
+        let state = self.0.get();
         !state.closed && !state.soft
     }
 
     /// To be called before the run starts.
     pub(crate) fn orders(&self) -> Orders {
         let state = self.0.clone();
-        let kills = state.borrow().kills;
+        let kills = state.get().kills;
         Orders { state, kills }
     }
 }
@@ -94,7 +95,7 @@ impl StopSignal {
 impl Orders {
     /// Until when a run may live at all.
     pub(crate) fn until(&self) -> Option<Boot> {
-        self.state.borrow().until
+        self.state.get().until
     }
 
     pub(crate) fn at(&self, now: Boot) -> Order {
@@ -103,7 +104,7 @@ impl Orders {
     }
 
     pub(crate) fn now(&self) -> Order {
-        let state = *self.state.borrow();
+        let state = self.state.get();
         if state.killed || state.kills != self.kills || self.state.has_changed().is_err() {
             Order::Kill
         } else if state.soft {

@@ -29,10 +29,9 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
                 reason::RELEASE_IN_USE,
             ));
         }
-        (Ownership::Unread, Some(newest)) => Plan::new(
-            Action::ReadRelease(newest.revision),
-            announced(view, Some(Currency::Unread), Run::Upgrade),
-        ),
+        (Ownership::Unread, Some(newest)) => {
+            attempt(view, Action::ReadRelease(newest.revision), Run::Upgrade)
+        }
         _ => next(view),
     };
     let held = match (&view.permit, view.paused()) {
@@ -46,22 +45,65 @@ pub(super) fn plan(view: &View<'_>) -> Plan {
             action: Action::Nothing,
             ..next
         },
-        // Nothing to do is the same with and without a permit.
-        Some((why, message)) if next.action != Action::Nothing => {
-            let progress = Some(state(Truth::False, why, message));
-            let said = view.said().unwrap_or_else(|| ClusterState {
-                ready: state(Truth::Unknown, why, "not looked after yet"),
-                progress: None,
-                error: None,
-            });
-            Plan {
-                state: ClusterState { progress, ..said },
-                ..Plan::wait(next.state)
-            }
-        }
+        // Nothing to do is the same with and without a permit, and to read changes nothing.
+        Some((why, message)) if !changes_nothing(&next.action) => held_back(view, why, message),
         // What would come does not, as long as that is so.
         Some(_) => Plan { next: None, ..next },
         None => next,
+    }
+}
+
+fn changes_nothing(action: &Action) -> bool {
+    matches!(action, Action::Nothing | Action::ReadRelease(_))
+}
+
+/// An action waits for a permit or for the end of a pause. The readiness of the deployed revision is still followed.
+fn held_back(view: &View<'_>, why: &str, message: String) -> Plan {
+    let said = view.said().unwrap_or_else(|| ClusterState {
+        ready: state(Truth::Unknown, why, "not looked after yet"),
+        progress: None,
+        error: None,
+    });
+    let deployed = view
+        .newest()
+        .filter(|newest| newest.status == Status::Deployed);
+    let (action, ready) = match deployed {
+        Some(newest) if view.read(newest).is_none() => {
+            (Action::ReadRelease(newest.revision), said.ready)
+        }
+        Some(_) => (Action::Nothing, readiness(view, said.ready)),
+        None => (Action::Nothing, said.ready),
+    };
+    let progress = Some(state(Truth::False, why, message));
+    let state = ClusterState {
+        ready,
+        progress,
+        ..said
+    };
+    Plan::new(action, state)
+}
+
+/// Judges the workloads of a deployed revision although another action is due. The condition of a failed attempt
+/// stays.
+fn readiness(view: &View<'_>, said: State) -> State {
+    let wait = view.desired.handling.wait;
+    let was_ready = said.truth == Truth::True;
+    let of_workloads = [reason::NOT_READY, reason::INSTALLING, reason::UPGRADING];
+    match (wait, view.unready) {
+        (WaitPolicy::Ready, Some(detail)) if was_ready || said.reason == reason::NOT_READY => {
+            state(Truth::False, reason::NOT_READY, detail)
+        }
+        (WaitPolicy::Ready, Some(_)) => said,
+        (_, unready) => {
+            let mut now = match of_workloads.contains(&said.reason.as_str()) {
+                true => state(Truth::True, reason::NO_CHANGE, "release ready"),
+                false => said,
+            };
+            if now.truth == Truth::True {
+                now.message = waiting::told(&now.message, wait, unready);
+            }
+            now
+        }
     }
 }
 
@@ -134,9 +176,8 @@ fn values_refused(view: &View<'_>) -> Option<ClusterState> {
 }
 
 fn next(view: &View<'_>) -> Plan {
-    let fingerprint = view.chart.fingerprint();
     let newest = view.newest();
-    let current = newest.map(|newest| currency(view, newest, &fingerprint));
+    let current = newest.map(|newest| currency(view, newest));
     // Until a revision has once been deployed, it is still the installation.
     let deployed =
         |revision: &&Revision| matches!(revision.status, Status::Deployed | Status::Superseded);
@@ -173,18 +214,10 @@ fn next(view: &View<'_>) -> Plan {
     };
     match repair::row(repair::found(view.revisions)).present {
         Remedy::Compare => match current {
-            Some(Currency::Current) if is_tampered(view) => {
+            Some(Currency::Current | Currency::Unread) if must_read(view, newest) => {
                 attempt(view, Action::ReadRelease(newest.revision), run)
             }
-            Some(Currency::Current) if view.memory.doubted == Some(newest.revision) => Plan {
-                action: Action::ReadRelease(newest.revision),
-                ..settled(view, newest)
-            },
             Some(Currency::Current) => settled(view, newest),
-            Some(Currency::Unread) => Plan::new(
-                Action::ReadRelease(newest.revision),
-                announced(view, current, run),
-            ),
             _ => attempt(view, Action::Helm(run), run),
         },
         Remedy::Apply => attempt(view, Action::Helm(run), run),
@@ -202,20 +235,9 @@ fn next(view: &View<'_>) -> Plan {
     }
 }
 
-/// The newest revision was last found to be none of Krypton's making, by this process or an earlier one. That holds
-/// until it is read again.
-fn is_tampered(view: &View<'_>) -> bool {
-    let failed = view.memory.failure.as_ref();
-    let said = view.said().and_then(|said| said.error);
-    match (failed, said) {
-        (Some(failure), _) => failure.reason == reason::RELEASE_TAMPERED,
-        (None, Some(error)) => {
-            error.truth == Truth::True
-                && error.reason == reason::RELEASE_TAMPERED
-                && view.memory.read_as.is_none()
-        }
-        (None, None) => false,
-    }
+/// Without its manifest it is not known which workloads must be ready, as after a start of this process.
+fn must_read(view: &View<'_>, newest: &Revision) -> bool {
+    view.read(newest).is_none() || view.memory.doubted == Some(newest.revision)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,9 +250,9 @@ enum Currency {
 
 /// Whether the newest revision is what is desired. Our label wins; without it, the original's
 /// annotation counts when chart name and version agree (design §2, adoption).
-fn currency(view: &View<'_>, newest: &Revision, fingerprint: &str) -> Currency {
+fn currency(view: &View<'_>, newest: &Revision) -> Currency {
     if let Some(label) = &newest.fingerprint {
-        let same = label == fingerprint && !inherited(view.revisions, newest);
+        let same = label == view.fingerprint && !inherited(view.revisions, newest);
         return if same {
             Currency::Current
         } else {
@@ -318,6 +340,10 @@ fn locked(view: &View<'_>, newest: &Revision, run: Run) -> Plan {
 fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
     // A lock is no attempt: nothing goes on before it is broken.
     let unlocks = matches!(action, Action::Unlock { .. });
+    let currency = match action {
+        Action::ReadRelease(_) => Currency::Unread,
+        _ => Currency::Outdated,
+    };
     match view.failure() {
         Some(failure) if !unlocks && is_given_up(view, failure) => given_up(view, failure),
         Some(failure) if view.now < failure.retry_at => Plan {
@@ -325,7 +351,7 @@ fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
             next: Coming::retry(failure),
             ..Plan::wait(after_failure(view, failure.reason, &failure.message))
         },
-        _ => Plan::new(action, announced(view, Some(Currency::Outdated), run)),
+        _ => Plan::new(action, announced(view, Some(currency), run)),
     }
 }
 
@@ -479,7 +505,7 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
     } else if let Some(revision) = repair::unswept(view.revisions) {
         Action::Sweep(revision)
     } else {
-        leaves_default(view, newest, wait).unwrap_or(Action::Nothing)
+        leaves_default(view, wait).unwrap_or(Action::Nothing)
     };
     // While the words are still those of the announcement, there is nothing to write.
     let quiet = settled.progress.as_ref().is_some_and(|progress| {
@@ -497,16 +523,12 @@ fn settled(view: &View<'_>, newest: &Revision) -> Plan {
 
 /// What is done about what the original has put into `default`: once all of the release is in the workspace and
 /// ready there, it goes.
-fn leaves_default(view: &View<'_>, newest: &Revision, wait: WaitPolicy) -> Option<Action> {
+fn leaves_default(view: &View<'_>, wait: WaitPolicy) -> Option<Action> {
     let may = view.permit == Permit::Granted && view.paused().is_none();
     if !may || view.release_key.namespace == ORIGINALS_NAMESPACE {
         return None;
     }
     let revision = repair::overtaken(view.revisions)?;
-    // Without the manifest, workloads in `default` count as those of the workspace.
-    if view.read(newest).is_none() {
-        return Some(Action::ReadRelease(newest.revision));
-    }
     let ready = wait != WaitPolicy::Ready || view.unready.is_none();
     ready.then_some(Action::SweepDefault(revision))
 }

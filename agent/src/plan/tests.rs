@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_common::allowed::Allowed;
-use krypton_common::conditions::{Truth, reason};
+use krypton_common::conditions::{State, Truth, reason};
 use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftMode;
@@ -33,6 +33,8 @@ struct World {
     elsewhere: Option<String>,
     shared: bool,
     facts: Option<Release>,
+    /// Whether this process has read what Krypton deployed, where `facts` are not given.
+    read: bool,
     unready: Option<String>,
     allowed: Allowed,
     memory: Memory,
@@ -63,6 +65,7 @@ fn world() -> World {
         elsewhere: None,
         shared: false,
         facts: None,
+        read: true,
         unready: None,
         allowed: Allowed::default(),
         memory: Memory::default(),
@@ -118,6 +121,9 @@ impl World {
         claimants.push(subject.clone());
         claimants.sort_by_cached_key(|claimant| claimant.seniority());
         let chart = self.desired.chart_with(subject.values());
+        let newest = revisions.last();
+        let newest = newest.filter(|newest| self.read && !newest.is_foreign());
+        let own = newest.map(|newest| release(newest.revision, "cert-manager", "1.19.1"));
         plan(&View {
             cluster: CLUSTER,
             source_namespace: None,
@@ -126,6 +132,7 @@ impl World {
             permit: self.permit.clone(),
             desired: &self.desired,
             chart: &chart,
+            fingerprint: &chart.fingerprint(),
             subject,
             release_key: &release_key,
             revisions: &revisions,
@@ -133,7 +140,7 @@ impl World {
             workspace: self.workspace.as_ref(),
             elsewhere: self.elsewhere.as_deref(),
             workspace_shared: self.shared,
-            facts: self.facts.as_ref(),
+            facts: self.facts.as_ref().or(own.as_ref()),
             unready: self.unready.as_deref(),
             allowed: &self.allowed,
             memory: &self.memory,
@@ -179,18 +186,7 @@ impl World {
     }
 
     fn facts(mut self, chart: &str, version: &str) -> Self {
-        self.facts = Some(Release {
-            name: "tenant-acme-edge-1".to_owned(),
-            namespace: "acme".to_owned(),
-            revision: 1,
-            status: Status::Deployed,
-            chart_name: chart.to_owned(),
-            chart_version: version.to_owned(),
-            server_side: true,
-            description: String::new(),
-            workloads: Vec::new(),
-            config: serde_json::Map::new(),
-        });
+        self.facts = Some(release(1, chart, version));
         self
     }
 
@@ -206,6 +202,20 @@ impl World {
             requested: None,
         });
         self
+    }
+}
+
+fn release(revision: u32, chart: &str, version: &str) -> Release {
+    Release {
+        name: "tenant-acme-edge-1".to_owned(),
+        namespace: "acme".to_owned(),
+        revision,
+        status: Status::Deployed,
+        chart_name: chart.to_owned(),
+        chart_version: version.to_owned(),
+        server_side: true,
+        description: String::new(),
+        workloads: Vec::new(),
     }
 }
 
@@ -715,6 +725,108 @@ fn without_a_permit_and_while_paused_nothing_is_done_and_what_runs_stays_ready()
     assert_eq!(plan.state.progress.unwrap().reason, reason::PAUSED);
 }
 
+/// The two ways in which a permit to act is missing: an observer, and a pause.
+fn held_back(mut w: World) -> [World; 2] {
+    let mut paused = World {
+        tenant: w.tenant.clone(),
+        revisions: w.revisions.clone(),
+        desired: w.desired.clone(),
+        memory: w.memory.clone(),
+        unready: w.unready.clone(),
+        read: w.read,
+        ..world()
+    };
+    paused.desired.paused = true;
+    w.permit = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    [w, paused]
+}
+
+fn said(ready: State) -> Option<ClusterState> {
+    Some(ClusterState {
+        ready,
+        progress: None,
+        error: None,
+    })
+}
+
+#[test]
+fn unread_release_is_read_before_it_is_judged() {
+    let started = || World {
+        read: false,
+        ..world().deployed()
+    };
+    let plan = started().plan();
+    assert_eq!(plan.action, Action::ReadRelease(1));
+    assert_eq!(ready(&plan).0, Truth::Unknown);
+    let missing = state(
+        Truth::False,
+        reason::NOT_READY,
+        "Deployment acme/web: not found",
+    );
+    for chart in ["1.19.1", "2.0.0"] {
+        for mut w in held_back(started()) {
+            w.desired.chart.version = chart.to_owned();
+            w.memory.said = said(missing.clone());
+            let plan = w.plan();
+            assert_eq!(plan.action, Action::ReadRelease(1), "{chart}");
+            assert_eq!(plan.state.ready, missing, "until it is known better");
+        }
+    }
+}
+
+#[test]
+fn unreadable_release_is_read_again_after_back_off() {
+    let mut w = world().deployed().failed(reason::UPGRADE_FAILED, 30);
+    w.read = false;
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.wake, Some(Boot(w.now.0 + Duration::from_secs(30))));
+    assert_eq!(ready(&plan), (Truth::False, reason::UPGRADE_FAILED));
+    w.now = Boot(w.now.0 + Duration::from_secs(30));
+    assert_eq!(w.plan().action, Action::ReadRelease(1));
+}
+
+#[test]
+fn readiness_is_followed_while_work_is_held_back() {
+    const MISSING: &str = "Deployment acme/web: not found";
+    let held = |before: State, unready: Option<&str>, wait: WaitPolicy| {
+        let mut w = world().deployed();
+        w.memory.said = said(before);
+        w.unready = unready.map(str::to_owned);
+        w.desired.chart.version = "2.0.0".to_owned();
+        w.desired.handling.wait = wait;
+        let [observed, paused] = held_back(w).map(|w| w.plan());
+        assert_eq!(observed.action, Action::Nothing);
+        let now = paused.state.ready.clone();
+        assert_eq!(observed.state.ready, now);
+        let progress = [observed, paused].map(|plan| plan.state.progress.unwrap().reason);
+        assert_eq!(progress, [reason::LOCKED, reason::PAUSED]);
+        now
+    };
+    let installed = state(Truth::True, reason::INSTALLED, "release installed");
+    let lost = state(Truth::False, reason::NOT_READY, MISSING);
+    let back = state(Truth::True, reason::NO_CHANGE, "release ready");
+    let announced = state(Truth::False, reason::UPGRADING, "upgrading release");
+    let failed = state(Truth::False, reason::CHART_NOT_LOADED, "no answer");
+    for (before, unready, after) in [
+        (&installed, None, &installed),
+        (&installed, Some(MISSING), &lost),
+        (&lost, Some(MISSING), &lost),
+        (&lost, None, &back),
+        (&back, Some(MISSING), &lost),
+        (&announced, Some(MISSING), &announced),
+        (&announced, None, &back),
+        (&failed, Some(MISSING), &failed),
+        (&failed, None, &failed),
+    ] {
+        let now = held(before.clone(), unready, WaitPolicy::Ready);
+        assert_eq!(now, *after, "{before:?} {unready:?}");
+    }
+    let told = held(installed, Some(MISSING), WaitPolicy::Hooks);
+    assert_eq!(told.truth, Truth::True);
+    assert!(told.message.ends_with(MISSING), "{}", told.message);
+}
+
 fn world_deployed_then_upgrading_fails() -> World {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::Failed)];
@@ -1162,9 +1274,11 @@ proptest! {
             }
             _ => {}
         }
+        let reads = matches!(plan.action, Action::ReadRelease(_));
         if !permitted || paused || elsewhere {
-            prop_assert_eq!(&plan.action, &Action::Nothing);
+            prop_assert!(reads || plan.action == Action::Nothing, "{:?}", plan.action);
         }
+        prop_assert!(!(reads && elsewhere));
         // Ready is said only of a deployed release.
         if plan.state.ready.truth == Truth::True {
             prop_assert_eq!(newest, Some(Status::Deployed));
@@ -1260,11 +1374,12 @@ fn drift_is_said_as_long_as_it_was_seen_in_this_revision_and_a_restart_forgets_n
 /// The API server has refused the planned request.
 fn refused_by_api_server(mut world: World) -> World {
     let tenant = Subject::Tenant(Arc::new(world.tenant.clone()));
+    let fingerprint = world.desired.chart_with(tenant.values()).fingerprint();
     world.memory.refusal = Some(Refusal {
         message: "adding the finalizer: denied".to_owned(),
         attempts: 7,
         retry_at: Boot(world.now.0 + Duration::from_secs(900)),
-        attempt: Attempt::of(&tenant, &world.desired),
+        attempt: Attempt::of(&tenant, &world.desired, &fingerprint),
         of_status: false,
         shown: true,
     });

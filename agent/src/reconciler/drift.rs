@@ -19,6 +19,7 @@ use crate::clock::Boot;
 use crate::drift::look::{LookError, Notes, Task, look as drift_of};
 use crate::drift::{Seen, Wanted, described, told};
 use crate::index::{ReleaseKey, Revision};
+use crate::newest::Newest as _;
 use crate::plan::{Action, Drifted, Plan};
 use crate::release::{self, ReleaseError, Status, manifest, secret_name};
 use crate::release_record::Verdict;
@@ -405,7 +406,7 @@ impl Performer {
     }
 
     fn may_write(&self) -> bool {
-        self.stop.is_open() && self.hold.borrow().may_start(Boot::now())
+        self.stop.is_open() && self.hold.get().may_start(Boot::now())
     }
 }
 

@@ -194,6 +194,7 @@ mod tests {
     use crate::drift::DriftMetrics;
     use crate::helm::{Helm, HelmConfig};
     use crate::plan::Run;
+    use crate::watchdog::Watchdog;
     use crate::work_metrics::WorkMetrics;
 
     /// One slot, of a Helm that is never run.
@@ -214,6 +215,7 @@ mod tests {
             charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
             drift: DriftMetrics::default(),
             work: WorkMetrics::default(),
+            watchdog: Watchdog::default(),
         }
     }
 

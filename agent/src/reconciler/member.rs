@@ -16,6 +16,7 @@ use crate::clock::Boot;
 use crate::fence::NO_NEW_RUNS_AFTER;
 use crate::index::CrdState;
 use crate::ledger::{self, Advance, Recording};
+use crate::newest::{Newest as _, NewestSeen as _};
 use crate::plan;
 use crate::release_record;
 use crate::rescue::Deletions;
@@ -29,7 +30,7 @@ impl Reconciler {
     /// When the apiserver last answered. Whoever started us had just heard it.
     pub(super) fn heard(&self) -> Boot {
         self.hold
-            .borrow()
+            .get()
             .heard
             .map_or(self.started, |heard| heard.max(self.started))
     }
@@ -37,12 +38,12 @@ impl Reconciler {
     /// Permit, record and CRD: what comes before any Tenant.
     pub(super) fn see_to_member(&mut self, now: Boot) {
         // Whoever cannot see the cluster keeps nobody else from acting on it.
-        let lease = *self.member.lease.borrow();
-        if self.index.ready() && *self.wish.borrow() != lease {
+        let lease = self.member.lease.get();
+        if self.index.ready() && self.wish.get() != lease {
             self.wish.send_replace(lease);
         }
         let (permitted, ours) = {
-            let hold = self.hold.borrow_and_update();
+            let hold = self.hold.see();
             (hold.may_start(now), hold.renewed.is_some())
         };
         self.held = ours.then(|| self.held.unwrap_or(now));
@@ -64,11 +65,9 @@ impl Reconciler {
             }
             return;
         }
-        let wanted = Arc::clone(&self.desired.borrow());
-        let on_record = self
-            .recorded
-            .as_ref()
-            .is_some_and(|recorded| **recorded == *wanted);
+        let wanted = self.desired.get();
+        let recorded = self.recorded.as_mut();
+        let on_record = recorded.is_some_and(|recorded| is_same(recorded, &wanted));
         if !on_record && self.recording.is_empty() {
             let client = self.member.client.clone();
             let pause = retry_pause(self.recording_failures, RECORD_RETRY_MAX);
@@ -235,7 +234,7 @@ impl Reconciler {
     }
 
     pub(super) fn report_member(&mut self, now: Boot) {
-        let hold = self.hold.borrow().clone();
+        let hold = self.hold.get();
         let connected = now.since(self.heard()) < NO_NEW_RUNS_AFTER;
         let report = MemberReport {
             // By now every Tenant that was listed has its report.
@@ -257,12 +256,24 @@ impl Reconciler {
             applied: self
                 .recorded
                 .as_ref()
-                .map(|desired| (desired.version, desired.digest())),
+                .map(|desired| (desired.version, self.digests.state(desired).to_string())),
             ahead: self.ahead,
             not_restored: self.not_restored(),
         };
         self.board.member(&report);
     }
+}
+
+/// Whether they are equal. They are one from then on, and are not compared again.
+fn is_same(recorded: &mut Arc<DesiredState>, wanted: &Arc<DesiredState>) -> bool {
+    if Arc::ptr_eq(recorded, wanted) {
+        return true;
+    }
+    let same = **recorded == **wanted;
+    if same {
+        recorded.clone_from(wanted);
+    }
+    same
 }
 
 /// Before the next attempt at the member's own objects.

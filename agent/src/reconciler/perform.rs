@@ -45,7 +45,8 @@ use crate::index::{
     CREATOR_LABEL, CrdState, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL,
     OWNER_UID_LABEL, RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
 };
-use crate::plan::{Action, Attempt, Plan, Run, repair};
+use crate::newest::Newest as _;
+use crate::plan::{self, Action, Attempt, Plan, Run, repair};
 use crate::release::{self, Release, Status};
 use crate::release_record::ReleaseRecord;
 use crate::report::ReportBoard;
@@ -82,6 +83,8 @@ pub(super) struct Job {
     /// No other Tenant or deployment is to stay on this member.
     pub last: bool,
     pub desired: Arc<DesiredState>,
+    /// The fingerprint of the chart for this Tenant or deployment.
+    pub fingerprint: Arc<str>,
     /// The slot and the chart of a run of Helm.
     pub ready: Option<Ready>,
     /// Given back with the job; it has none if it holds a slot.
@@ -181,7 +184,7 @@ impl Performer {
         let mut done = Box::new(Done {
             key: job.key.clone(),
             of: job.release.clone(),
-            attempt: Attempt::of(&job.subject, &job.desired),
+            attempt: Attempt::of(&job.subject, &job.desired, &job.fingerprint),
             said: None,
             told: None,
             next: job.next,
@@ -439,6 +442,13 @@ impl Performer {
         };
         let facts = match release::decode(&secret) {
             Ok(facts) => facts,
+            // Without a permit, or while paused, reading must not lead to a write.
+            Err(error)
+                if self.still_permitted().is_err()
+                    || plan::paused(&job.subject, &job.desired).is_some() =>
+            {
+                return Err(Fault::Passing(chain(&error)));
+            }
             Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
         };
         let record = self.release_record(&job.release).await?;
@@ -778,7 +788,7 @@ impl Performer {
         match &job.subject {
             Subject::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
             Subject::Deployment(order) => {
-                let confirmed = still_ordered(order, job.desired.retire, &self.desired.borrow());
+                let confirmed = still_ordered(order, job.desired.retire, &self.desired.get());
                 confirmed.then_some(()).ok_or(Fault::Stale)
             }
         }
@@ -814,7 +824,7 @@ impl Performer {
         let annotated =
             |name: &str| fresh.annotations().get(name) == tenant.annotations().get(name);
         let ordered = fresh.metadata.deletion_timestamp.is_some() || {
-            let now = self.desired.borrow();
+            let now = self.desired.get();
             now.retire
                 && !now.paused
                 && annotated(names::ORPHAN_ANNOTATION)
@@ -869,7 +879,7 @@ impl Performer {
     }
 
     pub(super) fn still_permitted(&self) -> Result<(), Fault> {
-        let permitted = self.stop.is_open() && self.hold.borrow().may_start(Boot::now());
+        let permitted = self.stop.is_open() && self.hold.get().may_start(Boot::now());
         if permitted { Ok(()) } else { Err(Fault::Stale) }
     }
 }

@@ -25,6 +25,7 @@ use crate::clock::Boot;
 use crate::effect;
 use crate::helm::is_suspended;
 use crate::index::CrdState;
+use crate::newest::Newest as _;
 use crate::placement::{self, Placing, View};
 use crate::plan;
 use crate::subject::SubjectKey;
@@ -350,7 +351,7 @@ impl Performer {
                 Ok(Step::Written(Some(Box::new(written))))
             }
             Placing::Delete(uid) => {
-                if !still_ordered(order, &self.desired.borrow()) {
+                if !still_ordered(order, &self.desired.get()) {
                     return Err(Fault::Stale);
                 }
                 let params = DeleteParams {

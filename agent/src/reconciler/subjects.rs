@@ -1,5 +1,6 @@
 //! One Tenant or deployment at a time: a look, a plan, a job; and what came of it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use krypton_common::tenant::Next;
 use tokio::task::{Id, JoinError};
 use tracing::{Instrument as _, Span};
 
+use super::digests::Digests;
 use super::helm_queue::{Failed, Need, Waited};
 use super::perform::{Done, Fault, Job, ReleaseNews, runs_helm};
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
@@ -19,6 +21,7 @@ use crate::chart::ChartRef;
 use crate::clock::{self, Boot};
 use crate::fence::Hold;
 use crate::index::{CrdState, Revision};
+use crate::newest::Newest as _;
 use crate::plan::{self, Action, Applied, Attempt, Failure, Permit, Refusal, Remediation, View};
 use crate::precedence::Urgency;
 use crate::subject::{Subject, SubjectKey};
@@ -32,24 +35,23 @@ const LOCAL_RETRY_MAX: Duration = Duration::from_secs(30);
 
 impl Reconciler {
     /// What is acted on: with the permit what is on record, else what is wanted, to observe by.
-    fn desired_now(&self) -> Arc<DesiredState> {
+    pub(super) fn desired_now(&self) -> Arc<DesiredState> {
         match &self.recorded {
             Some(recorded) if self.permitted => Arc::clone(recorded),
-            _ => Arc::clone(&self.desired.borrow()),
+            _ => self.desired.get(),
         }
     }
 
     /// The orders of the desired state that is acted on, and of no other.
     pub(super) fn see_to_orders(&mut self) {
         let desired = self.desired_now();
-        let known = self.ordered.as_ref();
-        if known.is_none_or(|known| !Arc::ptr_eq(known, &desired)) {
+        if !self.digests.are_of(&desired) {
             let dirty = self.index.ordered(&desired.deployments);
             self.dirty.extend(dirty);
             for left in self.placings.ordered(&desired.placed) {
                 self.board.placed(&left, None);
             }
-            self.ordered = Some(desired);
+            self.digests = Digests::of(desired);
         }
     }
 
@@ -119,9 +121,14 @@ impl Reconciler {
         if slot.busy {
             return;
         }
+        let chart = desired.chart_with(subject.values());
+        let fingerprint = match &chart {
+            Cow::Borrowed(_) => self.digests.chart(&desired),
+            Cow::Owned(chart) => slot.own_chart.fingerprint(chart, &desired, &subject),
+        };
         if let Some(at) = slot.not_before
             && now < at
-            && slot.held_for(&subject, &desired)
+            && slot.held_for(&subject, &desired, &fingerprint)
         {
             self.wakes.insert((at, key.clone()));
             return;
@@ -174,16 +181,16 @@ impl Reconciler {
                         && !subject.is_going()
                         && subject.is_for(&self.member.name, source)
                 }));
-        let allowed = self.member.allowed.borrow().clone();
-        let chart = desired.chart_with(subject.values());
+        let allowed = self.member.allowed.get();
         let view = View {
             cluster: &self.member.name,
             source_namespace: self.member.source_namespace.as_deref(),
             now,
             policy: &self.member.policy,
-            permit: permit(&self.hold.borrow(), self.permitted, self.recorded.is_some()),
+            permit: permit(&self.hold.get(), self.permitted, self.recorded.is_some()),
             desired: &desired,
             chart: &chart,
+            fingerprint: &fingerprint,
             subject: &subject,
             release_key: &release_key,
             revisions: &revisions,
@@ -241,7 +248,7 @@ impl Reconciler {
         };
         span.record("action", plan.action.name());
         if let Some(need) = need.filter(|_| ready.is_none()) {
-            let attempt = Attempt::of(&subject, &desired);
+            let attempt = Attempt::of(&subject, &desired, &fingerprint);
             let of_member = (&*self.member.name, &self.performer.tools);
             self.helm.wait(key, need, attempt, span, of_member);
             return;
@@ -275,6 +282,7 @@ impl Reconciler {
             tenants: self.index.crd().unwrap_or(CrdState::Missing),
             last,
             desired: Arc::clone(&desired),
+            fingerprint,
             ready,
             turn,
         };

@@ -7,6 +7,7 @@ use super::{Reconciler, Slot};
 use crate::clock::Boot;
 use crate::dump::{LeaseNow, ReconcilerNow, StateNow, SubjectNow};
 use crate::index::CrdState;
+use crate::newest::Newest as _;
 use crate::subject::{Subject, SubjectKey};
 
 /// Somebody who waits to be told.
@@ -17,7 +18,7 @@ const SUBJECTS_MOST: usize = 2_000;
 
 impl Reconciler {
     pub(super) fn told(&self, now: Boot) -> ReconcilerNow {
-        let hold = self.hold.borrow().clone();
+        let hold = self.hold.get();
         let ago = |then: Boot| now.since(then).as_secs();
         let all = self.index.subjects();
         let mut subjects: Vec<SubjectNow> = all

@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::fake_hub::{Answers, FakeAuthority, FakeHub, FakeSession, Valid};
+use crate::newest::Newest as _;
 
 /// An agent's side, with the other ends of its slots.
 struct Agent {
@@ -170,7 +171,7 @@ async fn a_session_begins_with_hello_and_the_whole_account_and_goes_on_with_chan
 
     agent.stop.cancel();
     agent.running.await.unwrap();
-    assert!(!agent.link.borrow().is_up());
+    assert!(!agent.link.get().is_up());
     while session.next().await.is_some() {}
 }
 
@@ -227,7 +228,7 @@ async fn a_desired_state_reaches_the_slot_and_one_that_cannot_be_read_does_not()
             panic!("each is answered");
         };
         assert_eq!(applied.read(), Some((sent.version, sent.digest())));
-        assert_eq!(agent.desired.borrow_and_update().as_deref(), Some(&sent));
+        assert_eq!(agent.desired.see().as_deref(), Some(&sent));
     }
     // The same again was no news.
     assert!(!agent.desired.has_changed().unwrap());
@@ -335,7 +336,7 @@ async fn a_newer_certificate_gets_a_stream_of_its_own_before_the_one_there_is_le
     second.greet().await;
     first.fail(Status::aborted("another session")).await;
     assert_eq!(account(&mut second).await, (vec!["a".to_owned()], 0));
-    assert!(agent.link.borrow_and_update().is_up());
+    assert!(agent.link.see().is_up());
 
     // One that does not come about leaves the one there is.
     renewed();
@@ -345,7 +346,7 @@ async fn a_newer_certificate_gets_a_stream_of_its_own_before_the_one_there_is_le
     let mut third = hub.session().await;
     third.greet().await;
     account(&mut third).await;
-    assert!(agent.link.borrow_and_update().is_up());
+    assert!(agent.link.see().is_up());
 }
 
 #[tokio::test]
@@ -368,7 +369,7 @@ async fn what_the_hub_names_as_its_roots_is_handed_on_and_what_is_kept_is_told()
     };
     session.send(hub_message::Kind::Roots(roots.clone())).await;
     told.changed().await.unwrap();
-    assert_eq!(*told.borrow(), Some(roots.into()));
+    assert_eq!(told.get(), Some(roots.into()));
     dialer.trust().keep(&authority.roots());
     let agent_message::Kind::Trusts(said) = next(&mut session).await else {
         panic!("what is kept is told")

@@ -206,6 +206,7 @@ impl Placing {
 #[cfg(test)]
 mod tests {
     use krypton_agent::clock::Boot;
+    use krypton_agent::newest::{Newest as _, NewestSeen as _};
     use krypton_common::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
     use kube::ResourceExt;
     use serde_json::json;
@@ -263,7 +264,7 @@ mod tests {
         .into();
         placing.touch(tenants.keys().cloned());
         let mut orders = placements.orders();
-        assert!(orders.borrow().is_none());
+        assert!(orders.get().is_none());
         let given = |placing: &mut Placing, tenants: &BTreeMap<TenantKey, Tenant>| {
             placing.give(|key| tenants.get(key), &targets)
         };
@@ -274,8 +275,8 @@ mod tests {
             let names = orders.iter().map(|order| order.name.clone());
             names.collect::<Vec<_>>()
         };
-        assert_eq!(names(&orders.borrow_and_update(), "edge-1"), ["a"]);
-        assert_eq!(names(&orders.borrow(), "edge-2"), ["b"]);
+        assert_eq!(names(&orders.see(), "edge-1"), ["a"]);
+        assert_eq!(names(&orders.get(), "edge-2"), ["b"]);
         // The same again is no news.
         placing.touch(tenants.keys().cloned());
         given(&mut placing, &tenants);
@@ -283,8 +284,8 @@ mod tests {
         tenants.remove(&key("a"));
         placing.touch([key("a")]);
         given(&mut placing, &tenants);
-        assert!(names(&orders.borrow_and_update(), "edge-1").is_empty());
-        assert_eq!(names(&orders.borrow(), "edge-2"), ["b"]);
+        assert!(names(&orders.see(), "edge-1").is_empty());
+        assert_eq!(names(&orders.get(), "edge-2"), ["b"]);
     }
 
     #[test]
@@ -296,7 +297,7 @@ mod tests {
         let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH);
         deleted.metadata.deletion_timestamp = Some(at);
         let removes = || {
-            let orders = placements.orders().borrow().clone();
+            let orders = placements.orders().get();
             let orders = orders.and_then(|orders| orders.get("edge-1").cloned());
             orders.is_some_and(|orders| orders.iter().any(|order| order.remove))
         };
@@ -315,7 +316,7 @@ mod tests {
         placing.anew();
         placements.read_in(Some(since));
         placing.give(|_| Some(&deleted), &targets);
-        assert!(placements.orders().borrow().is_some() && !removes());
+        assert!(placements.orders().get().is_some() && !removes());
         // It was let go meanwhile.
         placing.touch([key("a")]);
         placing.give(|_| None, &targets);

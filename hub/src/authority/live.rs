@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use krypton_agent::newest::Newest as _;
 use tokio::sync::watch;
 
 use super::Authority;
@@ -16,7 +17,7 @@ impl Live {
     }
 
     pub fn now(&self) -> Arc<Authority> {
-        Arc::clone(&self.0.borrow())
+        self.0.get()
     }
 
     pub fn subscribe(&self) -> watch::Receiver<Arc<Authority>> {

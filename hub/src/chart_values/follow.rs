@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
+use krypton_agent::newest::NewestSeen as _;
 use krypton_agent::plan::backoff;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::error_chain::chain;
@@ -111,7 +112,7 @@ impl Follow {
         let mut failures = 0;
         let (mut not_before, mut again) = (Boot::default(), Boot::default());
         loop {
-            let wanted = self.wanted.borrow_and_update().clone();
+            let wanted = self.wanted.see();
             for place in &wanted {
                 if watched.insert(place.kind) {
                     watches.push(self.watch(place.kind));

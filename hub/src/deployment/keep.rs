@@ -9,6 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::newest::NewestSeen as _;
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::deployment::{Deed, DeploymentKey, DesiredDeployment};
 use krypton_common::error_chain::chain;
@@ -173,7 +174,7 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
         }
         if look && now >= look_next {
             (look, look_next) = (false, Boot(now.0 + LOOK_EVERY));
-            let found = findings.borrow_and_update().clone();
+            let found = findings.see();
             let decisions = desk.decide(&keep, &found, objects.of());
             for (key, decision, deeds) in decisions {
                 if let (Some(slot), Some(won)) = (desk.slots.get_mut(&key).filter(|_| leading), won)

@@ -21,7 +21,9 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt as _};
 use krypton_agent::clock::{self, Boot};
+use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use krypton_agent::watch_backoff::WatchBackoff;
+use krypton_agent::watchdog::Watchdog;
 use krypton_common::error_chain::chain;
 use krypton_common::kubeconfig::{self, Policy};
 use kube::Client;
@@ -55,6 +57,7 @@ pub struct Access {
 impl Access {
     /// Follows the file, which was read before as `first`. Must be called inside a tokio runtime.
     pub fn start(
+        watchdog: &Watchdog,
         path: Option<&Path>,
         first: Option<ProviderFile>,
         scratch: &Path,
@@ -63,7 +66,8 @@ impl Access {
         let (tx, file) = watch::channel(first.map(Arc::new));
         if let Some(path) = path {
             let every = provider_file::POLL_INTERVAL;
-            tokio::spawn(provider_file::watch(path.to_owned(), every, tx));
+            let following = provider_file::watch(path.to_owned(), every, tx);
+            tokio::spawn(watchdog.watch("the file of access providers", following));
         }
         Self::new(file, scratch, policy, Limits::default())
     }
@@ -224,7 +228,7 @@ impl ClusterProfiles {
                     Ok(event) => {
                         let touched = touched(&event);
                         if listed.take(event, |object| Profile::read(&object)) {
-                            let file = file.borrow().clone();
+                            let file = file.get();
                             changed |= members.follow(&listed, touched.as_ref(), file.as_deref(), &self.access.policy);
                         }
                         if listed.known().is_some() && touched.is_none() {
@@ -254,7 +258,7 @@ impl ClusterProfiles {
                 () = clock::sleep_until(again, now), if events.is_none() => events = Some(self.watch()),
                 news = file.changed(), if file_follows => {
                     file_follows = news.is_ok();
-                    let file = file.borrow_and_update().clone();
+                    let file = file.see();
                     changed |= members.follow(&listed, None, file.as_deref(), &self.access.policy);
                 }
                 origin = finds.doubted() => changed |= members.doubt(&origin, Boot::now()),

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
+use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use krypton_common::error_chain::chain;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
@@ -130,7 +131,7 @@ impl Provider for NamedSecrets {
             namespace,
             name: origin.name.clone(),
         };
-        let named = self.named.borrow();
+        let named = self.named.get();
         named.as_ref().is_none_or(|named| named.contains_key(&name))
     }
 
@@ -151,7 +152,7 @@ impl NamedSecrets {
         let mut readings = BTreeMap::new();
         let mut changed = self.named.clone();
         loop {
-            let named = changed.borrow_and_update().clone();
+            let named = changed.see();
             if let Some(named) = &named {
                 following.retain(|name, _| named.contains_key(name));
                 slots

@@ -2,6 +2,7 @@ use std::future::pending;
 use std::time::Duration;
 
 use super::*;
+use krypton_agent::watchdog::Watchdog;
 
 /// Above all that a test may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -121,7 +122,7 @@ async fn a_provider_that_panics_ends_hangs_or_floods_costs_no_other_and_keeps_wh
         fake("floods", Habit::Floods(10_000)),
         fake("good", Habit::Good),
     ];
-    let mut sources = start(providers, &stop);
+    let mut sources = start(providers, &Watchdog::default(), &stop);
     let now = until(&mut sources, |sources| {
         closed(sources, "panics")
             && closed(sources, "ends")
@@ -148,7 +149,7 @@ async fn a_provider_that_panics_ends_hangs_or_floods_costs_no_other_and_keeps_wh
         uid(sources, "good").as_deref() == Some("again")
     })
     .await;
-    assert_eq!(uid(&sources.borrow(), "panics").as_deref(), Some("first"));
+    assert_eq!(uid(&sources.get(), "panics").as_deref(), Some("first"));
     stop.cancel();
 }
 
@@ -156,7 +157,11 @@ async fn a_provider_that_panics_ends_hangs_or_floods_costs_no_other_and_keeps_wh
 #[tokio::test]
 async fn of_a_flood_only_the_newest_is_kept() {
     let stop = CancellationToken::new();
-    let mut sources = start(vec![fake("floods", Habit::Floods(10_000))], &stop);
+    let mut sources = start(
+        vec![fake("floods", Habit::Floods(10_000))],
+        &Watchdog::default(),
+        &stop,
+    );
     let mut seen = 0;
     until(&mut sources, |sources| {
         seen += 1;
@@ -177,29 +182,26 @@ async fn trouble_leaves_what_was_found_and_ends_with_the_next_list() {
         departures: Arc::default(),
     };
     finds.trouble("the watch failed".to_owned());
-    assert_eq!(listings.borrow().sources, None);
+    assert_eq!(listings.get().sources, None);
     finds.found(one("a", "first"));
-    assert_eq!(listings.borrow().trouble, None);
+    assert_eq!(listings.get().trouble, None);
     finds.trouble("the watch failed".to_owned());
-    assert!(listings.borrow().sources.is_some());
+    assert!(listings.get().sources.is_some());
     finds.found_amid(Some("half of it failed".to_owned()), one("a", "next"));
-    assert_eq!(
-        listings.borrow().trouble.as_deref(),
-        Some("half of it failed")
-    );
+    assert_eq!(listings.get().trouble.as_deref(), Some("half of it failed"));
     finds.found(one("a", "next"));
-    assert_eq!(listings.borrow().trouble, None);
+    assert_eq!(listings.get().trouble, None);
 }
 
 #[tokio::test]
 async fn nobody_leaves_because_the_hub_stops() {
     let stop = CancellationToken::new();
-    let mut sources = start(vec![fake("good", Habit::Good)], &stop);
+    let mut sources = start(vec![fake("good", Habit::Good)], &Watchdog::default(), &stop);
     until(&mut sources, |sources| uid(sources, "good").is_some()).await;
     stop.cancel();
     let ended = tokio::time::timeout(PATIENCE, async { while sources.changed().await.is_ok() {} });
     ended.await.expect("in time");
-    assert!(uid(&sources.borrow(), "good").is_some());
+    assert!(uid(&sources.get(), "good").is_some());
 }
 
 /// Finds by who names an object.

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 
 use krypton_agent::clock::Boot;
 use krypton_agent::crd;
+use krypton_agent::newest::Newest as _;
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::EdgeCluster;
 use kube::Client;
@@ -86,7 +87,7 @@ impl Book {
 
     /// Brings the register up to date, when sources or EdgeClusters may have changed.
     pub(super) fn follow(&mut self, bound: &Bound) {
-        let sources = self.sources.borrow();
+        let sources = self.sources.get();
         self.departed.extend(sources.take_departed());
         let Some(register) = &mut self.register else {
             return;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Namespace;
+use krypton_agent::newest::Newest as _;
 use krypton_agent::{access, clock};
 use krypton_common::conditions::{State, Truth};
 use krypton_common::error_chain::chain;
@@ -145,7 +146,7 @@ async fn doubt(shared: Arc<Shared>, origin: Option<Origin>, refused: Arc<Notify>
     loop {
         refused.notified().await;
         tracing::debug!(%origin, "the cluster refuses the credential; looking whether there is a newer one");
-        shared.sources.borrow().doubt(&origin);
+        shared.sources.get().doubt(&origin);
         tokio::time::sleep(DOUBT_EVERY.mul_f64(0.5 + rand::random::<f64>())).await;
     }
 }

@@ -1,3 +1,4 @@
+use krypton_agent::newest::Newest as _;
 use krypton_common::conditions::ClusterState;
 use krypton_common::deployment::{DeploymentKey, DeploymentReport};
 use krypton_common::tenant::{TenantKey, TenantReport};
@@ -103,10 +104,10 @@ fn of_an_agent_and_a_proxy_the_holder_of_the_lease_is_heard_whichever_it_is() {
     );
     fleet.voices.say(MEMBER, agent, seen, Some(0), at(3));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
-    assert_eq!(*fleet.voices.presence(MEMBER).borrow(), Presence::Ready);
+    assert_eq!(fleet.voices.presence(MEMBER).get(), Presence::Ready);
     // The proxy yields: the agent is asked for all it has, since nobody listened before.
     fleet.voices.close(MEMBER, proxy, at(4));
-    assert_eq!(*asks.borrow(), 1);
+    assert_eq!(asks.get(), 1);
     let holds = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
     fleet.voices.say(MEMBER, agent, holds, Some(1), at(5));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
@@ -155,7 +156,7 @@ fn an_observing_proxy_is_heard_when_the_agent_is_cut_off_and_says_who_holds_the_
     );
     fleet.voices.close(MEMBER, agent, at(2));
     assert_eq!(
-        *fleet.voices.presence(MEMBER).borrow(),
+        fleet.voices.presence(MEMBER).get(),
         Presence::Away(at(1)),
         "it may have died right after"
     );
@@ -185,10 +186,10 @@ fn a_digest_that_differs_asks_once_for_the_whole_account() {
     fleet.voices.say(MEMBER, agent, all, Some(0), at(1));
     let same = fleet.reports.digest(MEMBER).unwrap();
     fleet.voices.compare(MEMBER, agent, same, at(1));
-    assert_eq!(*asks.borrow(), 0);
+    assert_eq!(asks.get(), 0);
     fleet.voices.compare(MEMBER, agent, (2, same.1), at(1));
     fleet.voices.compare(MEMBER, agent, (2, same.1), at(1));
-    assert_eq!(*asks.borrow(), 1);
+    assert_eq!(asks.get(), 1);
     let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
     fleet.voices.say(MEMBER, agent, again, Some(1), at(2));
     assert_eq!(
@@ -236,19 +237,16 @@ fn what_is_said_of_deployments_is_kept_apart_counted_with_the_rest_and_heard_of_
     assert_eq!(held(), ("OfTheProxy".to_owned(), true));
     // Its word stands until the agent, which is asked for it, has said all again.
     fleet.voices.close(MEMBER, proxy, at(4));
-    assert_eq!(
-        (held(), *asks.borrow()),
-        (("OfTheProxy".to_owned(), false), 1)
-    );
+    assert_eq!((held(), asks.get()), (("OfTheProxy".to_owned(), false), 1));
     let again = of(writing("agent/a"), "OfTheAgent");
     fleet.voices.say(MEMBER, agent, again, Some(1), at(5));
     assert_eq!(held(), ("OfTheAgent".to_owned(), true));
     // What is held is what was said: nobody is asked again.
     let part = krypton_common::account::part(&key, &said("OfTheAgent"));
     fleet.voices.compare(MEMBER, agent, (1, part), at(60));
-    assert_eq!(*asks.borrow(), 1);
+    assert_eq!(asks.get(), 1);
     fleet.voices.compare(MEMBER, agent, (0, 0), at(60));
-    assert_eq!(*asks.borrow(), 2);
+    assert_eq!(asks.get(), 2);
 }
 
 #[test]
@@ -256,12 +254,9 @@ fn an_agent_that_was_never_ready_keeps_nobody_from_acting() {
     let fleet = fleet();
     let agent = VoiceId::Session(1);
     let _asks = fleet.voices.open(MEMBER, agent, at(100));
-    assert_eq!(*fleet.voices.presence(MEMBER).borrow(), Presence::Never);
+    assert_eq!(fleet.voices.presence(MEMBER).get(), Presence::Never);
     fleet.voices.close(MEMBER, agent, at(101));
-    assert_eq!(
-        *fleet.voices.presence(MEMBER).borrow(),
-        Presence::Away(at(0))
-    );
+    assert_eq!(fleet.voices.presence(MEMBER).get(), Presence::Away(at(0)));
 }
 
 #[test]
@@ -278,7 +273,7 @@ fn an_agent_is_away_since_it_could_last_act_however_late_that_is_known() {
     fleet.voices.compare(MEMBER, second, (0, 0), at(140));
     // The machine is gone; its silence is noticed half a minute later.
     fleet.voices.close(MEMBER, first, at(180));
-    assert_eq!(*presence.borrow(), Presence::Ready);
+    assert_eq!(presence.get(), Presence::Ready);
     let deaf = MemberReport {
         ready: false,
         connected: false,
@@ -288,9 +283,9 @@ fn an_agent_is_away_since_it_could_last_act_however_late_that_is_known() {
     fleet
         .voices
         .say(MEMBER, second, changes(Some(deaf), &[]), None, at(190));
-    assert_eq!(*presence.borrow(), Presence::Away(at(150)));
+    assert_eq!(presence.get(), Presence::Away(at(150)));
     fleet.voices.compare(MEMBER, second, (0, 0), at(200));
-    assert_eq!(*presence.borrow(), Presence::Away(at(150)));
+    assert_eq!(presence.get(), Presence::Away(at(150)));
 }
 
 #[test]
@@ -319,7 +314,7 @@ fn an_agent_that_is_connected_and_not_ready_makes_no_proxy_yield() {
     // Its certificate is on record by now.
     fleet.voices.agent_known(MEMBER, at(101));
     assert_eq!(
-        *fleet.voices.presence(MEMBER).borrow(),
+        fleet.voices.presence(MEMBER).get(),
         Presence::Never,
         "who is not ready is waited for by nobody"
     );
@@ -336,7 +331,7 @@ fn an_agent_without_tenants_is_heard_in_full_after_the_proxy_has_gone() {
     let empty = changes(Some(observing("hub/a")), &[]);
     fleet.voices.say(MEMBER, agent, empty, Some(0), at(3));
     fleet.voices.close(MEMBER, proxy, at(4));
-    assert_eq!(*asks.borrow(), 1, "what was said to nobody is asked for");
+    assert_eq!(asks.get(), 1, "what was said to nobody is asked for");
     let empty = changes(Some(writing("agent/a")), &[]);
     fleet.voices.say(MEMBER, agent, empty, Some(1), at(5));
     assert_eq!(fleet.reports.digest(MEMBER), Some((0, 0)));
@@ -365,9 +360,9 @@ fn an_epoch_that_no_hub_of_ours_can_have_given_is_not_followed() {
         changes(Some(report), &[])
     };
     voices.say(MEMBER, agent, knows(u64::MAX), None, at(1));
-    assert_eq!(*heard.borrow(), 0);
+    assert_eq!(heard.get(), 0);
     voices.say(MEMBER, agent, knows(9), None, at(2));
-    assert_eq!(*heard.borrow(), 9);
+    assert_eq!(heard.get(), 9);
 }
 
 #[test]
@@ -471,7 +466,7 @@ fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
     };
     fleet.voices.agent(MEMBER, &agent);
     fleet.voices.forget_agent(MEMBER, at(101));
-    assert_eq!(*fleet.voices.presence(MEMBER).borrow(), Presence::Never);
+    assert_eq!(fleet.voices.presence(MEMBER).get(), Presence::Never);
     let facts = fleet.facts.get(MEMBER).unwrap();
     assert_eq!((facts.uid, facts.certificate), (None, None));
 }
@@ -557,6 +552,6 @@ fn what_the_hubs_own_way_sees_stands_and_what_it_cannot_see_is_asked_for() {
         fleet.voices.say(MEMBER, VoiceId::Proxy, now, None, at(2));
         fleet.voices.anew(at(3));
         assert_eq!(fleet.reports.counts(MEMBER, false).total, total);
-        assert_eq!(*asks.borrow(), asked);
+        assert_eq!(asks.get(), asked);
     }
 }

@@ -11,6 +11,7 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use krypton_agent::enrolment::keep_renewed;
 use krypton_agent::identity::{Enrolled, Identity, Membership, Store, new_key};
+use krypton_agent::newest::NewestSeen as _;
 use krypton_common::root_digest::RootDigest;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
 use krypton_hub::aggregate::Counts;
@@ -177,7 +178,7 @@ impl Rig {
         tokio::spawn(async move {
             let mut up = false;
             while link.changed().await.is_ok() {
-                let before = std::mem::replace(&mut up, link.borrow_and_update().is_up());
+                let before = std::mem::replace(&mut up, link.see().is_up());
                 counted.fetch_add(usize::from(before && !up), Ordering::Relaxed);
             }
         });

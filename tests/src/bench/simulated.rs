@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use arc_swap::ArcSwap;
+use krypton_agent::newest::NewestSeen as _;
 use krypton_agent::{
     clock,
     dial::Dialer,
@@ -228,7 +229,7 @@ async fn reconcile(
                 if changed.is_err() {
                     return;
                 }
-                let up = link.borrow_and_update().is_up();
+                let up = link.see().is_up();
                 let mut seen = agent.lock();
                 if !up && seen.up.is_some() {
                     seen.ended = Some(Instant::now());
@@ -239,7 +240,7 @@ async fn reconcile(
                 if changed.is_err() {
                     return;
                 }
-                let Some(newest) = desired.borrow_and_update().clone() else {
+                let Some(newest) = desired.see() else {
                     continue;
                 };
                 agent.lock().desired = Some((newest.version, Instant::now()));

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::events::v1::Event;
 use krypton_agent::clock::wall as now;
+use krypton_agent::watchdog::Watchdog;
 use krypton_common::root_digest::RootDigest;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, SourceRef};
 use krypton_hub::authority::{
@@ -77,7 +78,12 @@ async fn hub(client: &Client) -> Result<(Enrolment, Arc<Authority>)> {
     let authority = live.now();
     let audit = Audit {
         members: Arc::new(Members::default()),
-        notices: Notices::start(client.clone(), "test".to_owned(), Lead::alone()),
+        notices: Notices::start(
+            client.clone(),
+            "test".to_owned(),
+            Lead::alone(),
+            &Watchdog::default(),
+        ),
         metrics: Arc::new(SessionMetrics::default()),
     };
     let namespace = NAMESPACE.to_owned();

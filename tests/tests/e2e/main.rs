@@ -51,6 +51,7 @@ mod one_writer;
 mod packaging;
 mod placed;
 mod power;
+mod readiness;
 mod rebuilt;
 mod refusals;
 mod release_secrets;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::{Done, Fault, Job, Performer, in_time};
 use crate::clock::{self, Boot};
 use crate::effect;
+use crate::newest::Newest as _;
 use crate::progress::{PAUSE, QUIET, with_detail};
 use crate::reconciler::StatusMode;
 use crate::release;
@@ -44,7 +45,7 @@ impl Performer {
         }
         done.said = Some(state.clone());
         // Without the Lease this is observation: only its holder writes and tells.
-        if !self.hold.borrow().may_start(Boot::now()) {
+        if !self.hold.get().may_start(Boot::now()) {
             return Ok(());
         }
         if let (StatusMode::Write, Subject::Tenant(tenant)) = (self.member.status, &job.subject) {

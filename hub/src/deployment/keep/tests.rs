@@ -1,3 +1,4 @@
+use krypton_agent::newest::Newest as _;
 use krypton_crds::edge_cluster::EdgeClusterStatus;
 use krypton_crds::krypton_deployment::KryptonDeploymentStatus;
 use kube::Config as Reach;
@@ -102,7 +103,7 @@ impl World {
 
     fn ordered(&self) -> Option<Vec<String>> {
         let orders = self.keep.deployments.orders();
-        let orders = orders.borrow();
+        let orders = orders.get();
         let all = orders.as_ref()?.iter();
         Some(
             all.flat_map(|(at, list)| list.iter().map(move |it| format!("{at}: {}", it.name)))
@@ -166,7 +167,7 @@ async fn nothing_is_ordered_or_named_before_both_lists_are_complete() {
     world.sees_members(&["edge-1"]);
     world.decide();
     assert_eq!(world.ordered(), None);
-    assert_eq!(*world.named.borrow(), None);
+    assert_eq!(world.named.get(), None);
     world.sees(Event::InitDone);
     world.decide();
     assert_eq!(world.ordered().unwrap(), ["edge-1: acme"]);
@@ -193,7 +194,7 @@ async fn where_home_has_no_such_kind_there_is_nothing_to_order_and_what_was_know
     assert!(world.refused(403));
     world.decide();
     assert!(world.ordered().unwrap().is_empty());
-    assert!(world.named.borrow().as_ref().unwrap().is_empty());
+    assert!(world.named.get().as_ref().unwrap().is_empty());
 
     world.sees(Event::Init);
     world.sees(Event::InitApply(placed(
@@ -236,7 +237,7 @@ async fn the_secret_of_a_place_stays_named_until_the_release_is_gone_from_there(
     }
     world.sees(Event::InitDone);
     world.decide();
-    let named = world.named.borrow().clone().unwrap();
+    let named = world.named.get().unwrap();
     let naming = |namespace: &str, name: &str| {
         let secret = SecretName {
             namespace: namespace.to_owned(),

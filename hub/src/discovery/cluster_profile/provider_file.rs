@@ -411,6 +411,7 @@ fn exec(at: &At<'_>) -> Result<Exec, Wrong> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use krypton_agent::newest::NewestSeen as _;
 
     fn read_text(text: &str) -> Result<ProviderFile, ProviderFileError> {
         parse(Path::new("/etc/providers.json"), text.as_bytes())
@@ -530,11 +531,11 @@ mod tests {
         let one = r#"{"providers": [{"name": "a", "execConfig": {"apiVersion": "client.authentication.k8s.io/v1", "command": "a"}}]}"#;
         write(one);
         rx.changed().await.unwrap();
-        assert_eq!(rx.borrow_and_update().as_ref().unwrap().names(), "a");
+        assert_eq!(rx.see().as_ref().unwrap().names(), "a");
         write("{");
         write(&one.replace("\"a\"", "\"b\""));
         rx.changed().await.unwrap();
-        assert_eq!(rx.borrow_and_update().as_ref().unwrap().names(), "b");
+        assert_eq!(rx.see().as_ref().unwrap().names(), "b");
         drop(rx);
         watching.await.unwrap();
     }

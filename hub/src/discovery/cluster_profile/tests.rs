@@ -80,7 +80,7 @@ impl Stage {
     }
 
     fn follow(&mut self, key: Option<&Key>) -> bool {
-        let file = self.file.borrow().clone();
+        let file = self.file.get();
         self.members
             .follow(&self.listed, key, file.as_deref(), &Policy::default())
     }

@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use arc_swap::ArcSwap;
+use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use krypton_agent::{
     chart::ChartCache,
     clock::{self, Boot},
@@ -172,7 +173,7 @@ impl Rim {
         let deployments = self.voices.deployments();
         let orders = orders.iter().copied().cloned().collect();
         deployments.order([(NAME.to_owned(), orders)].into());
-        let ordered = deployments.orders().borrow().clone().unwrap_or_default();
+        let ordered = deployments.orders().get().unwrap_or_default();
         let dealt = Dealt {
             chart: &self.chart,
             own: false,
@@ -181,7 +182,7 @@ impl Rim {
             placed: &[],
         };
         let slot = self.members.enter(NAME, UID);
-        let before = slot.slot.borrow().clone();
+        let before = slot.slot.get();
         let order = Order::default();
         let next = self
             .dealer
@@ -323,6 +324,7 @@ impl Rim {
             charts: Arc::new(ChartCache::new(folder.join("charts"))?),
             drift: DriftMetrics::default(),
             work: WorkMetrics::default(),
+            watchdog: krypton_agent::watchdog::Watchdog::default(),
         })
     }
 
@@ -393,10 +395,10 @@ impl Acting {
                     }
                     Ok(()) = asks.changed() => {
                         board.resend();
-                        complete = Some(*asks.borrow_and_update());
+                        complete = Some(asks.see());
                     }
                     Ok(()) = slot.changed() => {
-                        let slot = slot.borrow_and_update();
+                        let slot = slot.see();
                         desired_tx.send_replace(slot.as_ref().map(|slot| Arc::clone(&slot.desired)));
                     }
                 }
@@ -418,7 +420,7 @@ impl Acting {
         let (desired_tx, desired) = watch::channel(first);
         let following = tokio::spawn(async move {
             while slot.changed().await.is_ok() {
-                if let Some(next) = slot.borrow_and_update().clone() {
+                if let Some(next) = slot.see() {
                     desired_tx.send_replace(next);
                 }
             }

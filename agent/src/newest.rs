@@ -1,0 +1,124 @@
+//! Reads of a watch channel that hold no lock once they return.
+//!
+//! The guard of `borrow` holds the channel's read lock. While a writer waits for that lock, the lock admits no other
+//! reader. A second read in the same thread then waits for the writer, and the writer waits for the guard: a deadlock.
+//! `clippy.toml` forbids the guards everywhere else.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the one place that takes the guards"
+)]
+
+use tokio::sync::watch;
+
+/// The newest value of a watch channel, as a copy.
+pub trait Newest<T> {
+    /// Copies the newest value.
+    fn get(&self) -> T;
+}
+
+/// The same for the end that also learns whether the value is new.
+pub trait NewestSeen<T>: Newest<T> {
+    /// Copies the newest value and marks it as seen: `changed` waits for another one.
+    fn see(&mut self) -> T;
+}
+
+/// Writes that leave the channel alone when there is nothing new.
+pub trait PutNews<T> {
+    /// Publishes `value` if it differs from the newest one, and returns whether it does. An equal value takes no
+    /// write lock and wakes no reader.
+    fn put(&self, value: T) -> bool;
+}
+
+impl<T: Clone> Newest<T> for watch::Receiver<T> {
+    fn get(&self) -> T {
+        self.borrow().clone()
+    }
+}
+
+impl<T: Clone> Newest<T> for watch::Sender<T> {
+    fn get(&self) -> T {
+        self.borrow().clone()
+    }
+}
+
+impl<T: Clone> NewestSeen<T> for watch::Receiver<T> {
+    fn see(&mut self) -> T {
+        self.borrow_and_update().clone()
+    }
+}
+
+impl<T: PartialEq> PutNews<T> for watch::Sender<T> {
+    fn put(&self, value: T) -> bool {
+        if *self.borrow() == value {
+            return false;
+        }
+        // Another writer may have come first.
+        self.send_if_modified(|newest| {
+            let news = *newest != value;
+            *newest = value;
+            news
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    const ROUNDS: u64 = 200_000;
+    /// Ends a test that hangs. No test that passes waits for it.
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    /// Runs `read` and a writer in two threads, and returns whether both end.
+    fn ends_despite_writer(read: impl Fn(&watch::Receiver<u64>) + Send + 'static) -> bool {
+        let (sender, receiver) = watch::channel(0);
+        let (ended, ends) = mpsc::channel();
+        let writer = ended.clone();
+        thread::spawn(move || {
+            for round in 1..=ROUNDS {
+                sender.send_replace(round);
+            }
+            writer.send(()).ok();
+        });
+        thread::spawn(move || {
+            (1..=ROUNDS).for_each(|_| read(&receiver));
+            ended.send(()).ok();
+        });
+        (0..2).all(|_| ends.recv_timeout(DEADLINE).is_ok())
+    }
+
+    #[test]
+    fn two_reads_do_not_block_writer() {
+        assert!(ends_despite_writer(|newest| {
+            let first = newest.get();
+            assert!(first <= newest.get());
+        }));
+    }
+
+    /// Shows the mistake that this module prevents. Two threads of the test process stay blocked.
+    #[test]
+    #[ignore = "it waits for its deadline; it shows why the guards are forbidden"]
+    fn second_guard_deadlocks_with_writer() {
+        assert!(!ends_despite_writer(|newest| {
+            let first = newest.borrow();
+            assert!(*first <= *newest.borrow());
+        }));
+    }
+
+    #[test]
+    fn equal_value_takes_no_write_lock() {
+        let (sender, mut receiver) = watch::channel(1);
+        assert!(sender.put(2));
+        assert_eq!(receiver.see(), 2);
+        let held = receiver.borrow();
+        let (ended, ends) = mpsc::channel();
+        thread::spawn(move || ended.send(sender.put(2)).ok());
+        assert_eq!(ends.recv_timeout(DEADLINE), Ok(false));
+        drop(held);
+    }
+}

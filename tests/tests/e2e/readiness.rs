@@ -1,0 +1,92 @@
+//! Readiness of deployed releases: after a restart, and while a pause holds an upgrade back.
+
+use anyhow::Result;
+use krypton_common::names;
+use krypton_tests::{
+    Cluster, Mode, Pair,
+    fleet::{Desk, condition},
+    in_both_modes,
+};
+use serde_json::{Value, json};
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+
+in_both_modes!(missing_workload_stays_not_ready);
+
+/// The Deployment of the release of Tenant acme, as it can be applied again.
+async fn deployment(cluster: &Cluster, release: &str) -> Result<Value> {
+    let words = ["deployment", release, "--namespace=acme", "--output=json"];
+    let found = cluster.kubectl(["get"].iter().chain(&words)).await?;
+    let mut object: Value = serde_json::from_str(&found)?;
+    let of_the_server = [
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "managedFields",
+    ];
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.retain(|field, _| !of_the_server.contains(&field.as_str()));
+    }
+    object["status"].take();
+    Ok(object)
+}
+
+async fn delete(cluster: &Cluster, release: &str) {
+    let words = ["delete", "deployment", release, "--namespace=acme"];
+    cluster.kubectl(words).await.unwrap();
+}
+
+async fn missing_workload_stays_not_ready(mode: Mode) {
+    let (mut pair, _repository, values) = Pair::with_small_chart("missing", mode).await.unwrap();
+    let desk = pair.desk();
+    let release = pair.release("acme");
+    let [ready, progress] = ["ClusterReady", "ClusterProgress"].map(|kind| pair.condition(kind));
+    let lost = (ready.as_str(), "False", "NotReady");
+    desk.create("default", "acme", json!({})).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let there = deployment(pair.cluster(), &release).await.unwrap();
+    delete(pair.cluster(), &release).await;
+    desk.shows("default", "acme", &[lost]).await.unwrap();
+
+    restart(&mut pair, &desk, mode).await;
+    let tenant = desk.tenants("default").get("acme").await.unwrap();
+    let conditions = tenant.status.unwrap_or_default().conditions;
+    let now = condition(&conditions, &ready).unwrap();
+    assert_eq!((now.status.as_str(), now.reason.as_str()), (lost.1, lost.2));
+
+    // The pause holds the upgrade back. Readiness is still followed, also after a restart.
+    let paused = (progress.as_str(), "False", "Paused");
+    desk.annotate("default", "acme", names::PAUSED_ANNOTATION, "true")
+        .await
+        .unwrap();
+    values.write("{replicaCount: 0, message: other}").unwrap();
+    desk.shows("default", "acme", &[paused, lost])
+        .await
+        .unwrap();
+    pair.cluster().apply(&there.to_string()).await.unwrap();
+    let back = (ready.as_str(), "True", "NoChange");
+    desk.shows("default", "acme", &[paused, back])
+        .await
+        .unwrap();
+    restart(&mut pair, &desk, mode).await;
+    delete(pair.cluster(), &release).await;
+    desk.shows("default", "acme", &[paused, lost])
+        .await
+        .unwrap();
+    let revisions = desk.revisions("acme", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    pair.stop().await.unwrap();
+}
+
+async fn restart(pair: &mut Pair, desk: &Desk, mode: Mode) {
+    let holder = desk.holder().await.unwrap();
+    pair.stop().await.unwrap();
+    pair.start_hub_again().unwrap();
+    if mode == Mode::Agent {
+        pair.start_agent_again().unwrap();
+    }
+    desk.held_by_another(&holder).await.unwrap();
+    // A Lease period with the Lease held: everything has been looked at.
+    desk.lease_renewed().await.unwrap();
+}
