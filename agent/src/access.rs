@@ -6,6 +6,7 @@ mod limit;
 mod local;
 mod pace;
 mod service_account;
+mod swap;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +20,15 @@ use tower::util::MapResponseLayer;
 
 pub(crate) use kubeconfig::pem;
 pub use kubeconfig::{RenderError, kubeconfig_yaml, write_kubeconfig};
+use limit::LimitLayer;
 pub use limit::{CutOff, Excess, Limits, Report};
 pub use local::{
     ConfigError, Found, InCluster, LocalError, LocalSource, from_kubeconfig, local,
     read_kubeconfig, service_account_namespace, without_content,
 };
-use limit::LimitLayer;
 use pace::PaceLayer;
 pub use service_account::{ServiceAccount, acting_as};
+pub use swap::Swap;
 
 /// Longest wait for a connection to any apiserver.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -34,7 +34,7 @@ fn limits() -> Limits {
 
 struct Server {
     client: Client,
-    reported: mpsc::UnboundedReceiver<String>,
+    reported: mpsc::Receiver<String>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -47,8 +47,8 @@ async fn server(limits: Limits, head: &'static str, chunk: Vec<u8>, pause: Durat
             tokio::spawn(pour(stream, head, chunk.clone(), pause));
         }
     });
-    let (reports, reported) = mpsc::unbounded_channel();
-    let report: Report = Arc::new(move |cut: &CutOff| drop(reports.send(cut.to_string())));
+    let (reports, reported) = mpsc::channel(64);
+    let report: Report = Arc::new(move |cut: &CutOff| drop(reports.try_send(cut.to_string())));
     let config = Access::new(url.parse().unwrap());
     let client = client_limited(config, "test/1", Arc::new(Notify::new()), limits, report);
     Server {
@@ -112,7 +112,10 @@ async fn endless_line_of_a_watch_is_cut_off() {
         }
     };
     let error = krypton_common::error_chain::chain(&error);
-    assert!(error.contains("an event has more than 65536 bytes"), "{error}");
+    assert!(
+        error.contains("an event has more than 65536 bytes"),
+        "{error}"
+    );
     assert!(server.reported.recv().await.is_some());
 }
 
@@ -195,7 +198,9 @@ async fn watcher_of_a_flooding_server_fails_and_goes_on() {
 fn events_of_a_watch_are_counted_one_by_one() {
     let mut meter = Meter::new(Kind::Watch, limits());
     for _ in 0..10 {
-        meter.read(&[vec![b' '; 40_000], b"\n".to_vec()].concat()).unwrap();
+        meter
+            .read(&[vec![b' '; 40_000], b"\n".to_vec()].concat())
+            .unwrap();
     }
     meter.read(&vec![b' '; 40_000]).unwrap();
     let excess = meter.read(&vec![b' '; 40_000]);
