@@ -2,9 +2,11 @@
 //! kubeconfig for helm.
 
 mod kubeconfig;
+mod limit;
 mod local;
 mod pace;
 mod service_account;
+mod swap;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +20,15 @@ use tower::util::MapResponseLayer;
 
 pub(crate) use kubeconfig::pem;
 pub use kubeconfig::{RenderError, kubeconfig_yaml, write_kubeconfig};
+use limit::LimitLayer;
+pub use limit::{CutOff, Excess, Limits, Report};
 pub use local::{
     ConfigError, Found, InCluster, LocalError, LocalSource, from_kubeconfig, local,
     read_kubeconfig, service_account_namespace, without_content,
 };
 use pace::PaceLayer;
 pub use service_account::{ServiceAccount, acting_as};
+pub use swap::Swap;
 
 /// Longest wait for a connection to any apiserver.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,14 +51,32 @@ pub fn client_watched(
     refused: Arc<Notify>,
 ) -> Result<Client, kube::Error> {
     let builder = ClientBuilder::try_from(bounded(config, user_agent))?;
-    let layer = MapResponseLayer::new(move |response: http::Response<_>| {
-        if response.status() == StatusCode::UNAUTHORIZED {
-            refused.notify_one();
-        }
-        response
-    });
     let builder = builder.with_layer(&PaceLayer::default());
+    let layer = MapResponseLayer::new(move |response| told_of_refusal(response, &refused));
     Ok(builder.with_layer(&layer).build())
+}
+
+/// As [`client_watched`], for an API server that is not trusted: its answers are limited, and each that
+/// exceeds a limit is told to `report`.
+pub fn client_limited(
+    config: Config,
+    user_agent: &'static str,
+    refused: Arc<Notify>,
+    limits: Limits,
+    report: Report,
+) -> Result<Client, kube::Error> {
+    let builder = ClientBuilder::try_from(bounded(config, user_agent))?;
+    let builder = builder.with_layer(&LimitLayer::new(limits, report));
+    let builder = builder.with_layer(&PaceLayer::default());
+    let layer = MapResponseLayer::new(move |response| told_of_refusal(response, &refused));
+    Ok(builder.with_layer(&layer).build())
+}
+
+fn told_of_refusal<B>(response: http::Response<B>, refused: &Notify) -> http::Response<B> {
+    if response.status() == StatusCode::UNAUTHORIZED {
+        refused.notify_one();
+    }
+    response
 }
 
 fn bounded(mut config: Config, user_agent: &'static str) -> Config {

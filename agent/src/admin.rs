@@ -11,8 +11,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
-use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use krypton_common::error_chain::chain;
 use prometheus_client::encoding::text::encode;
@@ -20,7 +21,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use bounded_listener::BoundedListener;
+use bounded_listener::{BoundedListener, Bounds};
 
 use crate::watchdog::Watchdog;
 
@@ -104,7 +105,7 @@ pub async fn serve_metrics(
     };
     serve(
         METRICS_FLAG,
-        listener,
+        (listener, Bounds::READERS),
         Router::new().route("/metrics", get(metrics)),
         stop,
     )
@@ -141,16 +142,22 @@ pub async fn serve_health(
     let router = Router::new()
         .route("/healthz", get(healthy))
         .route("/readyz", get(ready));
-    serve(HEALTH_FLAG, listener, router, stop).await
+    // One request per connection: a connection that is kept would take a probe's place.
+    let router = router.layer(map_response(async |mut response: Response| {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+        response
+    }));
+    serve(HEALTH_FLAG, (listener, Bounds::PROBES), router, stop).await
 }
 
 async fn serve(
     flag: &'static str,
-    listener: TcpListener,
+    (listener, bounds): (TcpListener, Bounds),
     router: Router,
     stop: CancellationToken,
 ) -> Result<(), AdminError> {
-    axum::serve(BoundedListener::new(listener), router)
+    axum::serve(BoundedListener::new(listener, bounds), router)
         .with_graceful_shutdown(stop.cancelled_owned())
         .await
         .map_err(|source| AdminError::Serve { flag, source })

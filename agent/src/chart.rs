@@ -19,6 +19,7 @@ use crate::{effect, effect_now};
 mod archive;
 #[cfg(test)]
 mod archive_promises;
+mod astray;
 mod credentials;
 mod download;
 mod error;

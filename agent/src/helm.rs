@@ -42,6 +42,7 @@ use complaint::Complaint;
 use process::{Ending, Job};
 use scratch::Scratch;
 use slots::{Limits, Slots};
+use supervisor::MEMORY_MAX;
 
 /// `helm get` asks for one Secret.
 const LOOK: Duration = Duration::from_secs(10);
@@ -249,6 +250,12 @@ pub enum HelmError {
         signal: i32,
         complaint: String,
     },
+    #[error(
+        "helm {verb} of release {release} needs more than {} MiB of memory and was ended; check what the cluster's \
+         API server answers, and the size of chart and values",
+        MEMORY_MAX >> 20
+    )]
+    OutOfMemory { verb: &'static str, release: String },
     #[error("the cluster takes no writes for now: {complaint}")]
     Suspended { complaint: String },
     #[error("helm {verb} of release {release} failed{}", clause(.complaint))]
@@ -304,7 +311,7 @@ impl HelmError {
             Self::TimedOut { .. } => "timed_out",
             Self::Stopped => "stopped",
             Self::ReleaseNotFound { .. } => "not_found",
-            Self::Killed { .. } => "killed",
+            Self::Killed { .. } | Self::OutOfMemory { .. } => "killed",
             Self::Suspended { .. } => "suspended",
             Self::Failed { .. } => "failed",
             Self::Missing { .. }
@@ -713,6 +720,9 @@ impl Helm {
                 signal,
                 complaint: complaint(&stderr).text,
             }),
+            Ending::Failed { stderr } if complaint::is_out_of_memory(&stderr) => {
+                Err(HelmError::OutOfMemory { verb, release })
+            }
             Ending::Failed { stderr } => {
                 let Complaint {
                     text,

@@ -103,6 +103,7 @@ readlink /proc/self/fd/0 >stdin
     let expected = [
         "GOMAXPROCS",
         "GOMEMLIMIT",
+        "GOTRACEBACK",
         "HELM_CACHE_HOME",
         "HELM_CONFIG_HOME",
         "HELM_DATA_HOME",
@@ -179,6 +180,22 @@ async fn a_failure_carries_the_end_of_standard_error_and_no_secret() {
         0,
         "the values are removed"
     );
+}
+
+/// `tail` keeps all that it reads of one line.
+#[tokio::test]
+async fn helm_that_takes_memory_without_end_is_ended() {
+    let script = "if head -c 2G /dev/zero | tail >/dev/null 2>&1; then exit 0; fi\n\
+                  echo 'fatal error: runtime: out of memory' >&2; exit 2";
+    let stage = Stage::set(script).await;
+    let (_handle, stop) = never();
+    let helm = stage.helm().await;
+    let slot = helm.slot("edge-1", Urgency::Low).await;
+    let error = helm.upgrade(slot, &stage.upgrade(), &stop).await;
+    let error = error.unwrap_err();
+    assert!(matches!(error, HelmError::OutOfMemory { .. }), "{error}");
+    let told = "needs more than 384 MiB of memory";
+    assert!(error.to_string().contains(told), "{error}");
 }
 
 #[tokio::test]

@@ -329,6 +329,7 @@ impl Enrollment for Enrolment {
     ) -> Result<Response<v1::EnrollResponse>, Status> {
         let peer = request.extensions().get::<Peer>();
         let address = peer.map(|peer| peer.address);
+        peer.inspect(|peer| peer.has_asked());
         let mut request = request.into_inner();
         if let Err(refusal) = self.leads() {
             request.token.zeroize();

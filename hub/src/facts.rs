@@ -38,6 +38,8 @@ pub mod reason {
     pub const CONNECTED: &str = "Connected";
     pub const CONNECTING: &str = "Connecting";
     pub const UNREACHABLE: &str = "Unreachable";
+    /// Its API server answers more than the hub reads.
+    pub const LIMIT_EXCEEDED: &str = "ResponseLimitExceeded";
     /// Nothing is to be written there for now, and nothing has failed.
     pub const SUSPENDED: &str = "Suspended";
     pub const BANNED: &str = "Banned";

@@ -68,6 +68,7 @@ fn caller<T>(request: &Request<T>) -> Result<AgentCertificate, Status> {
 fn not_too_often(member: &Member, asking: Asking) -> Result<(), Status> {
     member.asks(Boot::now(), asking).map_err(|wait| {
         let what = match asking {
+            Asking::Session => "a session",
             Asking::Renewal => "a certificate",
             Asking::Chart => "a chart",
         };
@@ -90,6 +91,7 @@ impl Fleet for FleetService {
         self.sessions.lead.gate()?;
         let certificate = caller(&request)?;
         let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
+        not_too_often(&member, Asking::Session)?;
         let messages = self.sessions.start(
             member,
             certificate,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::access::{
-    ConfigError, Found, InCluster, LocalError, client_named, from_kubeconfig, local,
-    read_kubeconfig, reason_of, without_content,
+    ConfigError, Found, InCluster, Limits, LocalError, Report, client_named, from_kubeconfig,
+    local, read_kubeconfig, reason_of, without_content,
 };
 use krypton_agent::patience::Settling;
 use krypton_common::kubeconfig::{self as sanitizer, Policy};
@@ -194,6 +194,18 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
 /// Must be called inside a tokio runtime.
 pub fn client_watched(config: Config, refused: Arc<Notify>) -> Result<Client, kube::Error> {
     krypton_agent::access::client_watched(config, USER_AGENT, refused)
+}
+
+/// [`krypton_agent::access::client_limited`] under the hub's name.
+///
+/// Must be called inside a tokio runtime.
+pub fn client_limited(
+    config: Config,
+    refused: Arc<Notify>,
+    report: Report,
+) -> Result<Client, kube::Error> {
+    let limits = Limits::default();
+    krypton_agent::access::client_limited(config, USER_AGENT, refused, limits, report)
 }
 
 /// The configuration of a member from its sanitized kubeconfig.

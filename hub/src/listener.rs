@@ -6,6 +6,7 @@
 mod connection;
 mod crowd;
 mod metered;
+mod strangers;
 
 use std::convert::Infallible;
 use std::io;
@@ -40,9 +41,10 @@ use crate::expiry;
 use crate::metrics::{DoorMetrics, SessionMetrics};
 
 pub use connection::{Connection, Peer};
-use connection::{Newcomer, Places};
+use connection::{Life, Newcomer, Places};
 use crowd::{AddressShare, Crowd, MemberShare, one_address};
 use metered::Metered;
+use strangers::{Asked, Full, Strangers};
 
 /// A session, and the few calls that an agent makes beside it.
 const STREAMS: u32 = 16;
@@ -162,10 +164,13 @@ struct Limits {
     /// Connections that have not shown an agent's certificate: four addresses' share, at some 5 KiB
     /// while they wait. The rest of the connections is for agents.
     newcomers: usize,
-    /// Connections without an agent's certificate after the handshake: those that enrol.
+    /// Connections without an agent's certificate after the handshake, to enrol. The oldest makes room for
+    /// the next.
     strangers: usize,
     /// An enrolment takes less.
     stranger: Duration,
+    /// From the end of the handshake to the end of the first request, which agents send without a pause.
+    request: Duration,
     /// All that is read before an agent's certificate is shown: a handshake, and an enrolment of 12 KiB
     /// at most.
     stranger_bytes: u64,
@@ -188,7 +193,7 @@ struct OfAnAddress {
     newcomers: usize,
     /// Half of all: at 0.6 s each, over a long way, a thousand agents take 10 s.
     handshakes: usize,
-    /// As many as enrol at a time, and a quarter of all.
+    /// As many as enrol at a time, and a quarter of all; the oldest makes room for the next.
     strangers: usize,
     /// A fleet of a thousand twice at once, then a tenth of a core.
     handshake_rate: Rate,
@@ -203,6 +208,7 @@ impl Default for Limits {
             newcomers: 4096,
             strangers: 64,
             stranger: Duration::from_secs(30),
+            request: Duration::from_secs(3),
             stranger_bytes: 64 * 1024,
             of_an_address: OfAnAddress {
                 newcomers: 1024,
@@ -336,10 +342,6 @@ enum Refused {
     NewcomersOfAddress(usize),
     #[error("too many handshakes with this address one after the other")]
     Pace,
-    #[error("{0} connections without an agent's certificate are there already")]
-    Strangers(usize),
-    #[error("{0} connections of this address without an agent's certificate are there already")]
-    StrangersOfAddress(usize),
     #[error("cluster {cluster} has {limit} connections already")]
     Member { cluster: String, limit: usize },
 }
@@ -353,9 +355,19 @@ impl Refused {
         match self {
             Self::Slow(_) => "slow",
             Self::Handshake(_) => "handshake",
-            Self::Newcomers(_) | Self::Strangers(_) => "strangers",
-            Self::NewcomersOfAddress(_) | Self::Pace | Self::StrangersOfAddress(_) => "address",
+            Self::Newcomers(_) => Full::All.why(),
+            Self::NewcomersOfAddress(_) | Self::Pace => Full::Address.why(),
             Self::Member { .. } => "member",
+        }
+    }
+}
+
+impl Full {
+    /// In few words, for the metric.
+    fn why(self) -> &'static str {
+        match self {
+            Self::All => "strangers",
+            Self::Address => "address",
         }
     }
 }
@@ -370,7 +382,7 @@ struct Door {
     connections: Arc<Semaphore>,
     handshakes: Semaphore,
     newcomers: Arc<Semaphore>,
-    strangers: Arc<Semaphore>,
+    strangers: Arc<Strangers>,
     addresses: Arc<Crowd<IpAddr, AddressShare>>,
     members: Arc<Crowd<String, MemberShare>>,
     /// Ends every connection.
@@ -394,15 +406,14 @@ impl Door {
             connections: Arc::new(Semaphore::new(limits.connections)),
             handshakes: Semaphore::new(limits.handshakes),
             newcomers: Arc::new(Semaphore::new(limits.newcomers)),
-            strangers: Arc::new(Semaphore::new(limits.strangers)),
+            strangers: Strangers::new(limits.strangers, of_an_address.strangers),
             addresses: Crowd::new(of_an_address.newcomers, move || {
                 let OfAnAddress {
                     handshakes,
-                    strangers,
                     handshake_rate,
                     ..
                 } = of_an_address;
-                AddressShare::new(handshakes, strangers, handshake_rate)
+                AddressShare::new(handshakes, handshake_rate)
             }),
             members: Crowd::new(limits.of_a_member, move || {
                 MemberShare::new(limits.member_bytes)
@@ -446,7 +457,8 @@ impl Door {
         let mut stream = tokio::time::timeout(limit, shaking)
             .await
             .map_err(|_| Refused::Slow(limit))??;
-        let peer = self.peer(address, stream.get_ref().1.peer_certificates());
+        let mut peer = self.peer(address, stream.get_ref().1.peer_certificates());
+        let cut = self.cut.clone();
         let (life, places) = match &peer.certificate {
             Ok(certificate) => {
                 let life = certificate.not_after.duration_since(clock::wall());
@@ -462,20 +474,23 @@ impl Door {
                     .is_of_member(Arc::clone(&of_member.share));
                 // A certificate that has just expired has no time left.
                 let life = Duration::try_from(life).unwrap_or_default();
-                (life, Places::of_member(place, of_member))
+                (Life::of_agent(life), Places::of_member(place, of_member))
             }
             Err(_) => {
-                let limits = &self.limits;
-                let places = [&newcomer.of_address.share.strangers, &self.strangers];
-                let [of_address, of_all] = places.map(|all| Arc::clone(all).try_acquire_owned());
-                let of_address = of_address
-                    .map_err(|_| Refused::StrangersOfAddress(limits.of_an_address.strangers))?;
-                let of_all = of_all.map_err(|_| Refused::Strangers(limits.strangers))?;
-                let places = Places::of_stranger(place, newcomer, [of_all, of_address]);
-                (limits.stranger, places)
+                let (own, full) = self.strangers.enter(one_address(address.ip()));
+                if let Some(full) = full {
+                    self.metrics.refused(full.why());
+                    tracing::debug!(
+                        ?full,
+                        "the oldest connection without an agent's certificate makes room"
+                    );
+                }
+                peer.asked = own.asked.clone();
+                let life = Life::of_stranger(&own, self.limits.request, self.limits.stranger);
+                (life, Places::of_stranger(place, newcomer, own))
             }
         };
-        let (silence, cut) = (self.limits.silence, self.cut.clone());
+        let silence = self.limits.silence;
         Ok(Connection::new(stream, peer, life, silence, cut, places))
     }
 
@@ -512,6 +527,7 @@ impl Door {
         Peer {
             address,
             certificate,
+            asked: Asked::default(),
         }
     }
 }

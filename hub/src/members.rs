@@ -73,9 +73,17 @@ const FETCHING: Rate = Rate {
     each: Duration::from_secs(5),
 };
 
-/// What a member asks for beside its sessions.
+/// Every replica may reconnect twice without a pause, then one replica every two seconds. A refused agent backs
+/// off to 30 s. Each session makes the hub request a full report.
+const CONNECTING: Rate = Rate {
+    burst: 2 * SESSIONS as u64,
+    each: Duration::from_secs(2),
+};
+
+/// A request of a member that the hub limits in rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asking {
+    Session,
     Renewal,
     Chart,
 }
@@ -83,6 +91,7 @@ pub enum Asking {
 #[derive(Debug)]
 struct Allowances {
     saying: [Bucket; 2],
+    connecting: Bucket,
     renewing: Bucket,
     fetching: Bucket,
 }
@@ -111,6 +120,7 @@ impl Member {
             charts: Arc::new(Semaphore::new(CHARTS)),
             allowances: Mutex::new(Allowances {
                 saying: [SAYING, SAYING_AT_ONCE].map(Bucket::new),
+                connecting: Bucket::new(CONNECTING),
                 renewing: Bucket::new(RENEWING),
                 fetching: Bucket::new(FETCHING),
             }),
@@ -135,6 +145,7 @@ impl Member {
     pub fn asks(&self, now: Boot, asking: Asking) -> Result<(), Duration> {
         let mut allowances = self.allowances();
         let bucket = match asking {
+            Asking::Session => &mut allowances.connecting,
             Asking::Renewal => &mut allowances.renewing,
             Asking::Chart => &mut allowances.fetching,
         };
@@ -651,7 +662,11 @@ mod tests {
     fn what_a_member_asks_for_over_and_over_it_gets_slowly() {
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         let now = Boot::now();
-        for (asking, rate) in [(Asking::Renewal, RENEWING), (Asking::Chart, FETCHING)] {
+        for (asking, rate) in [
+            (Asking::Session, CONNECTING),
+            (Asking::Renewal, RENEWING),
+            (Asking::Chart, FETCHING),
+        ] {
             for _ in 0..rate.burst {
                 assert_eq!(member.asks(now, asking), Ok(()));
             }

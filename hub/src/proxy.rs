@@ -50,7 +50,8 @@ impl Access {
             Self::Kubeconfig(origin, _) => Some(origin),
             Self::Home(_) => None,
         };
-        self.digest() == Some(&reached.digest) && origin == reached.origin.as_ref()
+        let used = reached.used();
+        self.digest() == Some(&used.digest) && origin == used.origin.as_ref()
     }
 
     /// Of what a client is made from.
@@ -133,27 +134,28 @@ pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: Ca
     let mut access = inputs.access.clone();
     let mut good: Option<Arc<Reached>> = None;
     loop {
-        let newer = newer(&name, &shared, &mut access, good.as_deref());
         let newer = match good.clone() {
             None => tokio::select! {
                 () = stop.cancelled() => return,
-                newer = newer => newer,
+                newer = newer(&name, &shared, &mut access, None) => newer,
             },
             Some(current) => {
                 let replaced = CancellationToken::new();
                 let acting = act(&name, &shared, &mut inputs, &current, &stop, &replaced);
                 tokio::pin!(acting);
-                tokio::select! {
-                    end = &mut acting => match end {
-                        Break(()) => return,
-                        // Another cluster answers: who, is asked anew.
-                        Continue(()) => {
-                            good = None;
-                            access.mark_changed();
-                            continue;
-                        }
-                    },
-                    newer = newer => {
+                let end = tokio::select! {
+                    end = &mut acting => Err(end),
+                    newer = successor(&name, &shared, &mut access, &current) => Ok(newer),
+                };
+                match end {
+                    Err(Break(())) => return,
+                    // Another cluster responds: identify it again.
+                    Err(Continue(())) => {
+                        good = None;
+                        access.mark_changed();
+                        continue;
+                    }
+                    Ok(newer) => {
                         replaced.cancel();
                         if acting.await.is_break() {
                             return;
@@ -166,6 +168,23 @@ pub async fn run(name: String, shared: Arc<Shared>, mut inputs: Inputs, stop: Ca
         // The sender is gone: the fleet has ended.
         let Some(newer) = newer else { return };
         good = Some(Arc::new(newer));
+    }
+}
+
+/// Has `current` take over each newer access, until there is one that it cannot: that one, or `None` when there
+/// will be none.
+async fn successor(
+    name: &str,
+    shared: &Arc<Shared>,
+    access: &mut watch::Receiver<Access>,
+    current: &Reached,
+) -> Option<Reached> {
+    loop {
+        let newer = newer(name, shared, access, Some(current)).await?;
+        if let Some(other) = current.take_over(newer) {
+            return Some(other);
+        }
+        tracing::info!(member = %name, "a newer kubeconfig of the same cluster is in use");
     }
 }
 
@@ -190,7 +209,7 @@ async fn newer(
             access.changed().await.ok()?;
             continue;
         }
-        let found = match reach::reach(shared, wanted).await {
+        let found = match reach::reach(name, shared, wanted).await {
             Ok(reached) => {
                 if !in_use {
                     resolved(name, shared, is_resolved());
@@ -208,7 +227,7 @@ async fn newer(
                 resolved(name, shared, is_resolved());
                 shared.facts.set(name, |facts| {
                     facts.kubernetes_version = Some(answer.version);
-                    facts.access = reached.validity;
+                    facts.access = reached.used().validity;
                 });
                 let link = State::new(Truth::True, reason::CONNECTED, "");
                 shared.voices.link(name, Some(link), Boot::now());
@@ -435,6 +454,7 @@ async fn reconcile(
     let member = Member {
         name: name.to_owned(),
         source_namespace: reached
+            .used()
             .origin
             .as_ref()
             .and_then(|origin| origin.namespace.clone()),

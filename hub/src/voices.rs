@@ -32,6 +32,8 @@ pub const AGENT_HOLDER: &str = "agent/";
 
 /// A voice is not asked for its whole account more often over a digest.
 const ASK_EVERY: Duration = Duration::from_secs(10);
+/// How long a response beyond the limits shows: longer than any pause before a retry.
+const OFFENCE_STANDS: Duration = Duration::from_secs(5 * 60);
 /// Epochs that a restored home may lie behind: its hub was started so often since the backup.
 const EPOCHS_BEHIND: u64 = 10_000;
 
@@ -126,6 +128,8 @@ struct Member {
     /// Why nobody is to act, said in the place of all else.
     held_back: Option<(&'static str, String)>,
     claims: Claims,
+    /// The response of its API server that the hub cut off, and the time of the last one.
+    offence: Option<(String, Boot)>,
 }
 
 impl Default for Member {
@@ -139,6 +143,7 @@ impl Default for Member {
             link: None,
             held_back: None,
             claims: Claims::default(),
+            offence: None,
         }
     }
 }
@@ -472,6 +477,21 @@ impl Voices {
         });
     }
 
+    /// Records that the hub cut off a response of the member's API server. The first one shows for a while, so
+    /// that the condition does not change with each.
+    pub fn offend(&self, member: &str, message: String, now: Boot) {
+        self.with(member, |this, found| {
+            match &mut found.offence {
+                Some((_, last)) => *last = now,
+                None => {
+                    tracing::warn!(member, problem = %message, "the member's API server answers beyond the limits");
+                    found.offence = Some((message, now));
+                    this.settle(member, found, now);
+                }
+            }
+        });
+    }
+
     /// Looks again at members whose time has come, until `stop`.
     pub async fn keep(&self, stop: CancellationToken) {
         loop {
@@ -532,7 +552,14 @@ impl Voices {
             changed
         });
         let voice = speaker.and_then(|id| Some((id, member.voices.get(&id)?)));
-        let standing = standing(
+        if let Some((_, last)) = &member.offence {
+            let until = Boot(last.0 + OFFENCE_STANDS);
+            match until <= now {
+                true => member.offence = None,
+                false => self.look_again(name, until),
+            }
+        }
+        let mut standing = standing(
             voice.map(|(id, voice)| (id, voice.said.as_ref(), voice.awaited.is_none())),
             member.link.as_ref(),
             member.held_back.as_ref(),
@@ -540,9 +567,11 @@ impl Voices {
             now.since(member.heard) >= SILENCE,
         );
         if speaker.is_none() && now.since(member.heard) < SILENCE {
-            let at = Boot(member.heard.0 + SILENCE);
-            self.due().insert((at, name.to_owned()));
-            self.due_changed.notify_one();
+            self.look_again(name, Boot(member.heard.0 + SILENCE));
+        }
+        if let (Some((message, _)), None) = (&member.offence, &member.held_back) {
+            let state = State::new(Truth::False, reason::LIMIT_EXCEEDED, message.clone());
+            standing.healthy = Some(state);
         }
         // One that no hub of ours can have given is said by a member that lies; it concerns itself alone.
         let given = self.epoch.load(Ordering::Relaxed);
@@ -578,6 +607,11 @@ impl Voices {
             self.deployments.whole(name);
             self.placements.whole(name);
         }
+    }
+
+    fn look_again(&self, name: &str, at: Boot) {
+        self.due().insert((at, name.to_owned()));
+        self.due_changed.notify_one();
     }
 
     fn with<T>(&self, member: &str, act: impl FnOnce(&Self, &mut Member) -> T) -> T {

@@ -1090,6 +1090,28 @@ async fn certificates_and_charts_are_given_to_one_member_at_a_rate_and_to_others
 }
 
 #[tokio::test]
+async fn sessions_of_one_member_are_paced() {
+    let members = names(2);
+    let home = Home::new().with_members(&members);
+    let port = home.listen(None).await;
+    let [greedy, other] = [0, 1].map(|number| home.dialer(port.address, &members[number]));
+    let greedy = greedy.connect().await.unwrap();
+    let mut refused = Code::Ok;
+    for _ in 0..40 {
+        let (_say, said) = mpsc::channel(1);
+        let begun = greedy.fleet().connect(ReceiverStream::new(said)).await;
+        if let Err(status) = begun {
+            refused = status.code();
+        }
+    }
+    assert_eq!(refused, Code::ResourceExhausted);
+    let other = other.connect().await.unwrap();
+    let (_say, said) = mpsc::channel(1);
+    let begun = other.fleet().connect(ReceiverStream::new(said)).await;
+    begun.unwrap();
+}
+
+#[tokio::test]
 async fn an_agent_that_is_started_before_its_hub_connects_when_it_is_there() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;

@@ -148,6 +148,7 @@ fn member() -> Member {
         problem: None,
         applied: Some(applied()),
         ahead: None,
+        not_restored: None,
     }
 }
 

@@ -76,6 +76,12 @@ impl<S> Pace<S> {
     }
 }
 
+/// Whether the request begins a watch.
+pub(super) fn is_watch(uri: &Uri) -> bool {
+    let query = uri.query().unwrap_or_default();
+    query.split('&').any(|part| part == "watch=true")
+}
+
 /// The kind and the selectors of a watch, whatever version it begins at.
 fn watched(uri: &Uri) -> Option<String> {
     let query = uri.query()?;

@@ -1,47 +1,87 @@
-//! A listener that holds few connections, and none that has gone quiet.
+//! Listens for few connections at a time, closes those that take too long, and makes room for newer ones.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// A scraper and a kubelet need one or two each.
-const MAX_CONNECTIONS: usize = 64;
-/// Longer than the usual minute between two scrapes would keep more; they simply connect again.
-const QUIET_LIMIT: Duration = Duration::from_secs(30);
+/// What connections may take up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// A scraper and a kubelet need one or two each.
+    pub(super) connections: usize,
+    /// The longest pause in which nothing is read or written.
+    pub(super) quiet: Duration,
+    /// The longest life of a connection.
+    pub(super) life: Duration,
+}
 
-/// Waits with accepting while `MAX_CONNECTIONS` are open; the kernel's queue holds the next ones.
+impl Bounds {
+    /// For probes: a kubelet waits for a second by default, and connects for each.
+    pub(super) const PROBES: Self = Self {
+        connections: 64,
+        quiet: Duration::from_secs(3),
+        life: Duration::from_secs(5),
+    };
+    /// For scrapers and people. Those that wait for a minute between two requests connect again.
+    pub(super) const READERS: Self = Self {
+        connections: 64,
+        quiet: Duration::from_secs(30),
+        life: Duration::from_secs(3600),
+    };
+}
+
+/// What ends each open connection, the oldest first.
+type Open = Arc<Mutex<BTreeMap<u64, CancellationToken>>>;
+
+fn lock(open: &Open) -> MutexGuard<'_, BTreeMap<u64, CancellationToken>> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Closes the oldest connection when one more comes than there may be.
 #[derive(Debug)]
 pub(super) struct BoundedListener {
     inner: TcpListener,
-    permits: Arc<Semaphore>,
-    quiet_limit: Duration,
+    bounds: Bounds,
+    open: Open,
+    accepted: u64,
 }
 
 impl BoundedListener {
-    pub(super) fn new(inner: TcpListener) -> Self {
-        Self::with_limits(inner, MAX_CONNECTIONS, QUIET_LIMIT)
-    }
-
-    pub(super) fn with_limits(
-        inner: TcpListener,
-        connections: usize,
-        quiet_limit: Duration,
-    ) -> Self {
+    pub(super) fn new(inner: TcpListener, bounds: Bounds) -> Self {
         Self {
             inner,
-            permits: Arc::new(Semaphore::new(connections)),
-            quiet_limit,
+            bounds,
+            open: Open::default(),
+            accepted: 0,
         }
+    }
+
+    fn admit(&mut self) -> (Place, CancellationToken) {
+        let mut open = lock(&self.open);
+        while open.len() >= self.bounds.connections.max(1)
+            && let Some((_, oldest)) = open.pop_first()
+        {
+            oldest.cancel();
+        }
+        self.accepted += 1;
+        let cut = CancellationToken::new();
+        open.insert(self.accepted, cut.clone());
+        let place = Place {
+            number: self.accepted,
+            open: Arc::clone(&self.open),
+        };
+        (place, cut)
     }
 }
 
@@ -50,19 +90,17 @@ impl Listener for BoundedListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (BoundedStream, SocketAddr) {
-        let permit = Arc::clone(&self.permits).acquire_owned().await;
-        let permit = permit.expect("the semaphore is never closed");
         let (stream, address) = Listener::accept(&mut self.inner).await;
-        let quiet = Box::pin(tokio::time::sleep(self.quiet_limit));
-        (
-            BoundedStream {
-                stream,
-                quiet,
-                quiet_limit: self.quiet_limit,
-                _permit: permit,
-            },
-            address,
-        )
+        let (place, cut) = self.admit();
+        let stream = BoundedStream {
+            stream,
+            quiet: Box::pin(tokio::time::sleep(self.bounds.quiet)),
+            quiet_limit: self.bounds.quiet,
+            end: Box::pin(tokio::time::sleep(self.bounds.life)),
+            cut: Box::pin(cut.cancelled_owned()),
+            _place: place,
+        };
+        (stream, address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -70,16 +108,34 @@ impl Listener for BoundedListener {
     }
 }
 
-/// A connection that fails when nothing could be read or written for a while.
+/// One open connection, until it is dropped.
 #[derive(Debug)]
+struct Place {
+    number: u64,
+    open: Open,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.open).remove(&self.number);
+    }
+}
+
+/// A connection that fails when it is quiet or old, or when its place is needed.
 pub(super) struct BoundedStream {
     stream: TcpStream,
     quiet: Pin<Box<Sleep>>,
     quiet_limit: Duration,
-    _permit: OwnedSemaphorePermit,
+    end: Pin<Box<Sleep>>,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    _place: Place,
 }
 
 impl BoundedStream {
+    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        self.end.as_mut().poll(cx).is_ready() || self.cut.as_mut().poll(cx).is_ready()
+    }
+
     /// Passes progress on and puts the deadline off; without progress, asks the deadline.
     fn judge<T>(
         &mut self,
@@ -107,6 +163,9 @@ impl AsyncRead for BoundedStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.is_over(cx) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         let progress = Pin::new(&mut self.stream).poll_read(cx, buf);
         self.judge(progress, cx)
     }
@@ -118,6 +177,9 @@ impl AsyncWrite for BoundedStream {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.is_over(cx) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         let progress = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.judge(progress, cx)
     }
@@ -135,6 +197,9 @@ impl AsyncWrite for BoundedStream {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.is_over(cx) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         let progress = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         self.judge(progress, cx)
     }

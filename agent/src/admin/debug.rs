@@ -15,7 +15,7 @@ use krypton_common::telemetry::LogLevel;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{AdminError, BindAddress, bind, serve};
+use super::{AdminError, BindAddress, Bounds, bind, serve};
 use crate::clock;
 use crate::go_values::parse_duration;
 
@@ -72,7 +72,7 @@ pub async fn serve_debug(
     };
     let router = more.route("/debug/log", get(show).put(set));
     let router = router.layer(from_fn(asked_here));
-    serve(DEBUG_FLAG, listener, router, stop).await
+    serve(DEBUG_FLAG, (listener, Bounds::READERS), router, stop).await
 }
 
 /// A page in the browser of whoever has forwarded the port may have its own name lead here, and is not answered.

@@ -149,30 +149,99 @@ async fn without_a_host_the_loopback_address_answers() {
     server.await.unwrap().unwrap();
 }
 
-#[tokio::test]
-async fn a_quiet_connection_is_closed_and_makes_room_for_the_next() {
+/// Of a kubelet that is patient with a slow machine, and of a test that hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+async fn serve_within(bounds: Bounds) -> (SocketAddr, CancellationToken) {
     let listener = loopback().await;
     let address = listener.local_addr().unwrap();
-    let bounded = BoundedListener::with_limits(listener, 1, Duration::from_millis(50));
+    let bounded = BoundedListener::new(listener, bounds);
     let router = Router::new().route("/healthz", get(|| async { "ok\n" }));
     let stop = CancellationToken::new();
     let server =
         axum::serve(bounded, router).with_graceful_shutdown(stop.clone().cancelled_owned());
-    let server = tokio::spawn(server.into_future());
+    tokio::spawn(server.into_future());
+    (address, stop)
+}
 
-    let mut quiet = TcpStream::connect(address).await.unwrap();
-    assert!(
-        request(address, "/healthz")
-            .await
-            .starts_with("HTTP/1.1 200")
-    );
+/// All that comes until the server closes the connection.
+async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
-    quiet.read_to_end(&mut rest).await.unwrap();
-    assert_eq!(
-        rest, b"",
-        "the quiet connection was closed without an answer"
-    );
+    let reading = stream.read_to_end(&mut rest);
+    let read = tokio::time::timeout(PATIENCE, reading).await;
+    drop(read.expect("the server closes the connection"));
+    rest
+}
 
+#[tokio::test]
+async fn quiet_connection_is_closed() {
+    let bounds = Bounds {
+        quiet: Duration::from_millis(50),
+        life: NEVER,
+        ..Bounds::PROBES
+    };
+    let (address, _stop) = serve_within(bounds).await;
+    let quiet = TcpStream::connect(address).await.unwrap();
+    assert_eq!(until_closed(quiet).await, b"");
+}
+
+#[tokio::test]
+async fn connection_that_trickles_is_closed() {
+    let bounds = Bounds {
+        quiet: NEVER,
+        life: Duration::from_millis(50),
+        ..Bounds::PROBES
+    };
+    let (address, _stop) = serve_within(bounds).await;
+    let (reader, mut writer) = TcpStream::connect(address).await.unwrap().into_split();
+    let trickling = tokio::spawn(async move {
+        while writer.write_all(b"G").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let ended = tokio::time::timeout(PATIENCE, trickling).await;
+    ended.expect("the server closes the connection").unwrap();
+    drop(reader);
+}
+
+#[tokio::test]
+async fn probes_are_answered_beside_held_connections() {
+    let bounds = Bounds {
+        connections: 4,
+        quiet: NEVER,
+        life: NEVER,
+    };
+    let (address, _stop) = serve_within(bounds).await;
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\n")
+            .await
+            .unwrap();
+        held.push(stream);
+    }
+    let answer = tokio::time::timeout(PATIENCE, request(address, "/healthz")).await;
+    let answer = answer.expect("a probe is answered beside held connections");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // The oldest made room.
+    assert_eq!(until_closed(held.remove(0)).await, b"");
+}
+
+#[tokio::test]
+async fn probe_connection_serves_one_request() {
+    let listener = loopback().await;
+    let address = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let readiness = Readiness::new();
+    let server = serve_health(listener, readiness, Watchdog::default(), stop.clone());
+    let server = tokio::spawn(server);
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let one = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(&one.repeat(2)).await.unwrap();
+    let answers = String::from_utf8(until_closed(stream).await).unwrap();
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 1, "{answers}");
     stop.cancel();
     server.await.unwrap().unwrap();
 }

@@ -7,6 +7,7 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
 use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Method, Response, Url};
 
+use super::astray::leads_astray;
 use super::credentials::Credentials;
 use super::{ChartError, ChartRef, index, provenance};
 
@@ -106,6 +107,9 @@ impl Way<'_> {
                 (_, "https") | ("http", "http") => {}
                 ("https", "http") => return Err(redirect("redirected from https to http")),
                 _ => return Err(redirect("redirected to what is not http(s)")),
+            }
+            if let Some(problem) = leads_astray(&ask.url, &next).await {
+                return Err(redirect(problem));
             }
             // Whoever was elsewhere in between may have chosen the way back.
             at_home &= next.origin() == ask.url.origin();
@@ -214,6 +218,14 @@ impl Way<'_> {
         url: Url,
         attempt: &'static str,
     ) -> Result<Response, ChartError> {
+        if let Some(problem) = leads_astray(repo, &url).await {
+            let chart = Arc::clone(self.chart);
+            return Err(ChartError::Redirect {
+                chart,
+                attempt,
+                problem,
+            });
+        }
         let own = url.origin() == repo.origin();
         let credentials;
         let way = if own {

@@ -19,6 +19,7 @@ use challenge::Challenge;
 use place::Place;
 
 use super::ChartError;
+use super::astray::leads_astray;
 use super::credentials::{self, Login};
 use super::download::{Ask, CHART_LIMIT, Way, is_loopback};
 use super::provenance;
@@ -247,6 +248,10 @@ impl<'a> Registry<'a> {
             .ok_or_else(|| problem("the registry names no address for it"))?;
         if url.scheme() == "http" && !self.way.is_private(&url) {
             return Err(problem("the registry names an address without TLS for it"));
+        }
+        if leads_astray(&self.registry, &url).await.is_some() {
+            let why = "the registry names a loopback, link-local or metadata address for it";
+            return Err(problem(why));
         }
         {
             let pull = format!("repository:{}:pull", self.place.repository);

@@ -54,6 +54,16 @@ pub(super) fn is_suspended(text: &str) -> bool {
     SUSPENDED.iter().any(|words| text.contains(words))
 }
 
+/// Whether Go's runtime ended the program because it got no more memory.
+pub(super) fn is_out_of_memory(stderr: &[u8]) -> bool {
+    let said = String::from_utf8_lossy(stderr);
+    let fatal = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("fatal error: "));
+    let mut fatal = fatal.map(str::to_lowercase);
+    fatal.any(|why| why.contains("out of memory") || why.contains("cannot allocate memory"))
+}
+
 /// A reading of helm's standard error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Complaint {
@@ -188,6 +198,28 @@ mod tests {
 
     fn complaint(stderr: &str) -> Complaint {
         Complaint::of(stderr.as_bytes(), &[])
+    }
+
+    #[test]
+    fn end_of_memory_is_told_by_the_runtimes_words() {
+        for (said, out) in [
+            ("fatal error: runtime: out of memory\n", true),
+            (
+                "a warning\nfatal error: out of memory allocating heap arena map\n",
+                true,
+            ),
+            (
+                "runtime: mmap: x\nfatal error: runtime: cannot allocate memory\n",
+                true,
+            ),
+            (
+                "fatal error: all goroutines are asleep - deadlock!\n",
+                false,
+            ),
+            ("Error: pod a was killed: out of memory\n", false),
+        ] {
+            assert_eq!(is_out_of_memory(said.as_bytes()), out, "{said}");
+        }
     }
 
     #[test]

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, kill_current_process_group, kill_process,
-    setpgid, waitid,
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getrlimit,
+    kill_current_process_group, kill_process, setpgid, setrlimit, waitid,
 };
 
 use crate::clock::Boot;
@@ -31,6 +31,11 @@ const TICK: Duration = Duration::from_millis(500);
 pub(super) const NOT_STARTED: u8 = 126;
 /// Added to the number of the signal that killed helm, as shells do.
 pub(super) const SIGNALLED: u8 = 128;
+
+/// The most memory that a helm may map to write to: what it reads of a cluster or a chart may be without end, and
+/// is not to take the memory of the others in the container. Go maps 90 MiB before it does anything, and its
+/// collector keeps below the 200 MiB of GOMEMLIMIT what it can. Not RLIMIT_AS: Go reserves far more than it uses.
+pub(super) const MEMORY_MAX: u64 = 384 << 20;
 
 /// How a time is told to the supervisor: both have the same clock.
 pub(super) fn millis(until: Boot) -> u64 {
@@ -67,6 +72,9 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
         && let Err(error) = setpgid(None, None)
     {
         return refuse(&format!("no process group of its own: {error}"));
+    }
+    if let Err(error) = limit_memory() {
+        return refuse(&format!("no limit of memory: {error}"));
     }
     let mut helm = match start(&binary, line, output) {
         Ok(helm) => helm,
@@ -111,6 +119,19 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Of this process, which needs next to nothing, and of all that it starts.
+fn limit_memory() -> rustix::io::Result<()> {
+    let most = getrlimit(Resource::Data).maximum.unwrap_or(u64::MAX);
+    let limit = Some(MEMORY_MAX.min(most));
+    setrlimit(
+        Resource::Data,
+        Rlimit {
+            current: limit,
+            maximum: limit,
+        },
+    )
 }
 
 fn is_over(until: &AtomicU64) -> bool {

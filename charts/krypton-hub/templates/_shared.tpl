@@ -388,9 +388,13 @@ securityContext:
   from:
     {{- toYaml .Values.networkPolicy.metricsFrom | nindent 4 }}
 {{- end }}
-# The kubelet's probes, which come from the node: no selector has them.
+{{- with .Values.networkPolicy.probesFrom }}
+# Probes. The pod's own node needs no rule.
 - ports:
     - {protocol: TCP, port: health}
+  from:
+    {{- toYaml . | nindent 4 }}
+{{- end }}
 {{- with .Values.networkPolicy.extraIngress }}
 {{ toYaml . }}
 {{- end }}

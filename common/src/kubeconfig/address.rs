@@ -109,20 +109,75 @@ fn zone_of(ip: IpAddr) -> Zone {
         },
         IpAddr::V6(ip) if ip.is_loopback() || ip.is_unspecified() => Zone::Loopback,
         IpAddr::V6(ip) if ip.is_unicast_link_local() || ip.is_multicast() => Zone::LinkLocal,
-        IpAddr::V6(ip) => embedded(ip).map_or(Zone::Elsewhere, |ip| zone_of(ip.into())),
+        IpAddr::V6(ip) => worst(embedded(ip)),
     }
 }
 
-/// The IPv4 address that an IPv6 one stands for: mapped, compatible, by NAT64, by 6to4.
-fn embedded(ip: Ipv6Addr) -> Option<Ipv4Addr> {
+fn worst(embedded: [Option<Ipv4Addr>; 4]) -> Zone {
+    let zones = embedded.into_iter().flatten().map(|ip| zone_of(ip.into()));
+    zones.fold(Zone::Elsewhere, |worst, zone| match (worst, zone) {
+        (Zone::Loopback, _) | (_, Zone::Elsewhere) => worst,
+        (_, zone) => zone,
+    })
+}
+
+/// The IPv4 addresses that an IPv6 one may stand for, by each mechanism of transition.
+fn embedded(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
     let of =
         |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
+    let one = |high: u16, low: u16| [of(high, low), None, None, None];
     match ip.segments() {
-        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] => of(high, low),
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => of(high, low),
-        [0x2002, high, low, ..] => of(high, low),
-        _ => None,
+        // Compatible and mapped (RFC 4291), translated (RFC 2765).
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0, 0, 0, 0, 0xffff, 0, high, low] => {
+            one(high, low)
+        }
+        // NAT64 (RFC 6052), by the prefix of all networks.
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => one(high, low),
+        [0x64, 0xff9b, 1, rest @ ..] => of_own_prefix(rest),
+        // 6to4 (RFC 3056).
+        [0x2002, high, low, ..] => one(high, low),
+        // Teredo (RFC 4380): its server, and its client with all bits turned.
+        [0x2001, 0, high, low, _, _, client_high, client_low] => {
+            [of(high, low), of(!client_high, !client_low), None, None]
+        }
+        // ISATAP (RFC 5214).
+        [_, _, _, _, 0 | 0x200, 0x5efe, high, low] => one(high, low),
+        _ => [None; 4],
     }
+}
+
+/// By a NAT64 prefix that a network chooses (RFC 8215), of 96, 64, 56 or 48 bits: which one is not known. With
+/// the shorter ones an octet of zeros lies within the address, and zeros follow it (RFC 6052). What would begin
+/// with a zero is no address, but another prefix' zeros.
+fn of_own_prefix(rest: [u16; 5]) -> [Option<Ipv4Addr>; 4] {
+    let [
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        o6,
+        o7,
+        _,
+        o9,
+        o10,
+        o11,
+        o12,
+        o13,
+        o14,
+        o15,
+    ] = Ipv6Addr::from([0, 0, 0, rest[0], rest[1], rest[2], rest[3], rest[4]]).octets();
+    let of = |octets: [u8; 4], after: &[u8]| {
+        let is_one = octets[0] != 0 && after.iter().all(|octet| *octet == 0);
+        is_one.then(|| Ipv4Addr::from(octets))
+    };
+    [
+        of([o12, o13, o14, o15], &[]),
+        of([o9, o10, o11, o12], &[o13, o14, o15]),
+        of([o7, o9, o10, o11], &[o12, o13, o14, o15]),
+        of([o6, o7, o9, o10], &[o11, o12, o13, o14, o15]),
+    ]
 }
 
 #[cfg(test)]
@@ -165,6 +220,19 @@ mod tests {
             "::ffff:0:0",
             "64:ff9b::7f00:1",
             "2002:7f00:1::",
+            // Of a network's own NAT64, with prefixes of 96, 64, 56 and 48 bits.
+            "64:ff9b:1::7f00:1",
+            "64:ff9b:1:fffe:7f:0:100::",
+            "64:ff9b:1:ff7f:0:1::",
+            "64:ff9b:1:7f00:0:100::",
+            // Translated.
+            "::ffff:0:7f00:1",
+            // Teredo: the server, and the client.
+            "2001:0:7f00:1::",
+            "2001:0:102:304:0:0:80ff:fffe",
+            // ISATAP.
+            "2001:db8::5efe:7f00:1",
+            "2001:db8::200:5efe:7f00:1",
             "localhost",
             "LocalHost",
             "localhost.",
@@ -202,6 +270,13 @@ mod tests {
             "::ffff:100.100.100.200",
             "64:ff9b::a9fe:a9fe",
             "2002:a9fe:a9fe::1",
+            "64:ff9b:1::a9fe:a9fe",
+            "64:ff9b:1:0:a9:fea9:fe00:0",
+            "64:ff9b:1:a9fe:a9:fe00::",
+            "2001:0:a9fe:a9fe::",
+            "2001:0:102:304:0:0:5601:5601",
+            "fec0::1:0:5efe:a9fe:a9fe",
+            "::ffff:0:a9fe:a9fe",
             "metadata.google.internal",
             "Metadata.Google.Internal.",
             "metadata.goog",
@@ -233,6 +308,11 @@ mod tests {
             "2001:db8::1",
             "::ffff:10.0.0.1",
             "64:ff9b::a00:1",
+            "64:ff9b:1::a00:1",
+            "64:ff9b:1:0:a:0:100::",
+            "64:ff9b:1:a:0:1::",
+            "64:ff9b:1:a00:0:100::",
+            "2001:0:102:304:0:0:f5ff:fffe",
             "edge-1.example.org",
             "localhost.example.org",
             "notlocalhost",
@@ -291,6 +371,9 @@ mod tests {
                 plain.to_ipv6_mapped(),
                 Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low),
                 Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1),
+                Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, high, low),
+                Ipv6Addr::new(0x2001, 0, 0x102, 0x304, 0, 0, !high, !low),
+                Ipv6Addr::new(0xfd00, 0, 0, 1, 0, 0x5efe, high, low),
             ] {
                 prop_assert_eq!(
                     refused_address(plain.into(), &STRICT),

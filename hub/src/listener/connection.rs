@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
 use super::crowd::{AddressShare, MemberShare, Place};
 use super::metered::Metered;
+use super::strangers::{Asked, StrangerPlace};
 use crate::authority::AgentCertificate;
 
 /// Who is at the other end.
@@ -23,6 +25,68 @@ pub struct Peer {
     pub address: SocketAddr,
     /// `Err` says what is wrong with it, for people: there is none, or it is no agent's.
     pub certificate: Result<AgentCertificate, String>,
+    pub(super) asked: Asked,
+}
+
+impl Peer {
+    pub fn new(address: SocketAddr, certificate: Result<AgentCertificate, String>) -> Self {
+        Self {
+            address,
+            certificate,
+            asked: Asked::default(),
+        }
+    }
+
+    /// Records that a whole request has come, so the connection may stay until its answer.
+    pub fn has_asked(&self) {
+        self.asked.set();
+    }
+}
+
+/// Until when a connection may last.
+#[derive(Debug)]
+pub(super) struct Life {
+    whole: Duration,
+    /// How long the first request may take.
+    request: Option<(Duration, Asked)>,
+    /// Its place is needed.
+    cut: CancellationToken,
+}
+
+impl Life {
+    pub(super) fn of_agent(whole: Duration) -> Self {
+        Self {
+            whole,
+            request: None,
+            cut: CancellationToken::new(),
+        }
+    }
+
+    pub(super) fn of_stranger(place: &StrangerPlace, request: Duration, whole: Duration) -> Self {
+        Self {
+            whole,
+            request: Some((request.min(whole), place.asked.clone())),
+            cut: place.cut.clone(),
+        }
+    }
+
+    /// Ends when it is over.
+    async fn over(self) {
+        let begun = Instant::now();
+        let timed = async {
+            if let Some((limit, asked)) = self.request {
+                tokio::time::sleep_until(begun + limit).await;
+                if !asked.get() {
+                    return;
+                }
+            }
+            tokio::time::sleep_until(begun + self.whole).await;
+        };
+        tokio::select! {
+            () = timed => {}
+            () = self.cut.cancelled() => {}
+        }
+    }
 }
 
 /// What a connection takes up, given back when it ends.
@@ -39,8 +103,7 @@ enum Kind {
     },
     Stranger {
         _newcomer: Newcomer,
-        _of_all: OwnedSemaphorePermit,
-        _of_address: OwnedSemaphorePermit,
+        _place: StrangerPlace,
     },
 }
 
@@ -65,14 +128,13 @@ impl Places {
     pub(super) fn of_stranger(
         connection: OwnedSemaphorePermit,
         newcomer: Newcomer,
-        [of_all, of_address]: [OwnedSemaphorePermit; 2],
+        place: StrangerPlace,
     ) -> Self {
         Self {
             _connection: connection,
             _kind: Kind::Stranger {
                 _newcomer: newcomer,
-                _of_all: of_all,
-                _of_address: of_address,
+                _place: place,
             },
         }
     }
@@ -100,7 +162,7 @@ impl Connection {
     pub(super) fn new(
         stream: TlsStream<Metered>,
         peer: Peer,
-        life: Duration,
+        life: Life,
         silence: Duration,
         cut: CancellationToken,
         places: Places,
@@ -108,7 +170,7 @@ impl Connection {
         let heard = stream.get_ref().0.heard();
         let end = async move {
             tokio::select! {
-                () = tokio::time::sleep(life) => {}
+                () = life.over() => {}
                 () = heard.silent_for(silence) => {}
                 () = cut.cancelled() => {}
             }

@@ -105,16 +105,13 @@ impl<K: Eq + Hash + fmt::Debug, S> fmt::Debug for Place<K, S> {
 pub(super) struct AddressShare {
     /// For their handshakes.
     pub(super) turns: Arc<Semaphore>,
-    /// For those without an agent's certificate.
-    pub(super) strangers: Arc<Semaphore>,
     handshakes: Mutex<Bucket>,
 }
 
 impl AddressShare {
-    pub(super) fn new(turns: usize, strangers: usize, handshakes: Rate) -> Self {
+    pub(super) fn new(turns: usize, handshakes: Rate) -> Self {
         Self {
             turns: Arc::new(Semaphore::new(turns)),
-            strangers: Arc::new(Semaphore::new(strangers)),
             handshakes: Mutex::new(Bucket::new(handshakes)),
         }
     }
@@ -235,7 +232,7 @@ mod tests {
 
     #[test]
     fn handshakes_of_one_address_are_paced_and_refused_beyond_patience() {
-        let share = AddressShare::new(1, 1, RATE);
+        let share = AddressShare::new(1, RATE);
         for _ in 0..10 {
             assert_eq!(
                 share.next_handshake(NOW, Duration::ZERO),

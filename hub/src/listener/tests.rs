@@ -29,6 +29,8 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
+/// Far above what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// What it never answers to.
 const HANG: &str = "hang";
 
@@ -46,6 +48,7 @@ impl Enrollment for WhoIsThere {
     ) -> Result<Response<v1::EnrollResponse>, Status> {
         let peer = request.extensions().get::<Peer>().unwrap();
         assert!(peer.address.ip().is_loopback());
+        peer.has_asked();
         if request.get_ref().token == HANG {
             self.hanging.notify_one();
             std::future::pending::<()>().await;
@@ -257,18 +260,56 @@ async fn who_does_not_finish_the_handshake_holds_a_place_for_a_while_only() {
 async fn strangers_do_not_take_the_places_of_agents() {
     let limits = Limits {
         strangers: 2,
+        request: PATIENCE,
         ..Limits::default()
     };
     let hub = hub(limits).await;
-    let (mut one, _first) = hub.client(None).await;
+    let mut idle = hub.connect(None).await.unwrap();
     let (mut two, _second) = hub.client(None).await;
-    who(&mut one).await.unwrap();
     who(&mut two).await.unwrap();
-    let mut third = hub.connect(None).await.unwrap();
-    assert!(is_ended(&mut third).await);
+    // The oldest without a request makes room.
+    let (mut three, _third) = hub.client(None).await;
+    who(&mut three).await.unwrap();
+    assert!(is_ended(&mut idle).await);
     let own = Hub::agent(&hub.authority, "edge-1", DAY);
     assert_eq!(hub.ask(Some(own)).await.unwrap(), format!("edge-1 {UID}"));
-    who(&mut one).await.unwrap();
+    who(&mut two).await.unwrap();
+    assert_eq!(hub.metrics.refusals("strangers"), 1);
+}
+
+#[tokio::test]
+async fn idle_strangers_of_four_addresses_leave_room_to_enrol() {
+    let limits = Limits {
+        strangers: 8,
+        stranger: PATIENCE,
+        request: PATIENCE,
+        of_an_address: OfAnAddress {
+            strangers: 2,
+            ..Limits::default().of_an_address
+        },
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    let mut held = Vec::new();
+    for last in 2..6 {
+        for _ in 0..2 {
+            let from = Ipv4Addr::new(127, 0, 0, last);
+            held.push(hub.connect_from(from, None).await.unwrap());
+        }
+    }
+    assert_eq!(hub.ask(None).await.unwrap(), "no client certificate");
+}
+
+#[tokio::test]
+async fn stranger_without_a_request_is_dropped_soon() {
+    let limits = Limits {
+        stranger: PATIENCE,
+        request: Duration::from_millis(50),
+        ..Limits::default()
+    };
+    let hub = hub(limits).await;
+    let mut idle = hub.connect(None).await.unwrap();
+    assert!(is_ended(&mut idle).await);
 }
 
 #[tokio::test]

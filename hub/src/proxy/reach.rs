@@ -1,13 +1,14 @@
 //! How a member is reached: a client, the kubeconfig that helm reads, and who answers.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Namespace;
+use krypton_agent::access::{self, Swap};
+use krypton_agent::clock::{self, Boot};
 use krypton_agent::newest::Newest as _;
-use krypton_agent::{access, clock};
 use krypton_common::conditions::{State, Truth};
 use krypton_common::error_chain::chain;
 use krypton_common::kubeconfig::{Authority, Sanitized, refused_address};
@@ -50,7 +51,16 @@ pub(super) struct Reached {
     pub(super) client: Client,
     /// With the rights that helm has there.
     pub(super) helm_client: Client,
+    /// Replace the access that the two clients use.
+    swaps: [Swap; 2],
     kubeconfig: TempPath,
+    used: Mutex<Arc<Used>>,
+    /// Of the cluster that has answered; empty before.
+    pub(super) uid: String,
+}
+
+/// By which source a member is reached.
+pub(super) struct Used {
     /// What the client was made from; `None`: home itself.
     pub(super) origin: Option<Origin>,
     /// Where it leads; `None`: home itself, which was chosen by whoever started the hub.
@@ -59,21 +69,59 @@ pub(super) struct Reached {
     pub(super) validity: Option<Validity>,
     /// As [`Access::digest`].
     pub(super) digest: String,
-    /// Of the cluster that has answered; empty before.
-    pub(super) uid: String,
     /// Tells the source when the credential is refused.
     _doubting: AbortOnDropHandle<()>,
 }
 
 impl Reached {
+    fn new(clients: [Client; 2], kubeconfig: TempPath, used: Used) -> Self {
+        let swaps = clients.map(Swap::new);
+        Self {
+            client: swaps[0].client(),
+            helm_client: swaps[1].client(),
+            swaps,
+            kubeconfig,
+            used: Mutex::new(Arc::new(used)),
+            uid: String::new(),
+        }
+    }
+
     /// What helm reads.
     pub(super) fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
+
+    pub(super) fn used(&self) -> Arc<Used> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&used)
+    }
+
+    /// Uses the newer access of the same cluster for new calls and Helm runs. Calls and runs in progress keep the
+    /// old one. Returns `newer` if it leads to another cluster, has another namespace, or cannot be used.
+    pub(super) fn take_over(&self, newer: Self) -> Option<Self> {
+        let namespace = |of: &Self| of.used().origin.as_ref().map(|it| it.namespace.clone());
+        if self.uid != newer.uid || namespace(self) != namespace(&newer) {
+            return Some(newer);
+        }
+        // Same path: a running Helm has already read the old file.
+        if let Err(error) = std::fs::rename(&newer.kubeconfig, &self.kubeconfig) {
+            tracing::warn!(%error, "failed to replace the kubeconfig for helm");
+            return Some(newer);
+        }
+        for (ours, theirs) in self.swaps.iter().zip(&newer.swaps) {
+            ours.replace(theirs);
+        }
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = newer.used();
+        None
+    }
 }
 
 /// Makes a client and the file that helm reads.
-pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reached, Unresolved> {
+pub(super) async fn reach(
+    name: &str,
+    shared: &Arc<Shared>,
+    access: Access,
+) -> Result<Reached, Unresolved> {
     let digest = access.digest().cloned().unwrap_or_default();
     let (mut first_hop, mut validity) = (None, None);
     let (origin, made) = match access {
@@ -103,7 +151,12 @@ pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reache
         // Helm has an account of its own on home only.
         let account = shared.helm_account.as_ref().filter(|_| origin.is_none());
         let as_helm = access::acting_as(&config, account);
-        let client = home::client_watched(config, Arc::clone(&refused));
+        let told = Arc::clone(&refused);
+        let client = match &origin {
+            None => home::client_watched(config, told),
+            // Its server is not trusted.
+            Some(_) => home::client_limited(config, told, report_to(name, shared)),
+        };
         let client = client.map_err(ReachError::Client)?;
         let helm_client = match as_helm {
             Some(config) => home::client(config).map_err(ReachError::Client)?,
@@ -113,22 +166,25 @@ pub(super) async fn reach(shared: &Arc<Shared>, access: Access) -> Result<Reache
             .map_err(|error| ReachError::Write(shared.scratch.clone(), error))?;
         let doubting = doubt(Arc::clone(shared), origin.clone(), refused);
         let doubting = tokio::spawn(doubting.in_current_span());
-        Ok(Reached {
-            client,
-            helm_client,
-            kubeconfig,
+        let used = Used {
             origin,
             first_hop,
             validity,
             digest,
-            uid: String::new(),
             _doubting: AbortOnDropHandle::new(doubting),
-        })
+        };
+        Ok(Reached::new([client, helm_client], kubeconfig, used))
     });
     reached.map_err(|error| Unresolved {
         reason: reason::CLIENT_FAILED,
         message: chain(&error),
     })
+}
+
+/// Shows each response beyond the limits in the member's conditions.
+fn report_to(name: &str, shared: &Arc<Shared>) -> access::Report {
+    let (name, voices) = (name.to_owned(), Arc::clone(&shared.voices));
+    Arc::new(move |cut_off| voices.offend(&name, cut_off.to_string(), Boot::now()))
 }
 
 fn validity_of(sanitized: &Sanitized, now: Timestamp) -> Option<Validity> {
@@ -168,7 +224,7 @@ pub(super) async fn identify(
         let asked = {
             // A fleet that is met for the first time is not dialled all at once.
             let _turn = shared.connecting.acquire().await;
-            match leads_astray(shared, reached.first_hop.as_ref()).await {
+            match leads_astray(shared, reached.used().first_hop.as_ref()).await {
                 Some(problem) => Err(problem),
                 None => in_time(IDENTIFY_DEADLINE, ask(&reached.client)).await,
             }
@@ -232,3 +288,6 @@ pub(super) async fn cluster_uid(client: &Client) -> kube::Result<String> {
 pub(super) fn unreachable(problem: String) -> State {
     State::new(Truth::False, reason::UNREACHABLE, problem)
 }
+
+#[cfg(test)]
+mod tests;

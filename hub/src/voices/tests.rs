@@ -555,3 +555,26 @@ fn what_the_hubs_own_way_sees_stands_and_what_it_cannot_see_is_asked_for() {
         assert_eq!(asks.get(), asked);
     }
 }
+
+#[test]
+fn answer_beyond_the_limits_shows_for_a_while() {
+    let fleet = fleet();
+    let healthy = || fleet.facts.get(MEMBER).unwrap().healthy.reason;
+    fleet.voices.open(MEMBER, VoiceId::Proxy, at(1));
+    let said = changes(Some(writing("hub")), &[]);
+    fleet
+        .voices
+        .say(MEMBER, VoiceId::Proxy, said, Some(0), at(1));
+    assert_eq!(healthy(), reason::RECONCILING);
+    fleet.voices.offend(MEMBER, "first".to_owned(), at(2));
+    fleet.voices.offend(MEMBER, "second".to_owned(), at(100));
+    let facts = fleet.facts.get(MEMBER).unwrap();
+    let limited = State::new(Truth::False, reason::LIMIT_EXCEEDED, "first");
+    assert_eq!(facts.healthy, limited);
+    assert_eq!(facts.connected.truth, Truth::True);
+    let settle = |seconds| fleet.voices.link(MEMBER, None, at(seconds));
+    settle(399);
+    assert_eq!(healthy(), reason::LIMIT_EXCEEDED);
+    settle(400);
+    assert_eq!(healthy(), reason::RECONCILING);
+}

@@ -117,10 +117,9 @@ async fn enrol(
         cluster_uid: cluster_uid.to_owned(),
         agent_version: "0.1.0".to_owned(),
     });
-    request.extensions_mut().insert(Peer {
-        address: SocketAddr::from(([127, 0, 0, 1], 1)),
-        certificate: Err("no client certificate".to_owned()),
-    });
+    let address = SocketAddr::from(([127, 0, 0, 1], 1));
+    let peer = Peer::new(address, Err("no client certificate".to_owned()));
+    request.extensions_mut().insert(peer);
     hub.enroll(request).await.map(tonic::Response::into_inner)
 }
 
