@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use krypton_common::redact::url_shown;
 use tokio::sync::watch;
 use tracing::Instrument as _;
 use tracing::field::Empty;
@@ -83,26 +84,6 @@ impl ChartRef {
         match self.name.contains("://") {
             true => url_shown(&self.name),
             false => self.name.clone(),
-        }
-    }
-}
-
-fn url_shown(text: &str) -> String {
-    match reqwest::Url::parse(text) {
-        Ok(mut url) => {
-            url.set_query(None);
-            url.set_fragment(None);
-            let hidden = url.set_username("").and_then(|()| url.set_password(None));
-            if hidden.is_ok() {
-                url.to_string()
-            } else {
-                "(not a URL)".to_owned()
-            }
-        }
-        Err(_) => {
-            let host = text.rsplit_once('@').map_or(text, |(_, host)| host);
-            let path = host.split(['?', '#']).next().unwrap_or_default();
-            path.escape_debug().to_string()
         }
     }
 }

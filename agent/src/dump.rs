@@ -88,7 +88,7 @@ struct AppliedNow {
     digest: String,
 }
 
-/// Which chart, without the user and password of its repository.
+/// Which chart, without the user, password and query of its repository's URL.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ChartShown {
     pub repo: String,

@@ -13,6 +13,7 @@ use crate::fingerprint;
 use crate::handling::Handling;
 use crate::namespaces::NamespaceConfiguration;
 use crate::placed::PlacedTenant;
+use crate::redact::url_shown;
 use crate::values::lay_over;
 
 /// The value that `install_crds` adds.
@@ -45,11 +46,16 @@ pub struct Confidential {
 }
 
 impl ChartState {
-    /// What `status.lastAppliedChart` says: `<repo>/<name>:<version>` (reference 1.3).
+    /// What `status.lastAppliedChart` says: `<repo>/<name>:<version>` (reference 1.3), without credentials.
     pub fn applied_name(&self) -> String {
-        let repo = self.repo.trim_end_matches('/');
+        let repo = url_shown(&self.repo);
+        let repo = repo.trim_end_matches('/');
         let separator = if repo.is_empty() { "" } else { "/" };
-        format!("{repo}{separator}{}:{}", self.name, self.version)
+        let name = match self.name.contains("://") {
+            true => url_shown(&self.name),
+            false => self.name.clone(),
+        };
+        format!("{repo}{separator}{name}:{}", self.version)
     }
 
     /// The values helm gets.
@@ -235,6 +241,23 @@ mod tests {
             values: Map::new(),
             confidential: None,
         }
+    }
+
+    #[test]
+    fn applied_name_holds_no_credential() {
+        assert_eq!(
+            chart().applied_name(),
+            "https://charts.jetstack.io/cert-manager:1.19.1"
+        );
+        let of = |repo: &str, name: &str| ChartState {
+            repo: repo.to_owned(),
+            name: name.to_owned(),
+            ..chart()
+        };
+        let keyed = of("https://me:pw@a.org/charts/?key=1", "small");
+        assert_eq!(keyed.applied_name(), "https://a.org/charts/small:1.19.1");
+        let whole = of("", "oci://me:pw@a.org/small?key=1");
+        assert_eq!(whole.applied_name(), "oci://a.org/small:1.19.1");
     }
 
     #[test]

@@ -218,7 +218,7 @@ async fn a_version_that_is_not_there_names_the_newest() {
     let error = cache.fetch(&repository.chart("9.9.9")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
     let expected = format!(
-        "chart version not found in repository: chart small, version 9.9.9, of http://{}/; \
+        "chart version not found in repository: chart small, version 9.9.9, of http://{}; \
          the newest stable one there is 1.1.0",
         repository.address
     );

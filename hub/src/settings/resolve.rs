@@ -13,6 +13,7 @@ use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
 use krypton_common::names;
 use krypton_common::namespaces::{ConfigurationError, NamespaceConfiguration};
+use krypton_common::redact::{NO_URL, has_userinfo, url_shown};
 use krypton_common::telemetry::LogFormat;
 
 use crate::chart_values::{NotASource, Source};
@@ -452,7 +453,17 @@ impl Inputs<'_> {
                 .strip_prefix(scheme)
                 .is_some_and(|rest| !rest.is_empty())
         });
-        if !is_file && !is_whole && !is_url {
+        for url in [&repo, &name] {
+            if url.text.contains("://") && has_userinfo(&url.text) {
+                return Err(SettingsError::InvalidSecret {
+                    origin: url.origin,
+                    class: "a URL without user and password",
+                    remedy: "put them into a Secret and name it with --chart-credentials-secret",
+                });
+            }
+        }
+        let broken = url_shown(&repo.text) == NO_URL;
+        if broken || (!is_file && !is_whole && !is_url) {
             return Err(SettingsError::InvalidSecret {
                 origin: repo.origin,
                 class: "the URL of a chart repository",
