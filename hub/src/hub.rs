@@ -116,13 +116,14 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
         .filter(|_| profiles);
     let access_providers = provider_file.map(ProviderFile::load).transpose()?;
     let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
+    let private = scratch::private(settings.helm.private_dir.as_deref(), &scratch, "hub")?;
     let profile_access = Access::start(
         provider_file,
         access_providers,
-        scratch.path(),
+        private.path(),
         settings.kubeconfig_policy,
     )
-    .context("making a folder for the credentials of ClusterProfiles failed; name another with --helm-cache-dir")?;
+    .context("making a folder for the credentials of ClusterProfiles failed; name another with --private-dir")?;
     let work = WorkMetrics::default();
     let helm = Arc::new(
         Helm::new(HelmConfig {
@@ -130,6 +131,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
             // Not the path: the program may be replaced on disk while it runs.
             supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
             scratch: scratch.path().join("helm"),
+            private: private.path().join("helm"),
             max_concurrent: settings.helm.max_concurrent,
             max_per_member: settings.helm.max_per_member,
         })
@@ -399,7 +401,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
         voices: Arc::clone(&voices),
         facts,
         grace: settings.proxy_grace,
-        scratch: scratch.path().to_owned(),
+        scratch: private.path().to_owned(),
         helm_account: settings.helm.service_account.clone(),
         notices: Notices::start(client.clone(), instance.clone(), lead.clone()),
         holder,

@@ -207,6 +207,8 @@ pub struct HelmSettings {
     /// Revisions kept of a release.
     pub history_max: u8,
     pub cache_dir: PathBuf,
+    /// For credentials and values; that of `cache_dir` if `None`.
+    pub private_dir: Option<PathBuf>,
 }
 
 /// Where a value came from, for messages.

@@ -363,6 +363,7 @@ securityContext:
   (printf "--retry-max=%s" .Values.helm.retryMax)
   (ternary "--metrics-bind-address=:8080" "--metrics-bind-address=0" .Values.metrics.enabled)
   "--health-probe-bind-address=:8081"
+  "--private-dir=/run/krypton"
   (printf "--log-format=%s" .Values.logFormat)
 }}
 {{- with .Values.otlpEndpoint }}

@@ -202,6 +202,9 @@ pub struct Flags {
     /// Directory for fetched charts and helm's own cache.
     #[arg(long, value_name = "DIRECTORY", help_heading = "Helm")]
     pub helm_cache_dir: Option<String>,
+    /// Directory for kubeconfigs and values while Helm runs, best in memory.
+    #[arg(long, value_name = "DIRECTORY", help_heading = "Helm")]
+    pub private_dir: Option<String>,
 
     /// Address of the metrics endpoint; :PORT means all addresses, 0 switches it off.
     #[arg(long, value_name = "ADDRESS", help_heading = "Process")]

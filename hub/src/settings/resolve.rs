@@ -606,6 +606,7 @@ impl Inputs<'_> {
             max_concurrent,
             max_per_member: self.max_per_member(flags, max_concurrent)?,
             cache_dir,
+            private_dir: self.path("private-dir", &flags.private_dir),
         })
     }
 

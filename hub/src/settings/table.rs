@@ -315,6 +315,7 @@ pub const ROWS: &[Row] = &[
         "`krypton-hub` in `$TMPDIR`, else in `/tmp`",
         NEW,
     ),
+    computed("private-dir", &[], "that of `--helm-cache-dir`", NEW),
     flag(
         "metrics-bind-address",
         &[],

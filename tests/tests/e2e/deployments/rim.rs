@@ -316,6 +316,7 @@ impl Rim {
             supervisor: vec![program.find()?.into(), "helm-run".into()],
             scratch: folder.join("helm"),
             max_concurrent: 2,
+            private: folder.join("private"),
             max_per_member: 2,
         });
         Ok(Tools {
