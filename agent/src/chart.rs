@@ -69,7 +69,7 @@ pub struct ChartRef {
     pub repo: String,
     pub name: String,
     /// Exact SemVer 2, a leading `v` allowed, perhaps with the digest it must have:
-    /// `1.2.3@sha256:…`. Empty means the newest stable one. A range is for [`ChartCache::resolve`].
+    /// `1.2.3@sha256:…`. Empty means the newest stable one. A range is for [`ChartCache::resolve`]: it is not fetched.
     pub version: String,
 }
 
@@ -317,13 +317,6 @@ impl ChartCache {
                 let chart = Arc::new(chart.clone());
                 return Err(Arc::new(ChartError::VersionInvalid { chart }));
             }
-            Some(Asked {
-                wanted: Wanted::Range(_),
-                ..
-            }) => {
-                let chart = Arc::new(chart.clone());
-                return Err(Arc::new(ChartError::Unresolved { chart }));
-            }
             Some(asked) => asked,
         };
         let slot = self.slot(chart);
@@ -447,6 +440,12 @@ impl ChartCache {
     }
 
     async fn load(&self, chart: &Arc<ChartRef>, asked: &Asked) -> Result<Fetched, ChartError> {
+        if matches!(asked.wanted, Wanted::Range(_)) {
+            // The hub has not found it. Whatever hinders it most likely hinders us, so a person is told of that.
+            Box::pin(self.resolve(chart)).await?;
+            let chart = Arc::clone(chart);
+            return Err(ChartError::Unresolved { chart });
+        }
         let proven = self.prover.is_some();
         let fetched = async {
             let came = if oci::is_meant(chart) {

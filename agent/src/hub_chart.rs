@@ -99,7 +99,7 @@ impl Fallback for HubChart {
 fn is_of(desired: &DesiredState, chart: &ChartRef) -> bool {
     let present = &desired.chart;
     (&present.repo, &present.name) == (&chart.repo, &chart.name)
-        && (present.version == chart.version || present.version.is_empty())
+        && (present.version_to_fetch() == chart.version || present.version_to_fetch().is_empty())
 }
 
 enum Problem {

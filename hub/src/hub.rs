@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_agent::chart::{ChartCache, ChartRef, is_range};
+use krypton_agent::chart::{ChartCache, ChartRef};
 use krypton_agent::clock;
 use krypton_agent::drift::DriftMetrics;
 use krypton_agent::fence::Times;
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
 use crate::chart_credentials::{self, ChartCredentials};
-use crate::chart_pin::{self, ChartPin, Meaning};
+use crate::chart_pin::{ChartPin, Meaning};
 use crate::chart_values::fleet_wide::Teller;
 use crate::chart_values::follow::Follow;
 use crate::chart_values::{self, Problem, Readings};
@@ -247,15 +247,13 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
             stop.clone(),
         ));
     }
-    // What a range means is known before anything is given: members never see two meanings in turn.
+    // What a version means is known before anything is given: members never see two meanings in turn.
     let proven = settings.chart.keyring.is_some();
-    let (version_tx, mut version_rx) = watch::channel(Meaning::unread(if proven {
-        chart_pin::withheld(&settings.chart.version)
-    } else {
-        settings.chart.version.clone()
-    }));
+    let unread = Meaning::unread(&settings.chart.version, proven);
+    let by_digest = !proven && settings.chart.version.contains("@sha256:");
+    let (version_tx, mut version_rx) = watch::channel(unread);
     let mut pinned = None;
-    if proven || is_range(&settings.chart.version) {
+    if !by_digest {
         let pin = ChartPin {
             client: client.clone(),
             namespace: settings.namespace.clone(),
@@ -290,12 +288,13 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     overlaying.ask(std::iter::empty());
     tasks.spawn(following.run(stop.clone()));
     // The fleet's chart, or why there is none that is as it should be.
-    let chart = |version: &str, values: &Values, readings: &Readings| {
-        let file = desired::chart_state(&settings.chart, version, values);
+    let chart = |meaning: &Meaning, values: &Values, readings: &Readings| {
+        let (version, pinned) = (&meaning.version, meaning.pinned.as_deref());
+        let file = desired::chart_state(&settings.chart, version, pinned, values);
         chart_values::fleet(file, &settings.chart_values_from, readings).map(Arc::new)
     };
-    let mut version = version_rx.borrow().version.clone();
-    let first = chart(&version, &values, &readings_rx.borrow());
+    let mut meaning = version_rx.borrow().clone();
+    let first = chart(&meaning, &values, &readings_rx.borrow());
     let (given, given_rx) = watch::channel(Given {
         epoch: 0,
         problem: first.as_ref().err().cloned(),
@@ -531,18 +530,19 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     );
 
     let mut led = None;
-    let mut meaning = Meaning::unread(version.clone());
+    // What was read under a tenure is given by the loop alone.
+    meaning.under = None;
     let mut changes = false;
     let mut broken = None;
     loop {
         if std::mem::take(&mut changes) {
-            meaning.clone_from(&version_rx.borrow_and_update());
-            if version != meaning.version {
-                version.clone_from(&meaning.version);
+            let before = std::mem::replace(&mut meaning, version_rx.borrow_and_update().clone());
+            if before.version != meaning.version {
+                let version = &meaning.version;
                 tracing::info!(%version, "the range means another version; every member gets it");
             }
             let values = values_rx.borrow_and_update();
-            let next = chart(&version, &values, &readings_rx.borrow_and_update());
+            let next = chart(&meaning, &values, &readings_rx.borrow_and_update());
             drop(values);
             give(&given, next, &mut teller);
         }

@@ -226,19 +226,23 @@ async fn a_version_that_is_not_there_names_the_newest() {
 }
 
 #[tokio::test]
-async fn an_invalid_version_is_refused_without_asking_the_repository() {
+async fn an_invalid_version_is_refused_and_a_range_is_not_fetched() {
     let repository = Repository::of(&["1.0.0"]).await;
     let (_dir, cache) = cache();
     for version in ["latest", "1.0.0\n", "1.0.0@sha256:12"] {
         let error = cache.fetch(&repository.chart(version)).await.unwrap_err();
         assert_eq!(error.fault(), ChartFault::VersionInvalid, "{version}");
     }
-    // What a range means is for the hub to find out, once for all.
-    for range in ["^1", "1.0", "*"] {
+    assert_eq!(repository.all_hits(), 0);
+    // What a version means is for the hub to find out, once for all.
+    for range in ["^1", "1.0", "*", "=1.0.0"] {
         let error = cache.fetch(&repository.chart(range)).await.unwrap_err();
         assert!(matches!(*error, ChartError::Unresolved { .. }), "{error}");
     }
-    assert_eq!(repository.all_hits(), 0);
+    // What hinders it is told.
+    let error = cache.fetch(&repository.chart("=9.9.9")).await.unwrap_err();
+    assert_eq!(error.fault(), ChartFault::VersionNotFound);
+    assert_eq!(repository.all_hits(), repository.hits("/index.yaml"));
 }
 
 #[tokio::test]

@@ -505,7 +505,7 @@ impl Performer {
         let wanted = ChartRef {
             repo: chart.repo.clone(),
             name: chart.name.clone(),
-            version: chart.version.clone(),
+            version: chart.version_to_fetch().into_owned(),
         };
         // Before anything is announced: without the chart nothing changes for what runs.
         let fetched = Box::pin(self.tools.charts.fetch(&wanted))
@@ -985,6 +985,7 @@ mod tests {
         let mut now = desired(vec![stays.clone()]);
         assert!(!still_ordered(&stays, true, &now));
         now.retire = true;
+                pinned: None,
         assert!(still_ordered(&stays, true, &now));
     }
 }

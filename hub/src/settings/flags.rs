@@ -119,7 +119,7 @@ pub struct Flags {
     /// Name of the chart, the path of a .tgz, or a whole oci URL.
     #[arg(long, value_name = "NAME", help_heading = "Chart")]
     pub chart_name: Option<String>,
-    /// Version of the chart: exact, as 1.2.3 or 1.2.3@sha256:DIGEST, or a range as ^1.2, which is looked up once for all members; empty means the newest stable one, by each member for itself.
+    /// Version of the chart: exact, as 1.2.3 or 1.2.3@sha256:DIGEST, or a range as ^1.2, which is looked up once for all members; empty means the newest stable one, looked up in the same way.
     #[arg(long, value_name = "VERSION", help_heading = "Chart")]
     pub chart_version: Option<String>,
     /// Add the value installCRDs: true.
