@@ -24,6 +24,7 @@ pub use local::{
 };
 use pace::PaceLayer;
 pub use service_account::{ServiceAccount, acting_as};
+pub(crate) use service_account::{client_as, kubeconfig_as};
 
 /// Longest wait for a connection to any apiserver.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -371,6 +371,25 @@ impl ChartCache {
         }
     }
 
+    /// Fetches the chart, and gives its version with its digest. From then on it is remembered under that one.
+    ///
+    /// # Errors
+    /// As `fetch`.
+    pub async fn pin(&self, chart: &ChartRef) -> Result<String, Arc<ChartError>> {
+        let sha256 = self.fetch(chart).await?.sha256;
+        let version = chart.version.split('@').next().unwrap_or_default();
+        let version = format!("{version}@sha256:{sha256}");
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = slots.remove(chart) {
+            let pinned = ChartRef {
+                version: version.clone(),
+                ..chart.clone()
+            };
+            slots.entry(pinned).or_insert(slot);
+        }
+        Ok(version)
+    }
+
     fn slot(&self, chart: &ChartRef) -> Arc<Slot> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = slots.get(chart) {

@@ -1,4 +1,4 @@
-//! Folders of this process alone: for charts and Helm's caches, and for what holds credentials.
+//! Folders of this process alone: one for charts and Helm's caches, one for files with credentials.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use tempfile::TempDir;
 use thiserror::Error;
 
-/// Of hub and agent.
+/// The flag of hub and agent that names the parent of [`private`].
 const PRIVATE_FLAG: &str = "--private-dir";
 
 /// Made by this process.
@@ -98,13 +98,15 @@ mod tests {
     }
 
     #[test]
-    fn folder_of_a_former_container_is_removed() {
+    fn folder_of_an_earlier_container_is_removed() {
         let parent = tempfile::tempdir().unwrap();
         // The first process of each container has the same number.
-        let former = parent.path().join(format!("hub-{}-abc", std::process::id()));
-        std::fs::create_dir(&former).unwrap();
+        let earlier = parent
+            .path()
+            .join(format!("hub-{}-abc", std::process::id()));
+        std::fs::create_dir(&earlier).unwrap();
         let own = folder(parent.path(), "hub", "--dir").unwrap();
-        assert!(!former.exists() && own.path().exists());
+        assert!(!earlier.exists() && own.path().exists());
     }
 
     #[test]

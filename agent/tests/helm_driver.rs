@@ -148,7 +148,11 @@ readlink /proc/self/fd/0 >stdin
         json!({ "message": "hello", "db": { "password": "hunter2" } })
     );
     assert_eq!(stage.read("modes"), "600\n700\n");
-    assert_eq!(entries(&stage.path("private/runs")), 0, "the values are removed");
+    assert_eq!(
+        entries(&stage.path("private/runs")),
+        0,
+        "the values are removed"
+    );
 }
 
 #[tokio::test]

@@ -34,8 +34,8 @@ pub struct ChartState {
     /// Where some of the values are secrets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidential: Option<Confidential>,
-    /// What is fetched, as `1.2.3@sha256:…`; empty while the hub has not found it. Without it, `version` is.
-    /// It is in no fingerprint or digest: what runs is not installed anew for it.
+    /// The version to fetch with its digest, as `1.2.3@sha256:…`; empty while the hub has not found it. `None` means
+    /// `version`. No fingerprint or digest contains it, so a release does not change for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
 }
@@ -51,7 +51,7 @@ pub struct Confidential {
 }
 
 impl ChartState {
-    /// What `status.lastAppliedChart` says: `<repo>/<name>:<version>` (reference 1.3), without credentials.
+    /// The text of `status.lastAppliedChart`: `<repo>/<name>:<version>` (reference 1.3), without credentials.
     pub fn applied_name(&self) -> String {
         let repo = url_shown(&self.repo);
         let repo = repo.trim_end_matches('/');
@@ -239,7 +239,7 @@ impl DesiredState {
         if self.handling.delete_cert_manager_crds {
             content["deleteCertManagerCrds"] = Value::Bool(true);
         }
-        // An agent that does not know it finds another digest, and does nothing.
+        // An agent that does not know it computes another digest, and does nothing.
         if !self.lockdown.is_default() {
             content["lockdown"] = serde_json::json!(self.lockdown);
         }
@@ -429,7 +429,7 @@ mod tests {
         assert_ne!(hasty.digest(), plain.digest());
         let mut pinned = plain.clone();
         pinned.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
-        // An agent that does not know it goes on as before.
+        // An agent that does not know it keeps its behaviour.
         assert_eq!(pinned.digest(), plain.digest());
         assert!(recorded.get("wait").is_none(), "{recorded}");
         let locked = DesiredState {

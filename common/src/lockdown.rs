@@ -1,4 +1,4 @@
-//! What keeps tenants apart that do not trust each other. The same for all members.
+//! Limits for tenants that do not trust each other. All members have the same.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Lockdown {
-    /// An object uses no namespace but its own and those made for it, and takes over no release by its own word.
+    /// An object uses no namespace but its own and those made for it. Its annotations take over no release.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub no_cross_namespace_refs: bool,
     /// The service account of the object's namespace that Helm acts as, where the object names none. Empty: Helm acts
@@ -16,7 +16,7 @@ pub struct Lockdown {
 }
 
 impl Lockdown {
-    /// Whether it is what members do that have been told nothing of it.
+    /// Whether nothing is limited.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -44,8 +44,16 @@ mod tests {
             ("", Some(""), None),
             ("", Some("own"), Some("system:serviceaccount:team-a:own")),
             ("fleet", None, Some("system:serviceaccount:team-a:fleet")),
-            ("fleet", Some(""), Some("system:serviceaccount:team-a:fleet")),
-            ("fleet", Some("own"), Some("system:serviceaccount:team-a:own")),
+            (
+                "fleet",
+                Some(""),
+                Some("system:serviceaccount:team-a:fleet"),
+            ),
+            (
+                "fleet",
+                Some("own"),
+                Some("system:serviceaccount:team-a:own"),
+            ),
         ] {
             let found = with(default).user("team-a", named);
             assert_eq!(found.as_deref(), user, "{default:?} {named:?}");

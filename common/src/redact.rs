@@ -3,7 +3,7 @@
 /// What stands in the place of a secret.
 pub const HIDDEN: &str = "[redacted]";
 
-/// What [`url_shown`] shows of text that is not a URL.
+/// The result of [`url_shown`] for text that is not a URL.
 pub const NO_URL: &str = "(not a URL)";
 
 /// Hides PEM blocks, credentials in URLs, tokens by their looks, and what follows `Bearer`, `password:` and the like.
@@ -11,7 +11,7 @@ pub fn redact(text: &str) -> String {
     redact_words(&redact_userinfo(&redact_pem(text)))
 }
 
-/// A URL for people: without user, password, query and fragment, each of which may hold a credential.
+/// A URL to show: without user, password, query and fragment, each of which may hold a credential.
 pub fn url_shown(text: &str) -> String {
     let open = text.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = open.split_once("://") else {
@@ -26,7 +26,9 @@ pub fn url_shown(text: &str) -> String {
     if !port.bytes().all(|byte| byte.is_ascii_digit()) {
         return NO_URL.to_owned();
     }
-    format!("{scheme}://{host}{path}").escape_debug().to_string()
+    format!("{scheme}://{host}{path}")
+        .escape_debug()
+        .to_string()
 }
 
 /// Whether the authority of a URL names a user or a password.
@@ -228,7 +230,10 @@ mod tests {
     fn shown_url_holds_no_credential() {
         for (url, shown) in [
             ("https://a.org/c", "https://a.org/c"),
-            ("https://a.org:8443/@scope/c/", "https://a.org:8443/@scope/c/"),
+            (
+                "https://a.org:8443/@scope/c/",
+                "https://a.org:8443/@scope/c/",
+            ),
             ("https://me:pw@a.org/c?key=1#x", "https://a.org/c"),
             ("https://me:p@w@[::1]:5/c", "https://[::1]:5/c"),
             ("oci://[::1]/c", "oci://[::1]/c"),

@@ -46,8 +46,7 @@ pub struct Meaning {
 }
 
 impl Meaning {
-    /// Before anything was looked up. Of a chart that must prove itself members get a range, with which they do
-    /// nothing.
+    /// Before the first lookup. If the chart must prove itself, members get a range, with which they do nothing.
     pub fn unread(version: &str, proven: bool) -> Self {
         let (version, pinned) = match proven {
             true => (withheld(version), None),
@@ -221,7 +220,7 @@ impl ChartPin {
         sha256_hex(format!("{repo}\n{name}\n{version}{proven}").as_bytes())
     }
 
-    /// What was asked for means now, with its digest; `settled` is what it means by a record without one.
+    /// The version that the setting means now, with its digest. `settled` is the version of a record without one.
     async fn meaning(&self, settled: Option<&str>) -> Result<String, PinError> {
         let asked = &self.chart.version;
         let version = match settled {
@@ -233,16 +232,15 @@ impl ChartPin {
             None => asked.clone(),
         };
         let chart = ChartRef {
-            version: version.clone(),
+            version,
             ..self.chart.clone()
         };
-        let fetched = Box::pin(self.charts.fetch(&chart)).await;
-        let sha256 = fetched.map_err(PinError::Content)?.sha256;
-        Ok(format!("{}@sha256:{sha256}", unpinned(&version)))
+        let pinned = Box::pin(self.charts.pin(&chart)).await;
+        pinned.map_err(PinError::Content)
     }
 
-    /// What members are given when what was asked for means `content`, a version with its digest. In a version that
-    /// was asked for, or has proven itself, the digest is part of the release; elsewhere it is for the fetch alone.
+    /// The version for members, and what they fetch, if the setting means `content`, a version with its digest. If
+    /// the chart has proven itself, the digest is part of the release. Elsewhere it is for the fetch alone.
     fn given(&self, content: &str) -> (String, Option<String>) {
         let asked = &self.chart.version;
         match (self.proven, is_range(asked)) {
@@ -252,7 +250,7 @@ impl ChartPin {
         }
     }
 
-    /// The same by a record, which of a former version has no digest.
+    /// The same for a record, which may have no digest yet.
     fn recorded(&self, record: &Record) -> (String, Option<String>) {
         match &record.content {
             Some(content) => self.given(content),
@@ -265,8 +263,8 @@ impl ChartPin {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The content that holds now, and how long for, where `found` is what is there. It is recorded by whoever
-    /// leads; others go by the record.
+    /// The content that holds now, and how long for. `found` is the ConfigMap. The leader writes the record, and
+    /// other hubs use it.
     async fn version(
         &self,
         found: Option<ConfigMap>,
@@ -296,7 +294,11 @@ impl ChartPin {
         if !leads() {
             return Ok((content, Some(RETRY_MAX)));
         }
-        let version = if self.proven { &content } else { unpinned(&content) };
+        let version = if self.proven {
+            &content
+        } else {
+            unpinned(&content)
+        };
         let data = [
             (OF, of),
             (RANGE, self.chart.version.clone()),
@@ -650,9 +652,9 @@ mod tests {
                 resolved: at(1),
             };
             assert_eq!(pin.recorded(&record(Some(content))), expected, "{asked}");
-            // A record of a former version: the meaning stands, and members fetch nothing before the content is known.
-            let former = pin.recorded(&record(None)).1;
-            assert_eq!(former.as_deref(), (!proven).then_some(""), "{asked}");
+            // The version of a record without content stands, and members wait for the content.
+            let older = pin.recorded(&record(None)).1;
+            assert_eq!(older.as_deref(), (!proven).then_some(""), "{asked}");
         }
     }
 

@@ -247,7 +247,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
             stop.clone(),
         ));
     }
-    // What a version means is known before anything is given: members never see two meanings in turn.
+    // The version is looked up before members get any: they never see two meanings in turn.
     let proven = settings.chart.keyring.is_some();
     let unread = Meaning::unread(&settings.chart.version, proven);
     let by_digest = !proven && settings.chart.version.contains("@sha256:");
@@ -463,7 +463,11 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
                 findings: findings_rx,
                 namespaces: settings.watch_namespaces.clone(),
                 discovery_namespace: settings.discovery.namespace_of_secrets(&settings.namespace),
-                open_namespaces: settings.discovery.open_namespaces(&settings.namespace),
+                // Under lockdown a label opens a Secret, and nothing else.
+                open_namespaces: match settings.lockdown.no_cross_namespace_refs {
+                    true => BTreeSet::new(),
+                    false => settings.discovery.open_namespaces(&settings.namespace),
+                },
                 check_interval: settings.check_interval,
                 writes: reports.writes.clone(),
             },
@@ -518,6 +522,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
                 place_tenants: settings.place_tenants,
                 overlaying,
                 handling: settings.handling,
+                lockdown: settings.lockdown.clone(),
                 namespaces: settings.namespaces.clone(),
                 lead: lead.clone(),
                 shared,
@@ -530,7 +535,7 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     );
 
     let mut led = None;
-    // What was read under a tenure is given by the loop alone.
+    // The loop alone gives a record that was read under a tenure.
     meaning.under = None;
     let mut changes = false;
     let mut broken = None;

@@ -265,11 +265,12 @@ impl From<&PlacedTenant> for v1::PlacedOrder {
             name,
             uid,
             generation,
-            spec: PlacedSpec {
-                workspace,
-                values,
-                service_account_name,
-            },
+            spec:
+                PlacedSpec {
+                    workspace,
+                    values,
+                    service_account_name,
+                },
             remove,
             adopt,
             paused,
@@ -773,6 +774,7 @@ mod tests {
                     salt: "salt".to_owned(),
                     paths: vec!["/a/b".to_owned()],
                 }),
+                pinned: Some("1.0.0@sha256:ab".to_owned()),
             },
             paused: true,
             retire: false,

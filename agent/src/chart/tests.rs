@@ -226,6 +226,26 @@ async fn a_version_that_is_not_there_names_the_newest() {
 }
 
 #[tokio::test]
+async fn pinned_chart_is_fetched_once() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let (_dir, cache) = cache();
+    let version = cache.pin(&repository.chart("1.0.0")).await.unwrap();
+    let fetched = cache.fetch(&repository.chart(&version)).await.unwrap();
+    assert_eq!(version, format!("1.0.0@sha256:{}", fetched.sha256));
+    assert_eq!(repository.hits("/small-1.0.0.tgz"), 1);
+    // Other content under the same version.
+    let other = packed(&[chart_yaml("small", "1.0.0"), file("small/a", "b")]);
+    repository.answer("/small-1.0.0.tgz", Answer::Body(other));
+    repository.answer(
+        "/index.yaml",
+        Answer::Body(b"entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}".to_vec()),
+    );
+    let (_dir, fresh) = self::cache();
+    let error = fresh.fetch(&repository.chart(&version)).await.unwrap_err();
+    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+}
+
+#[tokio::test]
 async fn an_invalid_version_is_refused_and_a_range_is_not_fetched() {
     let repository = Repository::of(&["1.0.0"]).await;
     let (_dir, cache) = cache();

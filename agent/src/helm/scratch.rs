@@ -16,7 +16,7 @@ use crate::effect_now;
 #[derive(Debug)]
 pub(super) struct Scratch {
     root: PathBuf,
-    /// Holds values and whatever helm writes while it runs.
+    /// Holds values, and Helm's temporary files.
     private: PathBuf,
 }
 

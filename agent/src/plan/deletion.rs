@@ -85,6 +85,7 @@ fn removal(view: &View<'_>) -> Plan {
         // Made by us, and nobody else is in it (design §3, rule 8).
         Some(workspace)
             if workspace.creator.is_some()
+                && view.may_use_workspace()
                 && view.release_key.namespace != "default"
                 && !view.workspace_shared
                 && ownership == Ownership::Free =>

@@ -137,6 +137,12 @@ pub struct Flags {
     /// Place a Tenant of home whose clusterRef names another member on that member, and delete it there with the one at home. Without it, such a Tenant is made on the member by somebody else, and is only shown at home.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Chart")]
     pub place_tenants: Option<String>,
+    /// Keep Tenants and KryptonDeployments to their own namespace and those made for them, open Secrets to them by label alone, and hand nothing over by their own annotations.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Tenants")]
+    pub no_cross_namespace_refs: Option<String>,
+    /// Service account that Helm acts as for an object that names none, in the object's namespace. Krypton must have the right to impersonate it on each cluster.
+    #[arg(long, value_name = "NAME", help_heading = "Tenants")]
+    pub default_service_account: Option<String>,
     /// What becomes of the CRDs in the chart's folder crds: skip, create (with the first installation, as helm does it) or create-replace (and brought up to date before each upgrade). None is ever deleted.
     #[arg(long, value_name = "POLICY", help_heading = "Chart")]
     pub chart_crds: Option<String>,

@@ -39,6 +39,12 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "name of a Secret",
         ),
         (
+            &["--default-service-account=ns/name"],
+            &[],
+            "flag --default-service-account",
+            "the name of a service account",
+        ),
+        (
             &["--chart-credentials-secret=ns/name"],
             &[],
             "flag --chart-credentials-secret",
@@ -322,7 +328,10 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
 
 #[test]
 fn a_password_in_the_repository_url_is_not_repeated() {
-    for url in ["user:hunter2@charts.example.org", "https://user:hun/ter2@charts.example.org"] {
+    for url in [
+        "user:hunter2@charts.example.org",
+        "https://user:hun/ter2@charts.example.org",
+    ] {
         let error = resolve(&[&format!("--chart-repo={url}")], &[]).unwrap_err();
         let said = format!("{error} {error:?}");
         assert!(!said.contains("hun"), "{said}");
@@ -340,7 +349,11 @@ fn chart_urls_with_userinfo_are_refused() {
     for (url, flag) in cases {
         let args = [format!("--{flag}={url}"), "--chart-repo=".to_owned()];
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let args = if flag == "chart-name" { &args[..] } else { &args[..1] };
+        let args = if flag == "chart-name" {
+            &args[..]
+        } else {
+            &args[..1]
+        };
         let said = resolve(args, &[]).unwrap_err().to_string();
         let origin = format!("flag --{flag}: ");
         assert!(said.starts_with(&origin), "{said}");

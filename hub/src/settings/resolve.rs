@@ -11,6 +11,7 @@ use krypton_common::bundle::split_address;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
+use krypton_common::lockdown::Lockdown;
 use krypton_common::names;
 use krypton_common::namespaces::{ConfigurationError, NamespaceConfiguration};
 use krypton_common::redact::{NO_URL, has_userinfo, url_shown};
@@ -73,6 +74,7 @@ pub(super) fn resolve(
             policy.map_err(|_| given.invalid("a policy", "write skip, create or create-replace"))?
         },
         handling: inputs.handling(flags)?,
+        lockdown: inputs.lockdown(flags)?,
         namespaces: inputs.namespaces(flags)?,
         helm,
         retry_max: inputs.duration("retry-max", &flags.retry_max)?,
@@ -619,6 +621,21 @@ impl Inputs<'_> {
             wait,
             delete_cert_manager_crds: self.boolean("delete-cert-manager-crds", flag)?,
             allow_chart_skip: self.allow_chart_skip(),
+        })
+    }
+
+    fn lockdown(&mut self, flags: &Flags) -> Result<Lockdown, SettingsError> {
+        let account = self.text("default-service-account", &flags.default_service_account);
+        if !account.text.is_empty() && !names::is_dns_subdomain(&account.text) {
+            return Err(account.invalid(
+                "the name of a service account",
+                "write the name alone; it is of each Tenant's own namespace",
+            ));
+        }
+        let flag = &flags.no_cross_namespace_refs;
+        Ok(Lockdown {
+            no_cross_namespace_refs: self.boolean("no-cross-namespace-refs", flag)?,
+            default_service_account: account.text,
         })
     }
 

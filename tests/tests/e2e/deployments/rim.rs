@@ -144,6 +144,7 @@ impl Rim {
                 install_crds: false,
                 values: Map::new(),
                 confidential: None,
+                pinned: None,
             },
             authority,
             port,
@@ -315,8 +316,8 @@ impl Rim {
             binary: krypton_tests::Tools::find()?.binary("helm"),
             supervisor: vec![program.find()?.into(), "helm-run".into()],
             scratch: folder.join("helm"),
-            max_concurrent: 2,
             private: folder.join("private"),
+            max_concurrent: 2,
             max_per_member: 2,
         });
         Ok(Tools {
