@@ -32,6 +32,7 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode 
     let config = HelmConfig {
         binary,
         supervisor,
+        private: scratch.with_file_name("private"),
         scratch,
         max_concurrent: 1,
         max_per_member: 1,

@@ -28,6 +28,7 @@ pub use local::{
 };
 use pace::PaceLayer;
 pub use service_account::{ServiceAccount, acting_as};
+pub(crate) use service_account::{client_as, kubeconfig_as};
 pub use swap::Swap;
 
 /// Longest wait for a connection to any apiserver.

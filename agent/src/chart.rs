@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use krypton_common::redact::url_shown;
 use tokio::sync::watch;
 use tracing::Instrument as _;
 use tracing::field::Empty;
@@ -70,7 +71,7 @@ pub struct ChartRef {
     pub repo: String,
     pub name: String,
     /// Exact SemVer 2, a leading `v` allowed, perhaps with the digest it must have:
-    /// `1.2.3@sha256:…`. Empty means the newest stable one. A range is for [`ChartCache::resolve`].
+    /// `1.2.3@sha256:…`. Empty means the newest stable one. A range is for [`ChartCache::resolve`]: it is not fetched.
     pub version: String,
 }
 
@@ -85,26 +86,6 @@ impl ChartRef {
         match self.name.contains("://") {
             true => url_shown(&self.name),
             false => self.name.clone(),
-        }
-    }
-}
-
-fn url_shown(text: &str) -> String {
-    match reqwest::Url::parse(text) {
-        Ok(mut url) => {
-            url.set_query(None);
-            url.set_fragment(None);
-            let hidden = url.set_username("").and_then(|()| url.set_password(None));
-            if hidden.is_ok() {
-                url.to_string()
-            } else {
-                "(not a URL)".to_owned()
-            }
-        }
-        Err(_) => {
-            let host = text.rsplit_once('@').map_or(text, |(_, host)| host);
-            let path = host.split(['?', '#']).next().unwrap_or_default();
-            path.escape_debug().to_string()
         }
     }
 }
@@ -338,13 +319,6 @@ impl ChartCache {
                 let chart = Arc::new(chart.clone());
                 return Err(Arc::new(ChartError::VersionInvalid { chart }));
             }
-            Some(Asked {
-                wanted: Wanted::Range(_),
-                ..
-            }) => {
-                let chart = Arc::new(chart.clone());
-                return Err(Arc::new(ChartError::Unresolved { chart }));
-            }
             Some(asked) => asked,
         };
         let slot = self.slot(chart);
@@ -397,6 +371,25 @@ impl ChartCache {
                 Err(error)
             }
         }
+    }
+
+    /// Fetches the chart, and gives its version with its digest. From then on it is remembered under that one.
+    ///
+    /// # Errors
+    /// As `fetch`.
+    pub async fn pin(&self, chart: &ChartRef) -> Result<String, Arc<ChartError>> {
+        let sha256 = self.fetch(chart).await?.sha256;
+        let version = chart.version.split('@').next().unwrap_or_default();
+        let version = format!("{version}@sha256:{sha256}");
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = slots.remove(chart) {
+            let pinned = ChartRef {
+                version: version.clone(),
+                ..chart.clone()
+            };
+            slots.entry(pinned).or_insert(slot);
+        }
+        Ok(version)
     }
 
     fn slot(&self, chart: &ChartRef) -> Arc<Slot> {
@@ -468,6 +461,12 @@ impl ChartCache {
     }
 
     async fn load(&self, chart: &Arc<ChartRef>, asked: &Asked) -> Result<Fetched, ChartError> {
+        if matches!(asked.wanted, Wanted::Range(_)) {
+            // The hub has not found it. Whatever hinders it most likely hinders us, so a person is told of that.
+            Box::pin(self.resolve(chart)).await?;
+            let chart = Arc::clone(chart);
+            return Err(ChartError::Unresolved { chart });
+        }
         let proven = self.prover.is_some();
         let fetched = async {
             let came = if oci::is_meant(chart) {

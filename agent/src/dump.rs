@@ -89,7 +89,7 @@ struct AppliedNow {
     digest: String,
 }
 
-/// Which chart, without the user and password of its repository.
+/// Which chart, without the user, password and query of its repository's URL.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ChartShown {
     pub repo: String,

@@ -131,6 +131,14 @@ pub struct Flags {
         help_heading = "Helm"
     )]
     pub cache_dir: Option<PathBuf>,
+    /// Folder for kubeconfigs and values while Helm runs, best in memory [default: that of --cache-dir].
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "KRYPTON_PRIVATE_DIR",
+        help_heading = "Helm"
+    )]
+    pub private_dir: Option<PathBuf>,
 
     /// Address of the metrics endpoint; :PORT means all addresses, 0 switches it off.
     #[arg(

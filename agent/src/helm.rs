@@ -58,8 +58,10 @@ pub struct HelmConfig {
     pub binary: PathBuf,
     /// Runs [`supervise`] with the arguments that follow: for instance `[current_exe, "helm-run"]`.
     pub supervisor: Vec<OsString>,
-    /// A folder of this driver alone; it is created, and what an earlier process left is removed.
+    /// A folder of this driver alone for helm's caches; it is created.
     pub scratch: PathBuf,
+    /// The same for values and helm's temporary files; what an earlier process left is removed.
+    pub private: PathBuf,
     /// How many helm processes may live at once; at least 1.
     pub max_concurrent: usize,
     /// How many of them may be of one member; at least 1.
@@ -205,7 +207,7 @@ pub enum HelmError {
     NoSupervisor,
     #[error(
         "the folder {} for helm's files cannot be used; is the disk full or read-only? \
-         Make room there, or name another folder (--helm-cache-dir of the hub, --cache-dir of the agent)",
+         Make room there, or name another folder (--private-dir; --helm-cache-dir of the hub, --cache-dir of the agent)",
         .path.display()
     )]
     Scratch {
@@ -374,7 +376,7 @@ impl Helm {
             return Err(HelmError::NoSupervisor);
         }
         let host = command::Host::read();
-        let scratch = Scratch::prepare(&config.scratch)?;
+        let scratch = Scratch::prepare(&config.scratch, &config.private)?;
         config.max_concurrent = config.max_concurrent.max(1);
         config.max_per_member = config.max_per_member.clamp(1, config.max_concurrent);
         let slots = Slots::new(Limits {

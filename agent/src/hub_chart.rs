@@ -100,7 +100,7 @@ impl Fallback for HubChart {
 fn is_of(desired: &DesiredState, chart: &ChartRef) -> bool {
     let present = &desired.chart;
     (&present.repo, &present.name) == (&chart.repo, &chart.name)
-        && (present.version == chart.version || present.version.is_empty())
+        && (present.version_to_fetch() == chart.version || present.version_to_fetch().is_empty())
 }
 
 enum Problem {
@@ -198,6 +198,7 @@ mod tests {
                 install_crds: false,
                 values: serde_json::Map::new(),
                 confidential: None,
+                pinned: None,
             },
             paused: false,
             retire: false,
@@ -205,6 +206,7 @@ mod tests {
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
+            lockdown: krypton_common::lockdown::Lockdown::default(),
             namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
             deployments: Vec::new(),
             placed: Vec::new(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_common::deployment::{DeploymentKey, DesiredDeployment};
+use krypton_common::names;
 use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::Tenant;
 use kube::runtime::watcher::Event;
@@ -101,6 +102,8 @@ pub struct Workspace {
     pub terminating: bool,
     /// The UID of the Tenant that we made it for; `None` when it is not ours.
     pub creator: Option<String>,
+    /// Whom its operator lets use it, and take over the release in it: `NAMESPACE/NAME`.
+    pub open_to: Option<String>,
     pub uid: String,
     /// Of one that is ours.
     pub words: Option<Box<Words>>,
@@ -113,6 +116,9 @@ impl Workspace {
         Self {
             terminating: meta.deletion_timestamp.is_some(),
             uid: meta.uid.clone().unwrap_or_default(),
+            open_to: (meta.annotations.as_ref())
+                .and_then(|annotations| annotations.get(names::ADOPT_ANNOTATION))
+                .cloned(),
             words: creator.is_some().then(|| Box::new(Words::of(meta))),
             creator,
         }

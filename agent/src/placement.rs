@@ -199,6 +199,7 @@ fn ordered(order: &PlacedTenant, mut tenant: Tenant) -> Tenant {
         // It is for the cluster that it is on.
         cluster_ref: None,
         values: order.spec.values.clone(),
+        service_account_name: order.spec.service_account_name.clone(),
     };
     tenant
 }
@@ -233,6 +234,7 @@ mod tests {
             spec: PlacedSpec {
                 workspace: Some("acme-ws".to_owned()),
                 values: None,
+                service_account_name: None,
             },
             ..PlacedTenant::default()
         }

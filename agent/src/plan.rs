@@ -590,6 +590,37 @@ impl View<'_> {
             .annotation(&names::fingerprint_annotation(self.cluster))
     }
 
+    /// The operator of the workspace has opened it to this object.
+    fn is_let_in(&self) -> bool {
+        let open_to = self
+            .workspace
+            .and_then(|workspace| workspace.open_to.as_deref());
+        open_to.and_then(|open_to| open_to.split_once('/'))
+            == Some((self.subject.namespace(), self.subject.name()))
+    }
+
+    /// Whether the object may use its workspace: under lockdown its own namespace, and such as were made for it.
+    fn may_use_workspace(&self) -> bool {
+        let Some(workspace) = self.workspace else {
+            return true;
+        };
+        if !self.desired.lockdown.no_cross_namespace_refs
+            || self.release_key.namespace == self.subject.namespace()
+        {
+            return true;
+        }
+        let made_for = workspace.creator.as_deref();
+        // The Tenant was restored since, under another UID. Only who may write there can label a release.
+        let before = |revision: &Revision| {
+            revision.owner_uid.is_some()
+                && revision.owner_uid.as_deref() == made_for
+                && revision.owner_namespace.as_deref() == Some(self.subject.namespace())
+        };
+        made_for == Some(self.subject.uid())
+            || self.newest().is_some_and(before)
+            || self.is_let_in()
+    }
+
     /// Design §3, rule 7, and the rule that nothing of others is taken over.
     fn ownership(&self) -> Ownership {
         let release = &self.release_key.name;
@@ -622,8 +653,21 @@ impl View<'_> {
             ));
         }
         let adopt = names::ADOPT_ANNOTATION;
-        let adopted = self.subject.annotation(adopt) == Some("true");
-        let remedy = format!("annotate this {kind} with {adopt}=true to take it over");
+        let lockdown = self.desired.lockdown.no_cross_namespace_refs;
+        let (adopted, remedy) = match lockdown {
+            true => {
+                let (namespace, of) = (&self.release_key.namespace, self.subject.namespace());
+                let name = self.subject.name();
+                let remedy = format!(
+                    "an operator of the cluster can annotate namespace {namespace} with {adopt}={of}/{name} to hand it over"
+                );
+                (self.is_let_in(), remedy)
+            }
+            false => (
+                self.subject.annotation(adopt) == Some("true"),
+                format!("annotate this {kind} with {adopt}=true to take it over"),
+            ),
+        };
         match (self.newest(), owner_uid) {
             // The original's CRD of G3 has no workspace: what is written under it loses that.
             (None, _) if let Some(namespace) = self.elsewhere => Ownership::Theirs(format!(
@@ -637,7 +681,8 @@ impl View<'_> {
             (Some(_), Some((uid, namespace)))
                 if adopted
                     || namespace == Some(self.subject.namespace())
-                    || self.subject.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid) =>
+                    || (!lockdown
+                        && self.subject.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid)) =>
             {
                 Ownership::Mine
             }
@@ -646,8 +691,10 @@ impl View<'_> {
                 self.release_key.namespace,
                 namespace.unwrap_or("unknown"),
             )),
-            (Some(_), None) if adopted || self.original_fingerprint().is_some() => Ownership::Mine,
-            (Some(newest), None) if self.subject.deployment().is_some() => {
+            (Some(_), None) if adopted || (!lockdown && self.original_fingerprint().is_some()) => {
+                Ownership::Mine
+            }
+            (Some(newest), None) if self.subject.deployment().is_some() && !lockdown => {
                 match self.read(newest) {
                     None => Ownership::Unread,
                     Some(facts) if self.is_of_our_chart(facts) => Ownership::Mine,

@@ -87,12 +87,14 @@ async fn main_loop(
         None => None,
     };
     let scratch = scratch::folder(&flags.cache_dir(), "agent", "--cache-dir")?;
+    let private = scratch::private(flags.private_dir.as_deref(), &scratch, "agent")?;
     let work = WorkMetrics::default();
     let helm = Helm::new(HelmConfig {
         binary: flags.helm.clone(),
         // Not the path: the program may be replaced on disk while it runs.
         supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
         scratch: scratch.path().join("helm"),
+        private: private.path().join("helm"),
         max_concurrent: flags.max_concurrent_helm.into(),
         max_per_member: flags.max_concurrent_helm.into(),
     })
@@ -106,7 +108,7 @@ async fn main_loop(
     )
     .await?;
     let account = flags.helm_account(&namespace);
-    let kubeconfig = helm_kubeconfig(scratch.path(), &found.config, account.as_ref())?;
+    let kubeconfig = helm_kubeconfig(private.path(), &found.config, account.as_ref())?;
     let made = acting_as(&found.config, account.as_ref())
         .map_or(Ok(None), |config| {
             client_named(config, USER_AGENT).map(Some)

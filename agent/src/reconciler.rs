@@ -192,6 +192,7 @@ async fn reconcile(
     let depths = tools.work.part();
     let performer = Arc::new(Performer {
         member: Arc::clone(&member),
+        fleet_client: member.helm_client.clone(),
         desired: desired.clone(),
         tools,
         events,

@@ -1,9 +1,16 @@
-//! A folder of this process alone, for charts, kubeconfigs and helm's files.
+//! Folders of this process alone: one for charts and Helm's caches, one for files with credentials.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use tempfile::TempDir;
 use thiserror::Error;
+
+/// The flag of hub and agent that names the parent of [`private`].
+const PRIVATE_FLAG: &str = "--private-dir";
+
+/// Made by this process.
+static OWN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 #[derive(Debug, Error)]
 #[error("using the folder {} failed; name another with {flag}", .folder.display())]
@@ -31,9 +38,9 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
                 .split('-')
                 .next()
         });
-        let dead = owner.is_some_and(|pid| {
-            pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()
-        });
+        let dead = owner
+            .and_then(|pid| pid.parse().ok())
+            .is_some_and(|pid| was_of_another(pid, &entry.path()));
         if dead && let Err(error) = std::fs::remove_dir_all(entry.path()) {
             tracing::warn!(folder = %entry.path().display(), %error, "removing what a dead {program} left failed");
         }
@@ -43,7 +50,31 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
             .prefix(&format!("{program}-{}-", std::process::id()))
             .tempdir_in(parent)
     };
-    crate::effect_now!("scratch.folder", make()).map_err(explain)
+    let made = crate::effect_now!("scratch.folder", make()).map_err(explain)?;
+    let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    own.push(made.path().to_owned());
+    Ok(made)
+}
+
+/// Whether no process uses it. In a container that was restarted, the process before this one had its number.
+fn was_of_another(pid: u32, folder: &Path) -> bool {
+    if pid == std::process::id() {
+        let own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+        return !own.iter().any(|own| own == folder);
+    }
+    !Path::new("/proc").join(pid.to_string()).exists()
+}
+
+/// Makes one in `parent` for files with credentials or values; within `scratch` if there is no `parent`.
+///
+/// # Errors
+/// When the folder cannot be used.
+pub fn private(
+    parent: Option<&Path>,
+    scratch: &TempDir,
+    program: &str,
+) -> Result<TempDir, ScratchError> {
+    folder(parent.unwrap_or(scratch.path()), program, PRIVATE_FLAG)
 }
 
 #[cfg(test)]
@@ -64,6 +95,28 @@ mod tests {
             assert!(parent.path().join(name).exists(), "{name}");
         }
         assert!(own.path().exists() && next.path().exists());
+    }
+
+    #[test]
+    fn folder_of_an_earlier_container_is_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        // The first process of each container has the same number.
+        let earlier = parent
+            .path()
+            .join(format!("hub-{}-abc", std::process::id()));
+        std::fs::create_dir(&earlier).unwrap();
+        let own = folder(parent.path(), "hub", "--dir").unwrap();
+        assert!(!earlier.exists() && own.path().exists());
+    }
+
+    #[test]
+    fn private_folder_is_where_it_is_named() {
+        let (memory, disk) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let scratch = folder(disk.path(), "hub", "--dir").unwrap();
+        let named = private(Some(memory.path()), &scratch, "hub").unwrap();
+        assert!(named.path().starts_with(memory.path()));
+        let unnamed = private(None, &scratch, "hub").unwrap();
+        assert!(unnamed.path().starts_with(scratch.path()));
     }
 
     #[test]

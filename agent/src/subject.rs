@@ -7,6 +7,7 @@ use std::sync::Arc;
 use krypton_common::conditions::{self, ClusterState};
 use krypton_common::deployment::{DeploymentKey, DesiredDeployment};
 use krypton_common::drift::DriftPolicy;
+use krypton_common::lockdown::Lockdown;
 use krypton_common::names;
 use krypton_common::tenant::{Next, TenantKey};
 use krypton_crds::tenant::Tenant;
@@ -182,6 +183,13 @@ impl Subject {
                 name: order.release(),
             },
         }
+    }
+
+    /// The user that Helm acts as for it; `None` for the fleet's.
+    pub fn user(&self, lockdown: &Lockdown) -> Option<String> {
+        let spec = self.tenant().map(|tenant| &tenant.spec);
+        let named = spec.and_then(|spec| spec.service_account_name.as_deref());
+        lockdown.user(self.namespace(), named)
     }
 
     /// Values of its own.

@@ -116,18 +116,15 @@ readlink /proc/self/fd/0 >stdin
         "TMPDIR",
     ];
     assert_eq!(own, expected);
-    let scratch = stage.path("scratch");
-    for name in [
-        "HOME",
-        "KUBECACHEDIR",
-        "TMPDIR",
-        "HELM_PLUGINS",
-        "HELM_CACHE_HOME",
+    for (name, folder) in [
+        ("HOME", "scratch"),
+        ("KUBECACHEDIR", "scratch"),
+        ("TMPDIR", "private"),
+        ("HELM_PLUGINS", "scratch"),
+        ("HELM_CACHE_HOME", "scratch"),
     ] {
-        assert!(
-            Path::new(&environment[name]).starts_with(&scratch),
-            "{name}"
-        );
+        let folder = stage.path(folder);
+        assert!(Path::new(&environment[name]).starts_with(folder), "{name}");
     }
     assert!(environment["KUBECACHEDIR"].ends_with("edge-1"));
     assert_eq!(stage.read("plugins"), "");
@@ -152,7 +149,11 @@ readlink /proc/self/fd/0 >stdin
         json!({ "message": "hello", "db": { "password": "hunter2" } })
     );
     assert_eq!(stage.read("modes"), "600\n700\n");
-    assert_eq!(entries(&scratch.join("runs")), 0, "the values are removed");
+    assert_eq!(
+        entries(&stage.path("private/runs")),
+        0,
+        "the values are removed"
+    );
 }
 
 #[tokio::test]
@@ -176,7 +177,7 @@ async fn a_failure_carries_the_end_of_standard_error_and_no_secret() {
     );
     assert!(!error.is_permanent());
     assert_eq!(
-        entries(&stage.path("scratch/runs")),
+        entries(&stage.path("private/runs")),
         0,
         "the values are removed"
     );
@@ -253,7 +254,7 @@ async fn a_run_over_its_deadline_is_killed_with_all_that_it_started() {
     let error = tokio::time::timeout(LONG, run).await.unwrap().unwrap_err();
     assert!(matches!(error, HelmError::TimedOut { .. }), "{error}");
     assert_no_writer_is_left(pipe, &stage.path("pipe"));
-    assert_eq!(entries(&stage.path("scratch/runs")), 0);
+    assert_eq!(entries(&stage.path("private/runs")), 0);
 }
 
 /// Opening the pipe for reading without waiting, what is in it ends at once when nobody writes.
@@ -413,9 +414,9 @@ async fn helm_dies_with_a_driver_that_is_killed() {
     driver.kill().await.unwrap();
     assert_eq!(ears.rest().await, "");
     // The next driver finds the dead one's files and removes them.
-    assert_eq!(entries(&stage.path("scratch/runs")), 1);
+    assert_eq!(entries(&stage.path("private/runs")), 1);
     stage.helm().await;
-    assert_eq!(entries(&stage.path("scratch/runs")), 0);
+    assert_eq!(entries(&stage.path("private/runs")), 0);
 }
 
 #[allow(
@@ -592,6 +593,7 @@ async fn a_killed_helm_and_one_that_cannot_start_are_told_apart() {
     let helm = Helm::new(HelmConfig {
         binary: stage.path("helm"),
         scratch: stage.path("scratch"),
+        private: stage.path("private"),
         ..nowhere
     })
     .await
@@ -675,8 +677,8 @@ async fn no_room_for_helms_files_is_told_before_helm_begins_and_folders_that_wen
     let stage = Stage::set("exit 0").await;
     let helm = stage.helm().await;
     let values = serde_json::Map::new();
-    let runs = stage.path("scratch").join("runs");
-    std::fs::remove_dir_all(stage.path("scratch")).unwrap();
+    let runs = stage.path("private").join("runs");
+    std::fs::remove_dir_all(stage.path("private")).unwrap();
     helm.ready("edge-1", &values).await.unwrap();
     std::fs::remove_dir_all(&runs).unwrap();
     std::fs::write(&runs, "in the way").unwrap();

@@ -11,8 +11,10 @@ use crate::deployment::DesiredDeployment;
 use crate::drift::DriftPolicy;
 use crate::fingerprint;
 use crate::handling::Handling;
+use crate::lockdown::Lockdown;
 use crate::namespaces::NamespaceConfiguration;
 use crate::placed::PlacedTenant;
+use crate::redact::url_shown;
 use crate::values::lay_over;
 
 /// The value that `install_crds` adds.
@@ -32,6 +34,10 @@ pub struct ChartState {
     /// Where some of the values are secrets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidential: Option<Confidential>,
+    /// The version to fetch with its digest, as `1.2.3@sha256:…`; empty while the hub has not found it. `None` means
+    /// `version`. No fingerprint or digest contains it, so a release does not change for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<String>,
 }
 
 /// What is to be known of values that came out of Secrets.
@@ -45,11 +51,27 @@ pub struct Confidential {
 }
 
 impl ChartState {
-    /// What `status.lastAppliedChart` says: `<repo>/<name>:<version>` (reference 1.3).
+    /// The text of `status.lastAppliedChart`: `<repo>/<name>:<version>` (reference 1.3), without credentials.
     pub fn applied_name(&self) -> String {
-        let repo = self.repo.trim_end_matches('/');
+        let repo = url_shown(&self.repo);
+        let repo = repo.trim_end_matches('/');
         let separator = if repo.is_empty() { "" } else { "/" };
-        format!("{repo}{separator}{}:{}", self.name, self.version)
+        let name = match self.name.contains("://") {
+            true => url_shown(&self.name),
+            false => self.name.clone(),
+        };
+        format!("{repo}{separator}{name}:{}", self.version)
+    }
+
+    /// The version to fetch. Where the content is not known yet it is a range, with which nothing is fetched.
+    pub fn version_to_fetch(&self) -> Cow<'_, str> {
+        match self.pinned.as_deref() {
+            None => Cow::Borrowed(&self.version),
+            Some("") if self.version.is_empty() => Cow::Borrowed("*"),
+            Some("") if is_exact(&self.version) => Cow::Owned(format!("={}", self.version)),
+            Some("") => Cow::Borrowed(&self.version),
+            Some(pinned) => Cow::Borrowed(pinned),
+        }
     }
 
     /// The values helm gets.
@@ -111,6 +133,11 @@ impl ChartState {
     }
 }
 
+fn is_exact(version: &str) -> bool {
+    let version = version.strip_prefix('v').unwrap_or(version);
+    semver::Version::parse(version).is_ok()
+}
+
 /// The order of desired states: a later epoch wins, then a higher generation (design §3, rule 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
@@ -151,6 +178,8 @@ pub struct DesiredState {
     pub tenant_values: bool,
     #[serde(default, flatten)]
     pub handling: Handling,
+    #[serde(default, skip_serializing_if = "Lockdown::is_default")]
+    pub lockdown: Lockdown,
     /// Of the namespaces that are made for workspaces.
     #[serde(
         default,
@@ -188,6 +217,9 @@ impl DesiredState {
     /// is not part of it, so that agents of that time agree.
     pub fn digest(&self) -> String {
         let mut content = serde_json::json!({ "chart": self.chart, "paused": self.paused });
+        if let Some(chart) = content["chart"].as_object_mut() {
+            chart.remove("pinned");
+        }
         // An agent that does not know the order finds another digest, and does nothing.
         if self.retire {
             content["retire"] = Value::Bool(true);
@@ -206,6 +238,10 @@ impl DesiredState {
         }
         if self.handling.delete_cert_manager_crds {
             content["deleteCertManagerCrds"] = Value::Bool(true);
+        }
+        // An agent that does not know it computes another digest, and does nothing.
+        if !self.lockdown.is_default() {
+            content["lockdown"] = serde_json::json!(self.lockdown);
         }
         if !self.namespaces.is_empty() {
             content["namespaceConfiguration"] = serde_json::json!(self.namespaces);
@@ -234,6 +270,48 @@ mod tests {
             install_crds: true,
             values: Map::new(),
             confidential: None,
+            pinned: None,
+        }
+    }
+
+    #[test]
+    fn applied_name_holds_no_credential() {
+        assert_eq!(
+            chart().applied_name(),
+            "https://charts.jetstack.io/cert-manager:1.19.1"
+        );
+        let of = |repo: &str, name: &str| ChartState {
+            repo: repo.to_owned(),
+            name: name.to_owned(),
+            ..chart()
+        };
+        let keyed = of("https://me:pw@a.org/charts/?key=1", "small");
+        assert_eq!(keyed.applied_name(), "https://a.org/charts/small:1.19.1");
+        let whole = of("", "oci://me:pw@a.org/small?key=1");
+        assert_eq!(whole.applied_name(), "oci://a.org/small:1.19.1");
+    }
+
+    #[test]
+    fn pinned_content_is_fetched_and_changes_no_fingerprint() {
+        let with = |version: &str, pinned: Option<&str>| ChartState {
+            version: version.to_owned(),
+            pinned: pinned.map(ToOwned::to_owned),
+            ..chart()
+        };
+        for (version, pinned, fetched) in [
+            ("1.2.3", None, "1.2.3"),
+            ("", None, ""),
+            ("1.2.3", Some(""), "=1.2.3"),
+            ("", Some(""), "*"),
+            ("rubbish", Some(""), "rubbish"),
+            ("1.2.3", Some("1.2.3@sha256:ab"), "1.2.3@sha256:ab"),
+            ("", Some("1.2.3@sha256:ab"), "1.2.3@sha256:ab"),
+        ] {
+            let state = with(version, pinned);
+            assert_eq!(state.version_to_fetch(), fetched);
+            let plain = with(version, None);
+            assert_eq!(state.fingerprint(), plain.fingerprint());
+            assert_eq!(state.applied_name(), plain.applied_name());
         }
     }
 
@@ -305,6 +383,7 @@ mod tests {
             chart_crds: CrdPolicy::default(),
             tenant_values: false,
             handling: Handling::default(),
+            lockdown: Lockdown::default(),
             namespaces: NamespaceConfiguration::default(),
             deployments: Vec::new(),
             placed: Vec::new(),
@@ -348,7 +427,20 @@ mod tests {
             ..plain.clone()
         };
         assert_ne!(hasty.digest(), plain.digest());
+        let mut pinned = plain.clone();
+        pinned.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
+        // An agent that does not know it keeps its behaviour.
+        assert_eq!(pinned.digest(), plain.digest());
         assert!(recorded.get("wait").is_none(), "{recorded}");
+        let locked = DesiredState {
+            lockdown: Lockdown {
+                no_cross_namespace_refs: true,
+                ..Lockdown::default()
+            },
+            ..plain.clone()
+        };
+        assert_ne!(locked.digest(), plain.digest());
+        assert!(recorded.get("lockdown").is_none(), "{recorded}");
         let tidy = DesiredState {
             handling: Handling {
                 delete_cert_manager_crds: true,
@@ -475,6 +567,7 @@ mod tests {
             drift: DriftPolicy::default(),
             chart_crds: CrdPolicy::default(),
             handling: Handling::default(),
+            lockdown: Lockdown::default(),
             namespaces: NamespaceConfiguration::default(),
             tenant_values: false,
             deployments: Vec::new(),

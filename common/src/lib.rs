@@ -12,6 +12,7 @@ pub mod error_chain;
 pub mod fingerprint;
 pub mod handling;
 pub mod kubeconfig;
+pub mod lockdown;
 pub mod member;
 pub mod names;
 pub mod namespaces;

@@ -42,6 +42,12 @@ pub struct PlacedSpec {
     pub workspace: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub values: Option<Map<String, Value>>,
+    #[serde(
+        default,
+        rename = "serviceAccountName",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub service_account_name: Option<String>,
 }
 
 impl PlacedSpec {

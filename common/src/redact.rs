@@ -3,9 +3,39 @@
 /// What stands in the place of a secret.
 pub const HIDDEN: &str = "[redacted]";
 
+/// The result of [`url_shown`] for text that is not a URL.
+pub const NO_URL: &str = "(not a URL)";
+
 /// Hides PEM blocks, credentials in URLs, tokens by their looks, and what follows `Bearer`, `password:` and the like.
 pub fn redact(text: &str) -> String {
     redact_words(&redact_userinfo(&redact_pem(text)))
+}
+
+/// A URL to show: without user, password, query and fragment, each of which may hold a credential.
+pub fn url_shown(text: &str) -> String {
+    let open = text.split(['?', '#']).next().unwrap_or_default();
+    let Some((scheme, rest)) = open.split_once("://") else {
+        let host = open.rsplit('@').next().unwrap_or_default();
+        return host.escape_debug().to_string();
+    };
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let port = host.rsplit_once(']').map_or(host, |(_, port)| port);
+    let port = port.rsplit_once(':').map_or("", |(_, port)| port);
+    // A password with a slash in it looks like a port.
+    if !port.bytes().all(|byte| byte.is_ascii_digit()) {
+        return NO_URL.to_owned();
+    }
+    format!("{scheme}://{host}{path}")
+        .escape_debug()
+        .to_string()
+}
+
+/// Whether the authority of a URL names a user or a password.
+pub fn has_userinfo(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = rest.split(['/', '\\', '?', '#']).next().unwrap_or_default();
+    authority.contains('@')
 }
 
 /// `password` and `clientSecret` hold secrets; `existingSecret` and `secretName` only name objects.
@@ -195,6 +225,34 @@ fn looks_like_token(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shown_url_holds_no_credential() {
+        for (url, shown) in [
+            ("https://a.org/c", "https://a.org/c"),
+            (
+                "https://a.org:8443/@scope/c/",
+                "https://a.org:8443/@scope/c/",
+            ),
+            ("https://me:pw@a.org/c?key=1#x", "https://a.org/c"),
+            ("https://me:p@w@[::1]:5/c", "https://[::1]:5/c"),
+            ("oci://[::1]/c", "oci://[::1]/c"),
+            ("https://me:p/w@a.org/c", NO_URL),
+            ("https://me:p?w@a.org/c", NO_URL),
+            ("me:pw@a.org/c?key=1", "a.org/c"),
+            ("", ""),
+        ] {
+            assert_eq!(url_shown(url), shown, "{url}");
+        }
+        for (url, found) in [
+            ("https://me:pw@a.org", true),
+            ("https://token@a.org/c", true),
+            ("https://a.org/@scope/c?mail=a@b", false),
+            ("https://a.org", false),
+        ] {
+            assert_eq!(has_userinfo(url), found, "{url}");
+        }
+    }
 
     #[test]
     fn a_value_is_hidden_whole_however_it_is_written() {

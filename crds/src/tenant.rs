@@ -87,6 +87,15 @@ pub struct TenantSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "free_form::schema")]
     pub values: Option<Map<String, Value>>,
+    /// The service account of the Tenant's namespace that Helm acts as; by default that of the hub's
+    /// `--default-service-account`, else the fleet's. Krypton needs the right to impersonate it.
+    #[x_kube(
+        validation = Rule::new("self == '' || (size(self) <= 253 && self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$'))")
+            .message("serviceAccountName must be the name of a service account: at most 253 of a-z, 0-9, '-' and '.', with a letter or digit first and last")
+    )]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub service_account_name: Option<String>,
 }
 
 /// A member of the fleet, named by the Secret that holds its kubeconfig.

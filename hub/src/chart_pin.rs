@@ -1,5 +1,5 @@
-//! Which chart a range of versions means, or which one has proven itself: found out once for all members, and
-//! kept on home over restarts.
+//! Which version a range means, and which content a version has: found out once for all members, and kept on home
+//! over restarts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +27,7 @@ pub const NAME: &str = "krypton-hub-chart";
 const OF: &str = "of";
 const RANGE: &str = "range";
 const VERSION: &str = "version";
+const CONTENT: &str = "content";
 const RESOLVED: &str = "resolved";
 const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
@@ -39,15 +40,23 @@ const UNREAD_MAX: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meaning {
     pub version: String,
+    /// As [`krypton_common::desired::ChartState::pinned`] has it.
+    pub pinned: Option<String>,
     /// When the tenure began under which the record was read: what an earlier lead has put there is in `version`.
     pub under: Option<Boot>,
 }
 
 impl Meaning {
-    /// Before anything was looked up.
-    pub fn unread(version: String) -> Self {
+    /// Before the first lookup. If the chart must prove itself, members get a range, with which they do nothing.
+    pub fn unread(version: &str, proven: bool) -> Self {
+        let (version, pinned) = match proven {
+            true => (withheld(version), None),
+            false if is_pinned(version) || is_range(version) => (version.to_owned(), None),
+            false => (version.to_owned(), Some(String::new())),
+        };
         Self {
             version,
+            pinned,
             under: None,
         }
     }
@@ -77,8 +86,8 @@ enum PinError {
     },
     #[error("the range of chart versions could not be looked up")]
     Lookup(#[source] ChartError),
-    #[error("the chart has not proven itself")]
-    Unproven(#[source] Arc<ChartError>),
+    #[error("the content of the chart could not be found")]
+    Content(#[source] Arc<ChartError>),
 }
 
 /// Which range, and where it is looked up.
@@ -117,6 +126,8 @@ pub struct Kept {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Record {
     version: String,
+    /// The version with its digest, where it is known.
+    content: Option<String>,
     resolved: Timestamp,
 }
 
@@ -128,6 +139,7 @@ fn record(found: Option<&ConfigMap>, of: &str) -> Option<Record> {
     }
     Some(Record {
         version: data.get(VERSION).filter(|it| !it.is_empty())?.clone(),
+        content: data.get(CONTENT).filter(|it| is_pinned(it)).cloned(),
         // Without a time it counts, and is looked up again if that is wanted at all.
         resolved: data
             .get(RESOLVED)
@@ -149,12 +161,16 @@ fn good_for(record: &Record, every: Option<Duration>, now: Timestamp) -> Option<
 
 /// What stands in the place of a version whose chart has not proven itself: a range, with which members do
 /// nothing.
-pub fn withheld(version: &str) -> String {
+fn withheld(version: &str) -> String {
     match unpinned(version) {
         "" => "*".to_owned(),
         exact if exact_version(exact).is_some() => format!("={exact}"),
         range => range.to_owned(),
     }
+}
+
+fn is_pinned(version: &str) -> bool {
+    version.contains("@sha256:")
 }
 
 fn unpinned(version: &str) -> &str {
@@ -179,7 +195,7 @@ fn chosen(before: Option<&str>, found: String) -> String {
 }
 
 impl ChartPin {
-    /// Finds the version, or what went wrong, within a minute or so. Without a version, members are given the
+    /// Finds version and content, or what went wrong, within a minute or so. Without a version, members are given the
     /// range itself, with which they do nothing but say that it has no meaning yet.
     pub async fn begin(self, tx: watch::Sender<Meaning>, stop: &CancellationToken) -> Kept {
         let mut kept = Kept {
@@ -205,33 +221,51 @@ impl ChartPin {
         sha256_hex(format!("{repo}\n{name}\n{version}{proven}").as_bytes())
     }
 
-    /// What was asked for means now.
-    async fn meaning(&self) -> Result<String, PinError> {
+    /// The version that the setting means now, with its digest. `settled` is the version of a record without one.
+    async fn meaning(&self, settled: Option<&str>) -> Result<String, PinError> {
         let asked = &self.chart.version;
-        let version = if asked.is_empty() || is_range(asked) {
-            let resolved = Box::pin(self.charts.resolve(&self.chart)).await;
-            resolved.map_err(PinError::Lookup)?
-        } else {
-            asked.clone()
+        let version = match settled {
+            Some(settled) => settled.to_owned(),
+            None if asked.is_empty() || is_range(asked) => {
+                let resolved = Box::pin(self.charts.resolve(&self.chart)).await;
+                resolved.map_err(PinError::Lookup)?
+            }
+            None => asked.clone(),
         };
-        if !self.proven {
-            return Ok(version);
-        }
         let chart = ChartRef {
-            version: version.clone(),
+            version,
             ..self.chart.clone()
         };
-        let fetched = Box::pin(self.charts.fetch(&chart)).await;
-        let sha256 = fetched.map_err(PinError::Unproven)?.sha256;
-        Ok(format!("{}@sha256:{sha256}", unpinned(&version)))
+        let pinned = Box::pin(self.charts.pin(&chart)).await;
+        pinned.map_err(PinError::Content)
+    }
+
+    /// The version for members, and what they fetch, if the setting means `content`, a version with its digest. If
+    /// the chart has proven itself, the digest is part of the release. Elsewhere it is for the fetch alone.
+    fn given(&self, content: &str) -> (String, Option<String>) {
+        let asked = &self.chart.version;
+        match (self.proven, is_range(asked)) {
+            (true, _) => (content.to_owned(), None),
+            (false, true) => (unpinned(content).to_owned(), Some(content.to_owned())),
+            (false, false) => (asked.clone(), Some(content.to_owned())),
+        }
+    }
+
+    /// The same for a record, which may have no digest yet.
+    fn recorded(&self, record: &Record) -> (String, Option<String>) {
+        match &record.content {
+            Some(content) => self.given(content),
+            None if self.proven => (record.version.clone(), None),
+            None => (self.given(&record.version).0, Some(String::new())),
+        }
     }
 
     fn api(&self) -> Api<ConfigMap> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The version that holds now, and how long for, where `found` is what is there. It is recorded by whoever
-    /// leads; others go by the record.
+    /// The content that holds now, and how long for. `found` is the ConfigMap. The leader writes the record, and
+    /// other hubs use it.
     async fn version(
         &self,
         found: Option<ConfigMap>,
@@ -241,23 +275,36 @@ impl ChartPin {
         let (api, of) = (self.api(), self.of());
         let before = record(found.as_ref(), &of);
         let now = clock::wall();
+        let every = self.every.filter(|_| {
+            let asked = &self.chart.version;
+            asked.is_empty() || is_range(asked)
+        });
+        let mut settled = None;
         if let Some(record) = &before {
-            match good_for(record, self.every, now) {
-                Some(Duration::ZERO) if leads() => {}
-                Some(Duration::ZERO) => return Ok((record.version.clone(), Some(RECORD_EVERY))),
-                left => return Ok((record.version.clone(), left)),
+            let content = record.content.clone();
+            match (good_for(record, every, now), content) {
+                (Some(Duration::ZERO), _) if leads() => {}
+                (Some(Duration::ZERO), Some(content)) => return Ok((content, Some(RECORD_EVERY))),
+                (left, Some(content)) => return Ok((content, left)),
+                (_, None) => settled = Some(record.version.as_str()),
             }
         }
-        let resolved = self.meaning().await?;
-        let before = before.map(|record| record.version);
-        let version = chosen(before.as_deref(), resolved);
+        let resolved = self.meaning(settled).await?;
+        let known = |record: &Record| record.content.clone().unwrap_or(record.version.clone());
+        let content = chosen(before.as_ref().map(known).as_deref(), resolved);
         if !leads() {
-            return Ok((version, Some(RETRY_MAX)));
+            return Ok((content, Some(RETRY_MAX)));
         }
+        let version = if self.proven {
+            &content
+        } else {
+            unpinned(&content)
+        };
         let data = [
             (OF, of),
             (RANGE, self.chart.version.clone()),
-            (VERSION, version.clone()),
+            (VERSION, version.to_owned()),
+            (CONTENT, content.clone()),
             (RESOLVED, now.to_string()),
         ]
         .map(|(key, value)| (key.to_owned(), value));
@@ -284,8 +331,8 @@ impl ChartPin {
                 self.in_time(attempt, call).await?
             }
         };
-        tracing::info!(range = %self.chart.version, %version, "the version of the chart was found out");
-        Ok((version, self.every))
+        tracing::info!(range = %self.chart.version, version = %content, "the version of the chart was found out");
+        Ok((content, every))
     }
 
     async fn in_time<T>(
@@ -381,7 +428,7 @@ impl Kept {
         let api = self.pin.api();
         let found = self.pin.in_time("reading", api.get_opt(NAME)).await?;
         let record = record(found.as_ref(), &self.pin.of());
-        self.tell(record.map(|record| record.version), under);
+        self.tell(record.map(|record| self.pin.recorded(&record)), under);
         Ok(found)
     }
 
@@ -391,27 +438,28 @@ impl Kept {
         found: Option<ConfigMap>,
         lead: Option<&Lead>,
     ) -> Result<Option<Duration>, PinError> {
-        let recorded = record(found.as_ref(), &self.pin.of()).is_some();
+        let recorded = record(found.as_ref(), &self.pin.of());
+        let recorded = recorded.is_some_and(|record| record.content.is_some());
         let leads = lead.is_some_and(|lead| lead.tenure().is_some());
         // Without a record a standby looks it up itself, and not as often as it looks for a record.
         let lately = |at: Boot| Boot::now().since(at) < RETRY_MAX;
         if !recorded && !leads && self.looked_up.is_some_and(lately) {
             return Ok(None);
         }
-        let (version, left) = Box::pin(self.pin.version(found, lead)).await?;
+        let (content, left) = Box::pin(self.pin.version(found, lead)).await?;
         if !recorded {
             self.looked_up = Some(Boot::now());
         }
-        self.tell(Some(version), None);
+        self.tell(Some(self.pin.given(&content)), None);
         Ok(left)
     }
 
     /// What is not said stands.
-    fn tell(&self, version: Option<String>, under: Option<Boot>) {
+    fn tell(&self, found: Option<(String, Option<String>)>, under: Option<Boot>) {
         self.tx.send_if_modified(|meaning| {
             let before = meaning.clone();
-            if let Some(version) = version {
-                meaning.version = version;
+            if let Some((version, pinned)) = found {
+                (meaning.version, meaning.pinned) = (version, pinned);
             }
             meaning.under = under.or(meaning.under);
             *meaning != before
@@ -466,6 +514,7 @@ mod tests {
         ]);
         let expected = Record {
             version: "1.2.0".to_owned(),
+            content: None,
             resolved: at(100),
         };
         assert_eq!(record(Some(&kept), "a"), Some(expected));
@@ -487,6 +536,7 @@ mod tests {
     fn a_record_is_good_for_its_interval_and_without_one_for_ever() {
         let record = Record {
             version: "1.2.0".to_owned(),
+            content: None,
             resolved: at(1_000),
         };
         let every = Duration::from_secs(600);
@@ -557,19 +607,20 @@ mod tests {
             won: Timestamp::UNIX_EPOCH,
             former: None,
         };
-        let (tx, rx) = watch::channel(Meaning::unread("1.0.0".to_owned()));
+        let (tx, rx) = watch::channel(Meaning::unread("1.0.0", false));
         let kept = kept(tx);
         let epoch = |tenure: Option<&Tenure>| rx.get().epoch(tenure);
         let first = tenure(7, 100);
         // A standby follows the record, which gives it no epoch.
-        kept.tell(Some("1.1.0".to_owned()), None);
+        let version = |version: &str| Some((version.to_owned(), None));
+        kept.tell(version("1.1.0"), None);
         assert_eq!((epoch(None), epoch(Some(&first))), (None, None));
         // The lead is won, and the record is read: version and epoch come together.
-        kept.tell(Some("1.2.0".to_owned()), Some(at(100)));
+        kept.tell(version("1.2.0"), Some(at(100)));
         assert_eq!(epoch(Some(&first)), Some(7));
         assert_eq!(rx.get().version, "1.2.0");
         // What is looked up later changes nothing about that, nor does a later epoch of the tenure.
-        kept.tell(Some("1.3.0".to_owned()), None);
+        kept.tell(version("1.3.0"), None);
         assert_eq!(epoch(Some(&tenure(8, 100))), Some(8));
         // Lost, and won again: the record may be another's.
         assert_eq!((epoch(None), epoch(Some(&tenure(10, 200)))), (None, None));
@@ -577,6 +628,50 @@ mod tests {
         kept.tell(None, Some(at(200)));
         assert_eq!(epoch(Some(&tenure(10, 200))), Some(10));
         assert_eq!(rx.get().version, "1.3.0");
+    }
+
+    #[tokio::test]
+    async fn members_get_versions_with_their_content() {
+        let content = "1.2.0@sha256:ab";
+        let pinned = |version: &str| (version.to_owned(), Some(content.to_owned()));
+        for (asked, proven, expected) in [
+            ("^1", false, pinned("1.2.0")),
+            ("1.2.0", false, pinned("1.2.0")),
+            ("v1.2.0", false, pinned("v1.2.0")),
+            ("", false, pinned("")),
+            ("^1", true, (content.to_owned(), None)),
+            ("1.2.0", true, (content.to_owned(), None)),
+        ] {
+            let (tx, _rx) = watch::channel(Meaning::unread(asked, proven));
+            let mut pin = kept(tx).pin;
+            asked.clone_into(&mut pin.chart.version);
+            pin.proven = proven;
+            assert_eq!(pin.given(content), expected, "{asked}");
+            let record = |content: Option<&str>| Record {
+                version: "1.2.0".to_owned(),
+                content: content.map(ToOwned::to_owned),
+                resolved: at(1),
+            };
+            assert_eq!(pin.recorded(&record(Some(content))), expected, "{asked}");
+            // The version of a record without content stands, and members wait for the content.
+            let older = pin.recorded(&record(None)).1;
+            assert_eq!(older.as_deref(), (!proven).then_some(""), "{asked}");
+        }
+    }
+
+    #[test]
+    fn unread_chart_is_not_fetched() {
+        for (asked, proven, version, pinned) in [
+            ("1.2.3", false, "1.2.3", Some("")),
+            ("", false, "", Some("")),
+            ("^1", false, "^1", None),
+            ("1.2.3@sha256:ab", false, "1.2.3@sha256:ab", None),
+            ("1.2.3", true, "=1.2.3", None),
+        ] {
+            let unread = Meaning::unread(asked, proven);
+            let found = (unread.version.as_str(), unread.pinned.as_deref());
+            assert_eq!(found, (version, pinned));
+        }
     }
 
     #[test]

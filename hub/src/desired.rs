@@ -87,10 +87,11 @@ fn recorded(found: Option<&ConfigMap>) -> u64 {
         .unwrap_or_default()
 }
 
-/// The chart state out of the flags, what a range of versions means, and the values file.
+/// The chart state out of the flags, what the version means, and the values file.
 pub fn chart_state(
     chart: &ChartSettings,
     version: &str,
+    pinned: Option<&str>,
     values: &Map<String, Value>,
 ) -> ChartState {
     ChartState {
@@ -100,6 +101,7 @@ pub fn chart_state(
         install_crds: chart.install_crds,
         values: values.clone(),
         confidential: None,
+        pinned: pinned.map(ToOwned::to_owned),
     }
 }
 

@@ -68,7 +68,7 @@ struct LeadNow {
 #[serde(rename_all = "camelCase")]
 struct ChartNow {
     epoch: u64,
-    /// Without user and password.
+    /// Without user, password and query.
     repo: Option<String>,
     name: Option<String>,
     version: Option<String>,

@@ -25,6 +25,7 @@ use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::desired::ChartState;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
+use krypton_common::lockdown::Lockdown;
 use krypton_common::names;
 use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
@@ -119,6 +120,7 @@ pub struct Fleet {
     /// Of members, over the fleet's.
     pub overlaying: Overlaying,
     pub handling: Handling,
+    pub lockdown: Lockdown,
     /// Of workspaces; a member may have its own over it.
     pub namespaces: NamespaceConfiguration,
     /// Whether this hub is the one that writes on home.
@@ -153,7 +155,8 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         fleet.chart_crds,
         fleet.tenant_values,
         fleet.handling,
-    );
+    )
+    .locked_down(fleet.lockdown.clone());
     let mut overlays = Overlays::default();
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut writing: BTreeSet<String> = BTreeSet::new();

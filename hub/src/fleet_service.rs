@@ -153,7 +153,7 @@ impl Fleet for FleetService {
         let chart = ChartRef {
             repo: desired.chart.repo.clone(),
             name: desired.chart.name.clone(),
-            version: desired.chart.version.clone(),
+            version: desired.chart.version_to_fetch().into_owned(),
         };
         let fetched = Box::pin(self.charts.fetch(&chart)).await.map_err(|error| {
             Status::unavailable(format!("the hub has no chart either: {}", chain(&*error)))

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_agent::chart::{ChartCache, ChartRef, is_range};
+use krypton_agent::chart::{ChartCache, ChartRef};
 use krypton_agent::clock;
 use krypton_agent::drift::DriftMetrics;
 use krypton_agent::fence::Times;
@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::{self, Reports, Rules};
 use crate::chart_credentials::{self, ChartCredentials};
-use crate::chart_pin::{self, ChartPin, Meaning};
+use crate::chart_pin::{ChartPin, Meaning};
 use crate::chart_values::fleet_wide::Teller;
 use crate::chart_values::follow::Follow;
 use crate::chart_values::{self, Problem, Readings};
@@ -127,14 +127,15 @@ async fn main_loop(
         .filter(|_| profiles);
     let access_providers = provider_file.map(ProviderFile::load).transpose()?;
     let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
+    let private = scratch::private(settings.helm.private_dir.as_deref(), &scratch, "hub")?;
     let profile_access = Access::start(
         &watchdog,
         provider_file,
         access_providers,
-        scratch.path(),
+        private.path(),
         settings.kubeconfig_policy,
     )
-    .context("making a folder for the credentials of ClusterProfiles failed; name another with --helm-cache-dir")?;
+    .context("making a folder for the credentials of ClusterProfiles failed; name another with --private-dir")?;
     let work = WorkMetrics::default();
     let helm = Arc::new(
         Helm::new(HelmConfig {
@@ -142,6 +143,7 @@ async fn main_loop(
             // Not the path: the program may be replaced on disk while it runs.
             supervisor: vec!["/proc/self/exe".into(), "helm-run".into()],
             scratch: scratch.path().join("helm"),
+            private: private.path().join("helm"),
             max_concurrent: settings.helm.max_concurrent,
             max_per_member: settings.helm.max_per_member,
         })
@@ -257,15 +259,13 @@ async fn main_loop(
             stop.clone(),
         ));
     }
-    // What a range means is known before anything is given: members never see two meanings in turn.
+    // The version is looked up before members get any: they never see two meanings in turn.
     let proven = settings.chart.keyring.is_some();
-    let (version_tx, mut version_rx) = watch::channel(Meaning::unread(if proven {
-        chart_pin::withheld(&settings.chart.version)
-    } else {
-        settings.chart.version.clone()
-    }));
+    let unread = Meaning::unread(&settings.chart.version, proven);
+    let by_digest = !proven && settings.chart.version.contains("@sha256:");
+    let (version_tx, mut version_rx) = watch::channel(unread);
     let mut pinned = None;
-    if proven || is_range(&settings.chart.version) {
+    if !by_digest {
         let pin = ChartPin {
             client: client.clone(),
             namespace: settings.namespace.clone(),
@@ -300,12 +300,13 @@ async fn main_loop(
     overlaying.ask(std::iter::empty());
     tasks.spawn(following.run(stop.clone()));
     // The fleet's chart, or why there is none that is as it should be.
-    let chart = |version: &str, values: &Values, readings: &Readings| {
-        let file = desired::chart_state(&settings.chart, version, values);
+    let chart = |meaning: &Meaning, values: &Values, readings: &Readings| {
+        let (version, pinned) = (&meaning.version, meaning.pinned.as_deref());
+        let file = desired::chart_state(&settings.chart, version, pinned, values);
         chart_values::fleet(file, &settings.chart_values_from, readings).map(Arc::new)
     };
-    let mut version = version_rx.get().version.clone();
-    let first = chart(&version, &values, &readings_rx.get());
+    let mut meaning = version_rx.get();
+    let first = chart(&meaning, &values, &readings_rx.get());
     let (given, given_rx) = watch::channel(Given {
         epoch: 0,
         problem: first.as_ref().err().cloned(),
@@ -410,7 +411,7 @@ async fn main_loop(
         voices: Arc::clone(&voices),
         facts,
         grace: settings.proxy_grace,
-        scratch: scratch.path().to_owned(),
+        scratch: private.path().to_owned(),
         helm_account: settings.helm.service_account.clone(),
         notices: Notices::start(client.clone(), instance.clone(), lead.clone(), &watchdog),
         holder,
@@ -473,7 +474,11 @@ async fn main_loop(
                 findings: findings_rx,
                 namespaces: settings.watch_namespaces.clone(),
                 discovery_namespace: settings.discovery.namespace_of_secrets(&settings.namespace),
-                open_namespaces: settings.discovery.open_namespaces(&settings.namespace),
+                // Under lockdown a label opens a Secret, and nothing else.
+                open_namespaces: match settings.lockdown.no_cross_namespace_refs {
+                    true => BTreeSet::new(),
+                    false => settings.discovery.open_namespaces(&settings.namespace),
+                },
                 check_interval: settings.check_interval,
                 writes: reports.writes.clone(),
                 reports: Arc::clone(&reports),
@@ -530,6 +535,7 @@ async fn main_loop(
                 place_tenants: settings.place_tenants,
                 overlaying,
                 handling: settings.handling,
+                lockdown: settings.lockdown.clone(),
                 namespaces: settings.namespaces.clone(),
                 lead: lead.clone(),
                 shared,
@@ -542,18 +548,19 @@ async fn main_loop(
     );
 
     let mut led = None;
-    let mut meaning = Meaning::unread(version.clone());
+    // The loop alone gives a record that was read under a tenure.
+    meaning.under = None;
     let mut changes = false;
     let mut broken = None;
     loop {
         if std::mem::take(&mut changes) {
-            meaning.clone_from(&version_rx.see());
-            if version != meaning.version {
-                version.clone_from(&meaning.version);
+            let before = std::mem::replace(&mut meaning, version_rx.see());
+            if before.version != meaning.version {
+                let version = &meaning.version;
                 tracing::info!(%version, "the range means another version; every member gets it");
             }
             let values = values_rx.see();
-            let next = chart(&version, &values, &readings_rx.see());
+            let next = chart(&meaning, &values, &readings_rx.see());
             give(&given, next, &mut teller);
         }
         // After the chart that is given in it.

@@ -12,6 +12,7 @@ use krypton_common::deployment::DesiredDeployment;
 use krypton_common::desired::{ChartState, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
+use krypton_common::lockdown::Lockdown;
 use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_common::placed::PlacedTenant;
 use tokio::sync::{Semaphore, watch};
@@ -350,6 +351,7 @@ pub struct Dealer {
     chart_crds: CrdPolicy,
     tenant_values: bool,
     handling: Handling,
+    lockdown: Lockdown,
     generation: u64,
     /// The latest for members of each order.
     latest: [Option<Slot>; 4],
@@ -392,6 +394,12 @@ impl Dealer {
         }
     }
 
+    /// Keeps tenants apart in this way.
+    #[must_use]
+    pub fn locked_down(self, lockdown: Lockdown) -> Self {
+        Self { lockdown, ..self }
+    }
+
     /// The slot's next content; `None` when it is as it should be.
     pub fn next(
         &mut self,
@@ -416,6 +424,7 @@ impl Dealer {
                 && slot.desired.chart_crds == self.chart_crds
                 && slot.desired.tenant_values == self.tenant_values
                 && slot.desired.handling == self.handling
+                && slot.desired.lockdown == self.lockdown
                 && slot.desired.chart == *chart
                 && slot.desired.namespaces == *namespaces
                 && slot.desired.deployments == deployments
@@ -446,6 +455,7 @@ impl Dealer {
             chart_crds: self.chart_crds,
             tenant_values: self.tenant_values,
             handling: self.handling,
+            lockdown: self.lockdown.clone(),
             namespaces: namespaces.clone(),
             deployments: deployments.to_vec(),
             placed: placed.to_vec(),
@@ -481,6 +491,7 @@ mod tests {
             install_crds: false,
             values: serde_json::Map::new(),
             confidential: None,
+            pinned: None,
         })
     }
 
@@ -545,6 +556,19 @@ mod tests {
         orders[0].remove = true;
         let removes = dealer.next(Some(&mine), 1, &dealt(&all, &orders), order, now);
         assert!(removes.unwrap().desired.version > mine.desired.version);
+    }
+
+    #[test]
+    fn lockdown_goes_to_every_member() {
+        let lockdown = Lockdown {
+            no_cross_namespace_refs: true,
+            default_service_account: "installer".to_owned(),
+        };
+        let (now, order) = (Boot::now(), Order::default());
+        let plain = Dealer::default().next(None, 1, &of_all(&chart(1)), order, now);
+        let mut dealer = Dealer::default().locked_down(lockdown.clone());
+        let locked = dealer.next(plain.as_ref(), 1, &of_all(&chart(1)), order, now);
+        assert_eq!(locked.unwrap().desired.lockdown, lockdown);
     }
 
     #[test]

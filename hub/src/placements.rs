@@ -59,6 +59,7 @@ mod tests {
             spec: PlacedSpec {
                 workspace: None,
                 values: (!remove).then(|| values.into_iter().collect()),
+                service_account_name: None,
             },
             remove,
             ..PlacedTenant::default()
@@ -74,6 +75,7 @@ mod tests {
                 spec: PlacedSpec {
                     workspace: Some(format!("{name}-ws")),
                     values: None,
+                    service_account_name: None,
                 },
                 generation: 1,
                 ..order(&name, 0, true)

@@ -18,6 +18,7 @@ use krypton_common::crd_policy::CrdPolicy;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
+use krypton_common::lockdown::Lockdown;
 use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_common::telemetry::{DEFAULT_FILTER, LogFormat};
 
@@ -68,6 +69,7 @@ pub struct Settings {
     pub drift: DriftPolicy,
     pub chart_crds: CrdPolicy,
     pub handling: Handling,
+    pub lockdown: Lockdown,
     /// Of workspaces.
     pub namespaces: NamespaceConfiguration,
     pub helm: HelmSettings,
@@ -209,6 +211,8 @@ pub struct HelmSettings {
     /// Revisions kept of a release.
     pub history_max: u8,
     pub cache_dir: PathBuf,
+    /// For credentials and values; that of `cache_dir` if `None`.
+    pub private_dir: Option<PathBuf>,
 }
 
 /// Where a value came from, for messages.

@@ -75,6 +75,7 @@ fn chart(version: &str) -> Arc<ChartState> {
         install_crds: false,
         values: serde_json::Map::new(),
         confidential: None,
+        pinned: None,
     })
 }
 

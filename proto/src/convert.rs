@@ -8,6 +8,7 @@ use krypton_common::deployment::{Deed, DeploymentKey, DeploymentReport, DesiredD
 use krypton_common::desired::{ChartState, Confidential, DesiredState, Version};
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::{Handling, WaitPolicy};
+use krypton_common::lockdown::Lockdown;
 use krypton_common::member::MemberReport;
 use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain};
 use krypton_common::namespaces::NamespaceConfiguration;
@@ -86,6 +87,7 @@ impl From<&DesiredState> for v1::Desired {
             chart_crds,
             tenant_values,
             handling,
+            lockdown,
             namespaces,
             deployments,
             placed,
@@ -102,6 +104,7 @@ impl From<&DesiredState> for v1::Desired {
             install_crds,
             values,
             confidential,
+            pinned,
         } = chart;
         Self {
             version: Some((*version).into()),
@@ -115,6 +118,7 @@ impl From<&DesiredState> for v1::Desired {
                     salt: confidential.salt.clone(),
                     paths: confidential.paths.clone(),
                 }),
+                pinned: pinned.clone(),
             }),
             paused: *paused,
             retire: *retire,
@@ -131,6 +135,8 @@ impl From<&DesiredState> for v1::Desired {
             },
             delete_cert_manager_crds: *delete_cert_manager_crds,
             allow_chart_skip: *allow_chart_skip,
+            no_cross_namespace_refs: lockdown.no_cross_namespace_refs,
+            default_service_account: lockdown.default_service_account.clone(),
             deployments: deployments.iter().map(Into::into).collect(),
             placed: placed.iter().map(Into::into).collect(),
             namespaces: (!namespaces.is_empty()).then(|| namespaces.into()),
@@ -259,7 +265,12 @@ impl From<&PlacedTenant> for v1::PlacedOrder {
             name,
             uid,
             generation,
-            spec: PlacedSpec { workspace, values },
+            spec:
+                PlacedSpec {
+                    workspace,
+                    values,
+                    service_account_name,
+                },
             remove,
             adopt,
             paused,
@@ -279,6 +290,7 @@ impl From<&PlacedTenant> for v1::PlacedOrder {
             paused,
             requested,
             former_uid,
+            service_account_name,
         }
     }
 }
@@ -299,6 +311,7 @@ impl TryFrom<v1::PlacedOrder> for PlacedTenant {
             paused,
             requested,
             former_uid,
+            service_account_name,
         } = order;
         if !is_dns_label(&namespace) {
             return Err(WireError::Name("a placed Tenant's namespace"));
@@ -316,7 +329,11 @@ impl TryFrom<v1::PlacedOrder> for PlacedTenant {
             name,
             uid,
             generation,
-            spec: PlacedSpec { workspace, values },
+            spec: PlacedSpec {
+                workspace,
+                values,
+                service_account_name,
+            },
             remove,
             adopt,
             paused,
@@ -345,6 +362,8 @@ impl TryFrom<v1::Desired> for DesiredState {
             placed,
             allow_chart_skip,
             namespaces,
+            no_cross_namespace_refs,
+            default_service_account,
         } = desired;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
@@ -376,6 +395,7 @@ impl TryFrom<v1::Desired> for DesiredState {
                     salt: confidential.salt,
                     paths: confidential.paths,
                 }),
+                pinned: chart.pinned,
             },
             paused,
             retire,
@@ -386,6 +406,10 @@ impl TryFrom<v1::Desired> for DesiredState {
                 wait,
                 delete_cert_manager_crds,
                 allow_chart_skip,
+            },
+            lockdown: Lockdown {
+                no_cross_namespace_refs,
+                default_service_account,
             },
             namespaces: namespaces
                 .map(NamespaceConfiguration::try_from)
@@ -754,6 +778,7 @@ mod tests {
                     salt: "salt".to_owned(),
                     paths: vec!["/a/b".to_owned()],
                 }),
+                pinned: Some("1.0.0@sha256:ab".to_owned()),
             },
             paused: true,
             retire: false,
@@ -767,6 +792,10 @@ mod tests {
                 wait: WaitPolicy::Hooks,
                 delete_cert_manager_crds: true,
                 allow_chart_skip: true,
+            },
+            lockdown: Lockdown {
+                no_cross_namespace_refs: true,
+                default_service_account: "helm".to_owned(),
             },
             namespaces: NamespaceConfiguration {
                 labels: [("team".to_owned(), "a".to_owned())].into(),
@@ -796,6 +825,7 @@ mod tests {
                 spec: PlacedSpec {
                     workspace: Some("acme-ws".to_owned()),
                     values: serde_json::from_str(r#"{"a":[1,null]}"#).unwrap(),
+                    service_account_name: Some("helm".to_owned()),
                 },
                 remove: true,
                 adopt: true,

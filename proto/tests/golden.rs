@@ -195,6 +195,7 @@ fn chart() -> ChartState {
         install_crds: true,
         values: serde_json::from_str(r#"{"replicaCount":0,"a":{"b":[1,null]}}"#).unwrap(),
         confidential: None,
+        pinned: None,
     }
 }
 
@@ -211,6 +212,7 @@ fn desired_state() -> DesiredState {
         chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
         tenant_values: false,
         handling: krypton_common::handling::Handling::default(),
+        lockdown: krypton_common::lockdown::Lockdown::default(),
         namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
         deployments: Vec::new(),
         placed: Vec::new(),
@@ -315,6 +317,7 @@ fn placements() -> DesiredState {
         spec: PlacedSpec {
             workspace: (!remove).then(|| "acme-ws".to_owned()),
             values: (!remove).then(|| chart().values),
+            service_account_name: None,
         },
         remove,
         adopt: !remove,

@@ -25,13 +25,14 @@ use crate::{
 
 const CHARTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts");
 /// Flags that name what is only in a pod, or what the harness has its own of.
-const ONLY_IN_A_POD: [&str; 6] = [
+const ONLY_IN_A_POD: [&str; 7] = [
     "--listen",
     "--advertise",
     "--metrics-bind-address",
     "--health-probe-bind-address",
     "--helm",
     "--chart-values-file",
+    "--private-dir",
 ];
 
 /// What a pod knows of itself.

@@ -29,7 +29,7 @@ pub enum ChartError {
         newest: Option<String>,
     },
     #[error(
-        "chart not loaded: {chart}: the hub has not found yet which version that is; its log says why"
+        "chart not loaded: {chart}: the hub has not found yet which version and content that is; its log says why"
     )]
     Unresolved { chart: Arc<ChartRef> },
     #[error(

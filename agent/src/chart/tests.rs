@@ -218,7 +218,7 @@ async fn a_version_that_is_not_there_names_the_newest() {
     let error = cache.fetch(&repository.chart("9.9.9")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
     let expected = format!(
-        "chart version not found in repository: chart small, version 9.9.9, of http://{}/; \
+        "chart version not found in repository: chart small, version 9.9.9, of http://{}; \
          the newest stable one there is 1.1.0",
         repository.address
     );
@@ -226,19 +226,43 @@ async fn a_version_that_is_not_there_names_the_newest() {
 }
 
 #[tokio::test]
-async fn an_invalid_version_is_refused_without_asking_the_repository() {
+async fn pinned_chart_is_fetched_once() {
+    let repository = Repository::of(&["1.0.0"]).await;
+    let (_dir, cache) = cache();
+    let version = cache.pin(&repository.chart("1.0.0")).await.unwrap();
+    let fetched = cache.fetch(&repository.chart(&version)).await.unwrap();
+    assert_eq!(version, format!("1.0.0@sha256:{}", fetched.sha256));
+    assert_eq!(repository.hits("/small-1.0.0.tgz"), 1);
+    // Other content under the same version.
+    let other = packed(&[chart_yaml("small", "1.0.0"), file("small/a", "b")]);
+    repository.answer("/small-1.0.0.tgz", Answer::Body(other));
+    repository.answer(
+        "/index.yaml",
+        Answer::Body(b"entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}".to_vec()),
+    );
+    let (_dir, fresh) = self::cache();
+    let error = fresh.fetch(&repository.chart(&version)).await.unwrap_err();
+    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_invalid_version_is_refused_and_a_range_is_not_fetched() {
     let repository = Repository::of(&["1.0.0"]).await;
     let (_dir, cache) = cache();
     for version in ["latest", "1.0.0\n", "1.0.0@sha256:12"] {
         let error = cache.fetch(&repository.chart(version)).await.unwrap_err();
         assert_eq!(error.fault(), ChartFault::VersionInvalid, "{version}");
     }
-    // What a range means is for the hub to find out, once for all.
-    for range in ["^1", "1.0", "*"] {
+    assert_eq!(repository.all_hits(), 0);
+    // What a version means is for the hub to find out, once for all.
+    for range in ["^1", "1.0", "*", "=1.0.0"] {
         let error = cache.fetch(&repository.chart(range)).await.unwrap_err();
         assert!(matches!(*error, ChartError::Unresolved { .. }), "{error}");
     }
-    assert_eq!(repository.all_hits(), 0);
+    // What hinders it is told.
+    let error = cache.fetch(&repository.chart("=9.9.9")).await.unwrap_err();
+    assert_eq!(error.fault(), ChartFault::VersionNotFound);
+    assert_eq!(repository.all_hits(), repository.hits("/index.yaml"));
 }
 
 #[tokio::test]

@@ -16,6 +16,8 @@ use crate::effect_now;
 #[derive(Debug)]
 pub(super) struct Scratch {
     root: PathBuf,
+    /// Holds values, and Helm's temporary files.
+    private: PathBuf,
 }
 
 /// The folder of one run, removed when it is dropped.
@@ -27,13 +29,14 @@ pub(super) struct Run {
 }
 
 impl Scratch {
-    pub(super) fn prepare(root: &Path) -> Result<Self, HelmError> {
+    pub(super) fn prepare(root: &Path, private: &Path) -> Result<Self, HelmError> {
         let failed = |source| HelmError::Scratch {
             path: root.to_owned(),
             source,
         };
         let scratch = Self {
             root: std::path::absolute(root).map_err(failed)?,
+            private: std::path::absolute(private).map_err(failed)?,
         };
         // Values that a killed process left behind.
         match fs::remove_dir_all(scratch.runs()) {
@@ -66,7 +69,7 @@ impl Scratch {
     }
 
     fn runs(&self) -> PathBuf {
-        self.root.join("runs")
+        self.private.join("runs")
     }
 
     pub(super) fn run(&self, cache_key: &str) -> Result<Run, HelmError> {
@@ -89,7 +92,7 @@ impl Scratch {
                 .tempdir_in(self.runs())
         };
         let dir = effect_now!("helm.run-folder", make()).map_err(|source| HelmError::Scratch {
-            path: self.root.clone(),
+            path: self.private.clone(),
             source,
         })?;
         Ok(Run { dir, cache })

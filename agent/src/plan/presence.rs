@@ -127,7 +127,7 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
     {
         "Krypton"
     } else {
-        return None;
+        return not_own(view);
     };
     let message = format!(
         "namespace {workspace} belongs to {owner} and is never a workspace; {}",
@@ -141,6 +141,23 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
         &message,
         reason::NAMESPACE_NOT_OWNED,
     ))
+}
+
+/// The fleet keeps objects to namespaces of their own, and this one is not. What runs there stays as it is.
+fn not_own(view: &View<'_>) -> Option<ClusterState> {
+    if view.may_use_workspace() {
+        return None;
+    }
+    let (workspace, of) = (&view.release_key.namespace, view.subject.namespace());
+    let message = format!(
+        "namespace {workspace} is neither {of}, where this {} is, nor was it made for it; {}, or have an operator of \
+         the cluster annotate the namespace with {}={of}/{}",
+        view.subject.kind(),
+        elsewhere(view, "make the Tenant anew with another spec.workspace"),
+        names::ADOPT_ANNOTATION,
+        view.subject.name(),
+    );
+    Some(after_failure(view, reason::NAMESPACE_NOT_OWNED, &message))
 }
 
 /// What a person can do about the workspace: a deployment's is its name.

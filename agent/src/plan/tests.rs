@@ -1,5 +1,6 @@
 mod coming;
 mod deployments;
+mod lockdown;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +60,7 @@ fn world() -> World {
         workspace: Some(Workspace {
             terminating: false,
             creator: Some("uid-1".to_owned()),
+            open_to: None,
             uid: "ns-uid".to_owned(),
             words: None,
         }),
@@ -82,6 +84,7 @@ fn world() -> World {
                 install_crds: true,
                 values: serde_json::Map::new(),
                 confidential: None,
+                pinned: None,
             },
             paused: false,
             retire: false,
@@ -89,6 +92,7 @@ fn world() -> World {
             chart_crds: krypton_common::crd_policy::CrdPolicy::default(),
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
+            lockdown: krypton_common::lockdown::Lockdown::default(),
             namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
             deployments: Vec::new(),
             placed: Vec::new(),
@@ -234,6 +238,7 @@ fn a_new_tenant_gets_finalizer_workspace_and_release_one_after_the_other() {
     w.workspace = Some(Workspace {
         terminating: false,
         creator: None,
+        open_to: None,
         uid: "n".to_owned(),
         words: None,
     });
@@ -1263,7 +1268,7 @@ proptest! {
         }
         w.desired.paused = paused;
         w.workspace = workspace.map(|(terminating, ours)| Workspace {
-            terminating, creator: ours.then(|| "uid-1".to_owned()), uid: "n".to_owned(),
+            terminating, creator: ours.then(|| "uid-1".to_owned()), open_to: None, uid: "n".to_owned(),
             words: None,
         });
         let plan = w.plan();

@@ -15,6 +15,7 @@ use tracing::{Instrument as _, Span};
 
 use super::Reconciler;
 use super::perform::Performer;
+use crate::access::client_as;
 use crate::clock::Boot;
 use crate::drift::look::{LookError, Notes, Task, look as drift_of};
 use crate::drift::{Seen, Wanted, described, told};
@@ -336,8 +337,12 @@ impl Performer {
             tracing::warn!(member = %self.member.name, unread,
                 "documents of the release's manifest cannot be read and are not looked at");
         }
+        let user = look.subject.user(&self.desired.borrow().lockdown);
+        let acting = user.map(|user| client_as(&self.member.client, &user));
+        let acting = acting.transpose();
+        let acting = acting.map_err(|error| Blind::Otherwise(chain(&error)))?;
         let task = Task {
-            client: &self.member.helm_client,
+            client: acting.as_ref().unwrap_or(&self.member.helm_client),
             release: &look.release,
             revision: look.revision,
             wanted: &wanted,

@@ -207,6 +207,7 @@ mod tests {
             binary,
             supervisor: vec!["/bin/false".into()],
             scratch: folder.path().join("scratch"),
+            private: folder.path().join("private"),
             max_concurrent: 1,
             max_per_member: 1,
         };

@@ -30,11 +30,13 @@ use kube::core::ObjectList;
 use kube::core::PartialObjectMeta;
 use kube::{Client, CustomResourceExt, ResourceExt};
 use serde_json::json;
+use tempfile::TempPath;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tracing::Span;
 
 use super::helm_queue::Ready;
 use super::{Member, Tools};
+use crate::access::{client_as, kubeconfig_as};
 use crate::chart_crds::{self, ChartCrdError};
 use crate::clock::{self, Boot};
 use crate::effect;
@@ -167,8 +169,12 @@ impl Fault {
 }
 
 /// The hands of a reconciler.
+#[derive(Clone)]
 pub(super) struct Performer {
+    /// While an action of an object with a service account is performed, with that one's rights.
     pub member: Arc<Member>,
+    /// With the rights that helm has, whoever it acts as: for what is the chart's and no tenant's.
+    pub fleet_client: Client,
     /// What is wanted now, of which a job has what was wanted when it was planned.
     pub desired: watch::Receiver<Arc<DesiredState>>,
     pub tools: Tools,
@@ -201,27 +207,70 @@ impl Performer {
             fault: None,
         });
         let begun = Boot::now();
-        let result = match &job.plan.action {
-            Action::Nothing => self.say(&job, &mut done).await,
-            Action::AddFinalizer => self.add_finalizer(&job, &mut done).await,
-            Action::CreateWorkspace => self.create_workspace(&job, &mut done).await,
-            Action::ReadRelease(revision) => {
-                self.read_release(&job, *revision, ready, &mut done).await
+        // Removed once the action is over.
+        let (performer, _kubeconfig) = match self.acting_for(&job) {
+            Ok((performer, kubeconfig)) => (performer, kubeconfig),
+            Err(fault) => {
+                done.fault = Some(fault);
+                return done;
             }
+        };
+        Box::pin(performer.act(&job, ready, &mut done, begun)).await;
+        done
+    }
+
+    /// Acts as the object's service account, where it has one.
+    fn acting_for(self: Arc<Self>, job: &Job) -> Result<(Arc<Self>, Option<TempPath>), Fault> {
+        let user = job.subject.user(&job.desired.lockdown);
+        let Some(user) = user.filter(|_| job.plan.action != Action::Nothing) else {
+            return Ok((self, None));
+        };
+        let client = client_as(&self.member.client, &user).map_err(|_| Fault::Shown {
+            reason: reason::HELM_UNAVAILABLE,
+            message: "spec.serviceAccountName is not the name of a service account; correct it"
+                .to_owned(),
+            permanent: true,
+        })?;
+        let kubeconfig = kubeconfig_as(&self.member.kubeconfig, &user);
+        let kubeconfig = kubeconfig.map_err(|error| Fault::Shown {
+            reason: reason::HELM_UNAVAILABLE,
+            message: format!(
+                "writing the kubeconfig of helm failed: {error}; is --private-dir full?"
+            ),
+            permanent: false,
+        })?;
+        let member = Member {
+            helm_client: client,
+            kubeconfig: kubeconfig.to_path_buf(),
+            ..(*self.member).clone()
+        };
+        let performer = Self {
+            member: Arc::new(member),
+            ..(*self).clone()
+        };
+        Ok((Arc::new(performer), Some(kubeconfig)))
+    }
+
+    async fn act(&self, job: &Job, ready: Option<Ready>, done: &mut Done, begun: Boot) {
+        let result = match &job.plan.action {
+            Action::Nothing => self.say(job, done).await,
+            Action::AddFinalizer => self.add_finalizer(job, done).await,
+            Action::CreateWorkspace => self.create_workspace(job, done).await,
+            Action::ReadRelease(revision) => self.read_release(job, *revision, ready, done).await,
             Action::Unlock { revision, was } => {
                 let lock = (*revision, &**was);
-                self.unlock(&job, lock, ready, &mut done).await
+                self.unlock(job, lock, ready, done).await
             }
-            Action::Helm(run) => self.helm(&job, *run, false, ready, &mut done).await,
-            Action::InstallAgain => self.helm(&job, Run::Install, true, ready, &mut done).await,
-            Action::Sweep(revision) => self.sweep(&job, *revision, &mut done).await,
-            Action::SweepDefault(revision) => self.sweep_default(&job, *revision, &mut done).await,
-            Action::Rollback(to) => self.roll_back(&job, *to, ready, &mut done).await,
-            Action::Uninstall => self.uninstall(&job, ready, &mut done).await,
-            Action::Annotate => self.annotate(&job, &mut done).await,
-            Action::DeleteWorkspace => self.delete_workspace(&job, &mut done).await,
+            Action::Helm(run) => self.helm(job, *run, false, ready, done).await,
+            Action::InstallAgain => self.helm(job, Run::Install, true, ready, done).await,
+            Action::Sweep(revision) => self.sweep(job, *revision, done).await,
+            Action::SweepDefault(revision) => self.sweep_default(job, *revision, done).await,
+            Action::Rollback(to) => self.roll_back(job, *to, ready, done).await,
+            Action::Uninstall => self.uninstall(job, ready, done).await,
+            Action::Annotate => self.annotate(job, done).await,
+            Action::DeleteWorkspace => self.delete_workspace(job, done).await,
             Action::RemoveFinalizer { orphaned } => {
-                self.remove_finalizer(&job, *orphaned, &mut done).await
+                self.remove_finalizer(job, *orphaned, done).await
             }
         };
         done.fault = result.err();
@@ -230,7 +279,6 @@ impl Performer {
         let took = Boot::now().since(begun);
         let work = &self.tools.work;
         work.reconciled(&job.plan.action, took, outcome);
-        done
     }
 
     fn client(&self) -> Client {
@@ -691,7 +739,7 @@ impl Performer {
         let reading = tokio::task::spawn_blocking(move || chart_crds::of_chart(&path));
         let crds = reading.await.map_err(|_| Fault::Stale)?.map_err(failed)?;
         let permitted = || self.still_permitted().is_ok();
-        let replacing = chart_crds::replace(&self.member.helm_client, &crds, permitted);
+        let replacing = chart_crds::replace(&self.fleet_client, &crds, permitted);
         Box::pin(replacing).await.map_err(failed)
     }
 
@@ -987,6 +1035,7 @@ mod tests {
                 install_crds: false,
                 values: serde_json::Map::new(),
                 confidential: None,
+                pinned: None,
             },
             paused: false,
             retire: false,
@@ -994,6 +1043,7 @@ mod tests {
             chart_crds: CrdPolicy::default(),
             tenant_values: false,
             handling: krypton_common::handling::Handling::default(),
+            lockdown: krypton_common::lockdown::Lockdown::default(),
             namespaces: krypton_common::namespaces::NamespaceConfiguration::default(),
             deployments,
             placed: Vec::new(),

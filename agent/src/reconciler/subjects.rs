@@ -596,7 +596,7 @@ fn need(action: &Action, view: &View<'_>, needs_slot: bool) -> Option<Need> {
     let chart = matches!(action, Action::Helm(_) | Action::InstallAgain).then(|| ChartRef {
         repo: view.chart.repo.clone(),
         name: view.chart.name.clone(),
-        version: view.chart.version.clone(),
+        version: view.chart.version_to_fetch().into_owned(),
     });
     let reads = matches!(action, Action::ReadRelease(_) | Action::Unlock { .. });
     (runs_helm(action) || (needs_slot && reads)).then(|| Need {

@@ -63,6 +63,7 @@ impl Stage {
             binary: self.path("helm"),
             supervisor: vec![supervisor().into()],
             scratch: self.path("scratch"),
+            private: self.path("private"),
             max_concurrent: 1,
             max_per_member: 1,
         }

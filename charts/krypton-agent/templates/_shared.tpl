@@ -270,6 +270,15 @@ choose by label, which RBAC cannot.
 - {apiGroups: [apps], resources: [deployments, statefulsets, daemonsets], verbs: [list, watch]}
 # Told on the Tenant, in its namespace.
 - {apiGroups: [""], resources: [events], verbs: [create]}
+{{- if .Values.tenantServiceAccounts.impersonate }}
+# Helm acts as the service account of a Tenant's namespace (spec.serviceAccountName, --default-service-account).
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  {{- with .Values.tenantServiceAccounts.names }}
+  resourceNames: {{ toJson . }}
+  {{- end }}
+  verbs: [impersonate]
+{{- end }}
 {{- end }}
 
 {{/* What the reconciler keeps in krypton-system. A create by name is not to be had in RBAC. */}}
@@ -360,6 +369,7 @@ securityContext:
   (printf "--retry-max=%s" .Values.helm.retryMax)
   (ternary "--metrics-bind-address=:8080" "--metrics-bind-address=0" .Values.metrics.enabled)
   "--health-probe-bind-address=:8081"
+  "--private-dir=/run/krypton"
   (printf "--log-format=%s" .Values.logFormat)
 }}
 {{- with .Values.otlpEndpoint }}

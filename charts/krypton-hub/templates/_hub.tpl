@@ -165,6 +165,12 @@ first profile is looked at.
 {{- if .Values.placeTenants }}
 {{- $args = append $args "--place-tenants=true" }}
 {{- end }}
+{{- if .Values.lockdown.noCrossNamespaceRefs }}
+{{- $args = append $args "--no-cross-namespace-refs=true" }}
+{{- end }}
+{{- with .Values.lockdown.defaultServiceAccount }}
+{{- $args = append $args (printf "--default-service-account=%s" .) }}
+{{- end }}
 {{- range $flag, $words := dict "workspace-labels" .Values.namespaceConfiguration.labels "workspace-annotations" .Values.namespaceConfiguration.annotations }}
 {{- $pairs := list }}
 {{- range $key, $value := $words }}

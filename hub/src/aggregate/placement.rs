@@ -105,6 +105,7 @@ pub(super) fn order(
     let spec = PlacedSpec {
         workspace: tenant.spec.workspace.clone(),
         values: tenant.spec.values.clone(),
+        service_account_name: tenant.spec.service_account_name.clone(),
     };
     let order = PlacedTenant {
         namespace: tenant.namespace().unwrap_or_default(),

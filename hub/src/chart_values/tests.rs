@@ -34,6 +34,7 @@ fn chart(values: Value) -> ChartState {
         install_crds: true,
         values: map(values),
         confidential: None,
+        pinned: None,
     }
 }
 

@@ -84,6 +84,7 @@ fn chart() -> ChartState {
             .into_iter()
             .collect(),
         confidential: None,
+        pinned: None,
     }
 }
 
@@ -128,6 +129,7 @@ fn fleet() -> FleetView {
         chart_crds: CrdPolicy::default(),
         tenant_values: false,
         handling: Handling::default(),
+        lockdown: krypton_common::lockdown::Lockdown::default(),
         namespaces: NamespaceConfiguration::default(),
         deployments: Vec::new(),
         placed: Vec::new(),

@@ -203,6 +203,7 @@ mod tests {
             install_crds: false,
             values: Map::new(),
             confidential: None,
+            pinned: None,
         })
     }
 

@@ -122,7 +122,7 @@ pub struct Flags {
     /// Name of the chart, the path of a .tgz, or a whole oci URL.
     #[arg(long, value_name = "NAME", help_heading = "Chart")]
     pub chart_name: Option<String>,
-    /// Version of the chart: exact, as 1.2.3 or 1.2.3@sha256:DIGEST, or a range as ^1.2, which is looked up once for all members; empty means the newest stable one, by each member for itself.
+    /// Version of the chart: exact, as 1.2.3 or 1.2.3@sha256:DIGEST, or a range as ^1.2, which is looked up once for all members; empty means the newest stable one, looked up in the same way.
     #[arg(long, value_name = "VERSION", help_heading = "Chart")]
     pub chart_version: Option<String>,
     /// Add the value installCRDs: true.
@@ -140,6 +140,12 @@ pub struct Flags {
     /// Place a Tenant of home whose clusterRef names another member on that member, and delete it there with the one at home. Without it, such a Tenant is made on the member by somebody else, and is only shown at home.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Chart")]
     pub place_tenants: Option<String>,
+    /// Keep Tenants and KryptonDeployments to their own namespace and those made for them, open Secrets to them by label alone, and hand nothing over by their own annotations.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Tenants")]
+    pub no_cross_namespace_refs: Option<String>,
+    /// Service account that Helm acts as for an object that names none, in the object's namespace. Krypton must have the right to impersonate it on each cluster.
+    #[arg(long, value_name = "NAME", help_heading = "Tenants")]
+    pub default_service_account: Option<String>,
     /// What becomes of the CRDs in the chart's folder crds: skip, create (with the first installation, as helm does it) or create-replace (and brought up to date before each upgrade). None is ever deleted.
     #[arg(long, value_name = "POLICY", help_heading = "Chart")]
     pub chart_crds: Option<String>,
@@ -205,6 +211,9 @@ pub struct Flags {
     /// Directory for fetched charts and helm's own cache.
     #[arg(long, value_name = "DIRECTORY", help_heading = "Helm")]
     pub helm_cache_dir: Option<String>,
+    /// Directory for kubeconfigs and values while Helm runs, best in memory.
+    #[arg(long, value_name = "DIRECTORY", help_heading = "Helm")]
+    pub private_dir: Option<String>,
 
     /// Address of the metrics endpoint; :PORT means all addresses, 0 switches it off.
     #[arg(long, value_name = "ADDRESS", help_heading = "Process")]

@@ -39,6 +39,12 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
             "name of a Secret",
         ),
         (
+            &["--default-service-account=ns/name"],
+            &[],
+            "flag --default-service-account",
+            "the name of a service account",
+        ),
+        (
             &["--chart-credentials-secret=ns/name"],
             &[],
             "flag --chart-credentials-secret",
@@ -322,8 +328,40 @@ fn every_error_names_the_setting_the_class_and_the_remedy() {
 
 #[test]
 fn a_password_in_the_repository_url_is_not_repeated() {
-    let error = resolve(&["--chart-repo=user:hunter2@charts.example.org"], &[]).unwrap_err();
-    assert!(!format!("{error} {error:?}").contains("hunter2"));
+    for url in [
+        "user:hunter2@charts.example.org",
+        "https://user:hun/ter2@charts.example.org",
+    ] {
+        let error = resolve(&[&format!("--chart-repo={url}")], &[]).unwrap_err();
+        let said = format!("{error} {error:?}");
+        assert!(!said.contains("hun"), "{said}");
+    }
+}
+
+#[test]
+fn chart_urls_with_userinfo_are_refused() {
+    let cases = [
+        ("https://user:hunter2@charts.example.org", "chart-repo"),
+        ("https://hunter2@charts.example.org/a", "chart-repo"),
+        ("oci://user:hunter2@charts.example.org", "chart-repo"),
+        ("oci://user:hunter2@charts.example.org/a", "chart-name"),
+    ];
+    for (url, flag) in cases {
+        let args = [format!("--{flag}={url}"), "--chart-repo=".to_owned()];
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let args = if flag == "chart-name" {
+            &args[..]
+        } else {
+            &args[..1]
+        };
+        let said = resolve(args, &[]).unwrap_err().to_string();
+        let origin = format!("flag --{flag}: ");
+        assert!(said.starts_with(&origin), "{said}");
+        assert!(said.contains("--chart-credentials-secret"), "{said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+    // A query may hold a key, which members need to get the chart.
+    assert!(resolve(&["--chart-repo=https://charts.example.org/a@b?key=1"], &[]).is_ok());
 }
 
 #[test]

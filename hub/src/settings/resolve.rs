@@ -11,8 +11,10 @@ use krypton_common::bundle::split_address;
 use krypton_common::drift::DriftPolicy;
 use krypton_common::handling::Handling;
 use krypton_common::kubeconfig::Policy;
+use krypton_common::lockdown::Lockdown;
 use krypton_common::names;
 use krypton_common::namespaces::{ConfigurationError, NamespaceConfiguration};
+use krypton_common::redact::{NO_URL, has_userinfo, url_shown};
 use krypton_common::telemetry::LogFormat;
 
 use crate::chart_values::{NotASource, Source};
@@ -72,6 +74,7 @@ pub(super) fn resolve(
             policy.map_err(|_| given.invalid("a policy", "write skip, create or create-replace"))?
         },
         handling: inputs.handling(flags)?,
+        lockdown: inputs.lockdown(flags)?,
         namespaces: inputs.namespaces(flags)?,
         helm,
         retry_max: inputs.duration("retry-max", &flags.retry_max)?,
@@ -461,7 +464,17 @@ impl Inputs<'_> {
                 .strip_prefix(scheme)
                 .is_some_and(|rest| !rest.is_empty())
         });
-        if !is_file && !is_whole && !is_url {
+        for url in [&repo, &name] {
+            if url.text.contains("://") && has_userinfo(&url.text) {
+                return Err(SettingsError::InvalidSecret {
+                    origin: url.origin,
+                    class: "a URL without user and password",
+                    remedy: "put them into a Secret and name it with --chart-credentials-secret",
+                });
+            }
+        }
+        let broken = url_shown(&repo.text) == NO_URL;
+        if broken || (!is_file && !is_whole && !is_url) {
             return Err(SettingsError::InvalidSecret {
                 origin: repo.origin,
                 class: "the URL of a chart repository",
@@ -604,6 +617,7 @@ impl Inputs<'_> {
             max_concurrent,
             max_per_member: self.max_per_member(flags, max_concurrent)?,
             cache_dir,
+            private_dir: self.path("private-dir", &flags.private_dir),
         })
     }
 
@@ -616,6 +630,21 @@ impl Inputs<'_> {
             wait,
             delete_cert_manager_crds: self.boolean("delete-cert-manager-crds", flag)?,
             allow_chart_skip: self.allow_chart_skip(),
+        })
+    }
+
+    fn lockdown(&mut self, flags: &Flags) -> Result<Lockdown, SettingsError> {
+        let account = self.text("default-service-account", &flags.default_service_account);
+        if !account.text.is_empty() && !names::is_dns_subdomain(&account.text) {
+            return Err(account.invalid(
+                "the name of a service account",
+                "write the name alone; it is of each Tenant's own namespace",
+            ));
+        }
+        let flag = &flags.no_cross_namespace_refs;
+        Ok(Lockdown {
+            no_cross_namespace_refs: self.boolean("no-cross-namespace-refs", flag)?,
+            default_service_account: account.text,
         })
     }
 

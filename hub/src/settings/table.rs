@@ -251,6 +251,18 @@ pub const ROWS: &[Row] = &[
         "new; the original skipped such Tenants",
     ),
     flag(
+        "no-cross-namespace-refs",
+        &["KRYPTON_NO_CROSS_NAMESPACE_REFS"],
+        "false",
+        NEW,
+    ),
+    flag(
+        "default-service-account",
+        &["KRYPTON_DEFAULT_SERVICE_ACCOUNT"],
+        "",
+        NEW,
+    ),
+    flag(
         "chart-crds",
         &["KRYPTON_CHART_CRDS"],
         "create",
@@ -316,6 +328,7 @@ pub const ROWS: &[Row] = &[
         "`krypton-hub` in `$TMPDIR`, else in `/tmp`",
         NEW,
     ),
+    computed("private-dir", &[], "that of `--helm-cache-dir`", NEW),
     flag(
         "metrics-bind-address",
         &[],

@@ -505,6 +505,21 @@ fn servers_can_be_switched_off_and_may_not_share_a_port() {
 }
 
 #[test]
+fn tenants_are_kept_apart_where_that_is_asked_for() {
+    assert!(resolve(&[], &[]).unwrap().lockdown.is_default());
+    let args = [
+        "--no-cross-namespace-refs",
+        "--default-service-account=installer",
+    ];
+    let lockdown = resolve(&args, &[]).unwrap().lockdown;
+    assert!(lockdown.no_cross_namespace_refs);
+    assert_eq!(lockdown.default_service_account, "installer");
+    let private = resolve(&["--private-dir=/run/krypton"], &[]).unwrap();
+    let expected = Some(PathBuf::from("/run/krypton"));
+    assert_eq!(private.helm.private_dir, expected);
+}
+
+#[test]
 fn a_local_chart_needs_no_repository() {
     let settings = resolve(&["--chart-repo=", "--chart-name=/charts/a-1.0.0.tgz"], &[]).unwrap();
     assert_eq!(settings.chart.name, "/charts/a-1.0.0.tgz");

@@ -56,6 +56,7 @@ impl Expected {
             install_crds: false,
             values: Map::from_iter(values),
             confidential: None,
+            pinned: None,
         }
     }
 

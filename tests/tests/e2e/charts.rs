@@ -187,6 +187,7 @@ async fn strict_cache() -> (TempDir, ChartCache) {
         binary: Tools::find().unwrap().binary("helm"),
         supervisor: vec![Agent::program().unwrap().into(), "helm-run".into()],
         scratch: dir.path().join("helm"),
+        private: dir.path().join("private"),
         max_concurrent: 1,
         max_per_member: 1,
     });

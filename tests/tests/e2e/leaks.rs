@@ -205,8 +205,14 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
     let value = |number: u8| format!("canary-{number}-of-the-values-{}", "k".repeat(9));
     let content = |number: u8| format!("replicaCount: 0\nhidden: {}\n", value(number));
     let values = ValuesFile::new(&content(1)).unwrap();
+    let key = "canary-of-the-repository-key";
+    let chart = chart_flags(&repository, "small", "1.0.0").into_iter();
+    let chart = chart.map(|flag| match flag.starts_with("--chart-repo=") {
+        true => format!("{flag}?key={key}"),
+        false => flag,
+    });
     let options = HubOptions::new(home.kubeconfig())
-        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args(chart)
         .args([values_flag(&values)])
         .args([
             "--self-cluster=false",
@@ -279,6 +285,7 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
         Canary::text("the next chart value", &value(2)),
         Canary::text("the value that fails", &value(3)),
         Canary::text("the value that helm quotes", &value(4)),
+        Canary::text("the key of the repository", key),
     ];
     let folders = [hub.log_path(), agent.log_path()];
     let folders = folders.map(|log| log.parent().unwrap().to_owned());
@@ -413,7 +420,9 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
     for (cluster, process) in processes {
         said.extend(support_bundle(cluster, process).await);
     }
-    for line in &watched.lines {
+    // The hub's own command line holds the URL as it was given.
+    let of_the_hub = |line: &[u8]| String::from_utf8_lossy(line).contains("--chart-repo=");
+    for line in watched.lines.iter().filter(|line| !of_the_hub(line)) {
         let shown = String::from_utf8_lossy(line).replace('\0', " ");
         said.push((format!("process {shown:.200}"), line.clone()));
     }
@@ -445,7 +454,7 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
     let found = search(&canaries, places_searched());
     assert_eq!(found, [""; 0], "{}", found.join("\n"));
     // The same search finds what is planted in the last of them.
-    for canary in [secret, wrong, &value(3), &value(4)] {
+    for canary in [secret, wrong, key, &value(3), &value(4)] {
         let planted = format!("{} msg={canary}", hub.log().unwrap());
         let found = search(&canaries, [("a log", planted.as_bytes())]);
         assert_eq!(found.len(), 1, "{found:?}");
@@ -463,6 +472,7 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
     let ca = &canaries[0];
     let of_the_token = Canary::text("the join token's secret", secret);
     let of_the_secret = Canary::text("the value that helm quotes", &value(4));
+    let of_the_repository = Canary::text("the key of the repository", key);
     let record = only(&["krypton-system/krypton-desired-state"]);
     for (cluster, canary, expected) in [
         (&home, ca, only(&["default/krypton-hub-ca"])),
@@ -474,7 +484,10 @@ async fn no_key_token_or_value_is_anywhere_but_in_its_secret() {
         (&two, ca, only(&[])),
         (&home, &of_the_secret, only(&["default/fleet-values"])),
         (&one, &of_the_secret, record.clone()),
-        (&two, &of_the_secret, record),
+        (&two, &of_the_secret, record.clone()),
+        (&home, &of_the_repository, only(&[])),
+        (&one, &of_the_repository, record.clone()),
+        (&two, &of_the_repository, record),
         (&two, &ours, only(&[])),
     ] {
         let found = places(cluster, canary).await;

@@ -41,6 +41,7 @@ mod leader_label;
 mod leaks;
 mod leaving;
 mod leftovers;
+mod lockdown;
 mod logs;
 mod member_sources;
 mod members;

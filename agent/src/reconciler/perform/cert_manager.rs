@@ -67,7 +67,7 @@ impl Performer {
     }
 
     async fn delete_crds(&self, job: &Job) -> Result<Vec<&'static str>, Stop> {
-        let client = &self.member.helm_client;
+        let client = &self.fleet_client;
         // Afresh: that of another Tenant may have been made a moment ago.
         let releases: Api<Secret> = Api::all(self.member.client.clone());
         let ours = ListParams::default()

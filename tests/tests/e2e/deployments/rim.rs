@@ -145,6 +145,7 @@ impl Rim {
                 install_crds: false,
                 values: Map::new(),
                 confidential: None,
+                pinned: None,
             },
             authority,
             port,
@@ -316,6 +317,7 @@ impl Rim {
             binary: krypton_tests::Tools::find()?.binary("helm"),
             supervisor: vec![program.find()?.into(), "helm-run".into()],
             scratch: folder.join("helm"),
+            private: folder.join("private"),
             max_concurrent: 2,
             max_per_member: 2,
         });

@@ -1,0 +1,104 @@
+//! Tenants that do not trust each other: a namespace and an account for each, and nothing beyond.
+
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts,
+    fleet::{Desk, chart_flags, condition},
+    in_both_modes,
+};
+use serde_json::{Value, json};
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const TEAMS: [&str; 2] = ["team-a", "team-b"];
+
+in_both_modes!(tenant_reaches_nothing_beyond_its_namespace_and_account);
+
+/// A namespace with an account that may edit it.
+async fn team(cluster: &Cluster, name: &str) {
+    let account = format!("--serviceaccount={name}:installer");
+    for args in [
+        &["create", "namespace", name][..],
+        &["create", "serviceaccount", "installer", "-n", name],
+        &[
+            "create",
+            "rolebinding",
+            "installer",
+            "--clusterrole=edit",
+            &account,
+            "-n",
+            name,
+        ],
+    ] {
+        cluster.kubectl(args.iter().copied()).await.unwrap();
+    }
+}
+
+/// The Tenant of the first team fails for this reason; gives the message.
+async fn fails(desk: &Desk, member: &str, name: &str, spec: Value, reason: &str) -> String {
+    desk.create(TEAMS[0], name, spec).await.unwrap();
+    let error = format!("ClusterError/{member}");
+    let expected = (error.as_str(), "True", reason);
+    let tenant = desk.shows(TEAMS[0], name, &[expected]).await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    condition(&conditions, &error).unwrap().message.clone()
+}
+
+async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) {
+    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+        .await
+        .unwrap();
+    let mut pair = Pair::start("lockdown", mode, Parts::WithControllers)
+        .await
+        .unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    let more = [
+        "--tenant-values=true",
+        "--no-cross-namespace-refs=true",
+        "--default-service-account=installer",
+    ];
+    flags.extend(more.map(str::to_owned));
+    pair.open(flags).await.unwrap();
+    let (desk, member) = (pair.desk(), pair.name());
+    for name in TEAMS {
+        team(pair.cluster(), name).await;
+        let spec = json!({"workspace": name, "values": {"replicaCount": 0}});
+        desk.create(name, "acme", spec).await.unwrap();
+        desk.shows(name, "acme", &[ALL_READY]).await.unwrap();
+    }
+
+    let other = json!({"workspace": TEAMS[1]});
+    let said = fails(&desk, member, "raid", other, "NamespaceNotOwned").await;
+    assert!(said.contains("mesh.openkcm.io/adopt=team-a/raid"), "{said}");
+    let with = |values: Value| json!({"workspace": TEAMS[0], "values": values});
+    let cases = [
+        ("elsewhere", with(json!({"elsewhere": TEAMS[1]}))),
+        ("wide", with(json!({"clusterWide": true}))),
+        // An account without rights.
+        (
+            "nobody",
+            json!({"workspace": TEAMS[0], "serviceAccountName": "nobody"}),
+        ),
+    ];
+    for (name, spec) in cases {
+        let said = fails(&desk, member, name, spec, "InstallFailed").await;
+        assert!(said.contains("forbidden"), "{name}: {said}");
+        assert!(
+            said.contains("system:serviceaccount:team-a:"),
+            "{name}: {said}"
+        );
+    }
+    for object in [
+        &["configmap", "beyond", "-n", TEAMS[1]][..],
+        &["clusterrole", "beyond"],
+    ] {
+        let get = ["get", "--ignore-not-found", "-o", "name"];
+        let found = pair.cluster().kubectl(get.iter().chain(object).copied());
+        assert_eq!(found.await.unwrap(), "");
+    }
+    // It goes as it came.
+    desk.delete(TEAMS[0], "acme").await.unwrap();
+    desk.gone(TEAMS[0], "acme").await.unwrap();
+    let release = format!("tenant-acme-{member}");
+    let left = desk.revisions(TEAMS[0], &release).await.unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    desk.shows(TEAMS[1], "acme", &[ALL_READY]).await.unwrap();
+}
