@@ -8,7 +8,7 @@ use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
 
 use crate::drift;
 
-/// Of the event that tells of another phase.
+/// Reason of the event for another phase.
 pub const PHASE_SET: &str = "PhaseSet";
 
 /// An event that is worth telling (reference 1.5, event reasons).
@@ -71,7 +71,7 @@ pub fn next_of(status: &TenantStatus, cluster: &str) -> Option<Next> {
     Some(Next::new(Step::of(&said.what)?, at, said.attempts))
 }
 
-/// The phase of a Tenant that one member alone looks after, where it is another than before.
+/// The event for another phase, of a Tenant that only one member reconciles.
 pub fn phase_told(
     before: Option<&ClusterState>,
     after: &ClusterState,
@@ -87,7 +87,7 @@ pub fn phase_told(
     })
 }
 
-/// What changed between two states of one Tenant on one member, but for the phase.
+/// The events between two states of one Tenant on one member, except `PhaseSet`.
 pub fn told(before: Option<&ClusterState>, after: &ClusterState) -> Vec<Told> {
     let mut told = Vec::new();
     let mut tell = |warning, reason, message: &str| {

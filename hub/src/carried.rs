@@ -142,7 +142,7 @@ impl<O: Order> Carried<O> {
         self.changed.subscribe()
     }
 
-    /// Has whoever follows look again, though no report has changed.
+    /// Wakes all followers although no report has changed.
     pub(crate) fn look_again(&self) {
         self.changed.send_modify(|changes| *changes += 1);
     }

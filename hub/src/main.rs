@@ -7,7 +7,7 @@ use std::time::Duration;
 use krypton_common::error_chain::chain;
 use krypton_hub::settings::{Flags, Settings, service_account_namespace};
 
-/// What still runs when all is done has so long to end.
+/// Time for the last tasks to end, before the process exits.
 const LAST_TASKS: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {

@@ -69,7 +69,7 @@ impl ValuesFile {
         let hangs = || ValuesFileError::Hangs {
             path: path.to_owned(),
         };
-        // It panics for nobody, and is cancelled only when the runtime ends.
+        // The task is cancelled only when the runtime ends.
         loaded.map_or_else(
             |_| Err(hangs()),
             |ended| ended.unwrap_or_else(|_| Err(hangs())),
@@ -77,9 +77,8 @@ impl ValuesFile {
     }
 }
 
-/// Sends the values each time that the content of the file changes to something good; what is bad
-/// is logged once, and the last good values stay. While the file does not answer, `readiness` has a note.
-/// Ends when every receiver is gone.
+/// Sends the values each time that the file changes to valid content. Logs invalid content once and keeps the last
+/// good values. While the file does not answer, `readiness` has a note. Ends when every receiver is gone.
 pub async fn watch(
     path: PathBuf,
     every: Duration,
@@ -147,9 +146,8 @@ async fn follow(
     }
 }
 
-/// Reads on a thread of its own. Where that takes longer than `deadline`, `hangs` is told so, and told again when
-/// it has ended: the same read is waited for, so that no second thread hangs on one mount. `None` when the runtime
-/// ends.
+/// Reads on a separate thread. If the read takes longer than `deadline`, calls `hangs(true)`, waits for the same
+/// read, and then calls `hangs(false)`. No second thread hangs on one mount. Returns `None` when the runtime ends.
 pub(crate) async fn read_patiently<T: Send + 'static>(
     deadline: Duration,
     read: impl FnOnce() -> T + Send + 'static,

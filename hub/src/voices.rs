@@ -41,11 +41,11 @@ const EPOCHS_BEHIND: u64 = 10_000;
 /// long after each.
 const CLAIM_AGAIN: Duration = Duration::from_secs(20);
 const CLAIM_AGAIN_MAX: Duration = Duration::from_secs(6 * 60 * 60);
-/// A member that has claimed nothing for so long begins anew.
+/// After so long without a claim, the pauses start from the first one.
 const CLAIMS_FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a member has claimed of epochs that this hub has not given. Each that is followed is a new desired state for
-/// the whole fleet, and no member can prove what it has seen.
+/// A member's claims of epochs that this hub has not given. Each followed claim causes a new desired state for the
+/// whole fleet, and no member can prove a claim.
 #[derive(Clone, Copy, Debug, Default)]
 struct Claims {
     followed: u32,

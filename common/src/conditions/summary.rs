@@ -172,7 +172,7 @@ fn overall(
     }
 }
 
-/// The phase of a Tenant that one member alone looks after.
+/// The phase of a Tenant that only one member reconciles.
 pub fn phase(state: &ClusterState, allow_chart_skip: bool) -> Phase {
     match (counted_error(state, allow_chart_skip), state.ready.truth) {
         (true, _) => Phase::Error,

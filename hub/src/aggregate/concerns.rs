@@ -1,4 +1,4 @@
-//! Which of home's Tenants concern a member: an index, so that a member's change is nobody else's.
+//! Indexes home's Tenants by member, for decisions that follow from one member's change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use krypton_common::conditions::parse_condition_type;
 use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::Tenant;
 
-/// Tenants by the members that they name, are placed on or are recorded with, and by the UIDs of the clusters
-/// that they are placed on.
+/// Tenants by the members in their spec, placement and conditions, and by the UIDs of the clusters that they are
+/// placed on.
 #[derive(Debug, Default)]
 pub(super) struct Concerns {
     members: BTreeMap<String, BTreeSet<TenantKey>>,
@@ -16,7 +16,7 @@ pub(super) struct Concerns {
 }
 
 impl Concerns {
-    /// A Tenant is another than before; `None` where there is none.
+    /// Replaces a Tenant in the index; `None` if it does not exist.
     pub(super) fn follow(
         &mut self,
         key: &TenantKey,
@@ -72,7 +72,7 @@ fn concerned(tenant: &Tenant) -> BTreeSet<String> {
         .collect()
 }
 
-/// Members that the conditions tell of.
+/// Members with conditions of their own.
 pub(super) fn recorded_with(tenant: &Tenant) -> BTreeSet<&str> {
     let status = tenant.status.as_ref();
     let conditions = status.map(|status| status.conditions.iter());

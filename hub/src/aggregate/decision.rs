@@ -44,7 +44,7 @@ struct Unheard {
 }
 
 impl Memory {
-    /// Whether a member that is heard now may be one of those that were counted without a name.
+    /// Whether some members of the Tenant are still known by number only.
     pub(super) fn misses_some(&self) -> bool {
         self.unheard.is_some_and(|unheard| unheard.left > 0)
     }
@@ -150,7 +150,7 @@ pub(super) fn decide(
             && let Some(report) = &said.report
             && members.counted.get(name) == Some(&report.state)
         {
-            // In the hub's own words alone: a member says no more than that it has carried them out.
+            // The text is the hub's own: a report only confirms it.
             let dealt = said.dealt.as_deref();
             charts.extend(dealt.filter(|dealt| *dealt == report.applied_chart));
         }
@@ -234,7 +234,7 @@ pub(super) fn decide(
     }
 }
 
-/// What is heard where the member of this name is another than the one that counts.
+/// Replaces the reports of a member that has this name and does not count.
 fn anothers_word(why: &'static str) -> Saying {
     Saying {
         hearing: Hearing::Silent(why.to_owned()),

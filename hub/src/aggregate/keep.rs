@@ -43,7 +43,7 @@ const PACE: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
-/// Looks at Tenants, and at what members say of them, before the loop lets others have their turn.
+/// Tenants and reports that one turn of the loop examines before it yields.
 const STEPS: usize = 4_096;
 
 /// So long after home's CRD did not keep where a Tenant is placed, that is not tried again.
@@ -106,11 +106,11 @@ pub(super) enum Change {
     },
 }
 
-/// What a turn of looking at Tenants comes to.
+/// The result of one turn.
 #[derive(Debug)]
 pub(super) enum Turn {
     Write(TenantKey, Arc<Tenant>, Change),
-    /// More is to be looked at, after the others' turn.
+    /// More Tenants are due after the other tasks' turn.
     Yield,
     Rest,
 }
@@ -131,7 +131,7 @@ pub(super) struct Desk {
     later: BTreeSet<(Boot, TenantKey)>,
     /// Which of them concern which member, or the cluster of which UID.
     index: Concerns,
-    /// Those of members of which the number alone is known: any member may be one of them.
+    /// Tenants with members that are known by number only: any member may be one of them.
     missing: BTreeSet<TenantKey>,
     /// Decisions so far.
     decided: u64,
@@ -406,7 +406,7 @@ impl Desk {
             concerned.extend(self.index.of_cluster(uid));
         }
         for member in &changed.members {
-            // Of home itself each Tenant is expected that names no other.
+            // Home itself is a member of each Tenant without `clusterRef`.
             if **member == *names::SELF_CLUSTER && rules.self_cluster {
                 let own = self
                     .slots
@@ -584,7 +584,7 @@ impl Desk {
     }
 }
 
-/// What is heard of a Tenant, as far as it is decided by that.
+/// The reports that decide a Tenant's status.
 fn heard(reports: &Reports, key: &TenantKey, tenant: &Tenant, memory: &Memory, now: Boot) -> Heard {
     let targets = reports.targets();
     let sole = placement::sole(tenant, targets.as_deref());
@@ -738,7 +738,7 @@ async fn write(client: Client, key: TenantKey, tenant: Arc<Tenant>, change: Chan
     }
 }
 
-/// The phase over all members, where it is another than on record. A new Tenant is Pending by nature.
+/// The phase over all members, if it differs from the recorded one. A new Tenant is Pending.
 fn new_phase(recorded: Option<&TenantStatus>, status: &TenantStatus) -> Option<String> {
     let pending = Phase::Pending.as_str();
     let before = recorded.and_then(|recorded| recorded.phase.as_deref());

@@ -163,7 +163,7 @@ fn acting<'a>(tenant: &'a Tenant, on: &'a str, targets: &'a Targets) -> Result<&
 /// The one member that counts for the status of a Tenant that names it or is placed on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sole<'a> {
-    /// Empty where nothing names it any more.
+    /// Empty if the Tenant names no member.
     pub(super) name: &'a str,
     /// Why the member that has this name is another.
     pub(super) another: Option<&'static str>,

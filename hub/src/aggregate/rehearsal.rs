@@ -1,5 +1,5 @@
-//! Home's Tenants and their members in memory, for tests and the benchmark: a member's change is decided as on a
-//! real home, and each write comes back at once.
+//! Simulates home's Tenants and their members in memory, for tests and the benchmark. Each write succeeds
+//! immediately.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::lead::Lead;
 /// Two steps are so far apart that nothing waits for its pace.
 const STEP: Duration = Duration::from_secs(10);
 
-/// Members with Tenants of their own, of which all is decided and on record.
+/// Members and their Tenants, with every status written.
 #[derive(Debug)]
 pub struct Rehearsal {
     pub(super) desk: Desk,
@@ -61,7 +61,7 @@ impl Rehearsal {
         self.reports.report(&member(number), said);
     }
 
-    /// A member falls silent, or is heard again.
+    /// Makes a member silent, or brings it back.
     pub fn is_heard(&self, number: usize, heard: bool) {
         let hearing = match heard {
             true => Hearing::Full,
@@ -70,7 +70,7 @@ impl Rehearsal {
         self.reports.hearing(&member(number), hearing);
     }
 
-    /// Decides and writes all that follows from what has changed; returns the number of decisions.
+    /// Decides and writes every Tenant that is due; returns the number of decisions.
     pub fn decides(&mut self) -> u64 {
         self.now = Boot(self.now.0 + STEP);
         let rules = rules();

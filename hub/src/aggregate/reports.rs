@@ -22,8 +22,8 @@ pub(super) const START_GRACE: Duration = Duration::from_secs(45);
 /// Tenants that are kept of one member: ten times what one cluster is meant for.
 pub const TENANTS_MAX: usize = 10_000;
 
-/// Bytes of texts that are kept of one member's reports: what a thousand Tenants say at most, twice. Beyond it a
-/// report keeps its reasons and loses its messages.
+/// Limit for the texts of one member's reports, in bytes: twice the most that 1,000 Tenants need. Beyond it a report
+/// keeps its reasons and loses its messages.
 pub(super) const TEXTS_MAX: usize = 16 * 1024 * 1024;
 /// Longest reason of a report without messages, in bytes.
 const REASON_MAX: usize = 128;
@@ -54,7 +54,7 @@ struct MemberReports {
     /// It has said all it has since it was begun with.
     whole: bool,
     digest: AccountDigest,
-    /// Of all texts in `tenants`, in bytes.
+    /// Size of all texts in `tenants`, in bytes.
     texts: usize,
     /// The chart of the desired state that the hub has given it last, as a Tenant's status names it.
     dealt: Option<Arc<str>>,
@@ -136,7 +136,7 @@ impl Board {
         self.dirty.keys.insert(key.clone());
     }
 
-    /// Something else is known of a member now. Tenants that home has on record with it are found by its name.
+    /// Marks a member as changed; its Tenants are due.
     fn moves(&mut self, name: Name) {
         self.dirty.members.insert(name);
     }
@@ -300,7 +300,7 @@ impl Reports {
         }
     }
 
-    /// The hub has given the member a desired state with this chart; says whether that is another one.
+    /// Records the chart of the desired state that the hub has given to the member; returns whether it differs.
     pub fn dealt(&self, member: &str, chart: &str) -> bool {
         let mut state = self.lock();
         let (name, reports) = state.member(member);
@@ -314,7 +314,7 @@ impl Reports {
         another
     }
 
-    /// `chart`, which a member says that it has applied, where the hub has given it that one.
+    /// Returns whether the hub has given this chart to the member.
     pub fn was_dealt(&self, member: &str, chart: &str) -> bool {
         let state = self.lock();
         let reports = state.members.get(member);
@@ -413,8 +413,8 @@ impl Reports {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is heard of one Tenant: of members that have reported it, and of those in `asked` also that they say
-    /// nothing. Of a Tenant of one member, `sole`, of that one.
+    /// The reports on one Tenant, and the members in `asked` without a report. For a Tenant of one member, `sole`,
+    /// that member only.
     pub(super) fn of<'a>(
         &self,
         key: &TenantKey,
@@ -455,7 +455,7 @@ impl Reports {
         heard
     }
 
-    /// How many members say all they have, and nothing of this Tenant; but for those in `asked`.
+    /// Counts the members that have reported everything except this Tenant, without those in `asked`.
     pub(super) fn strangers(&self, key: &TenantKey, asked: impl Fn(&str) -> bool) -> usize {
         let state = self.lock();
         let Some(targets) = &state.targets else {

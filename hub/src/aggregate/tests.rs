@@ -250,7 +250,7 @@ fn texts_of_a_member_are_bounded_and_its_reasons_stay() {
     other.report("edge-1", Changed::new(said.collect()));
     other.hearing("edge-1", Hearing::Full);
     assert_eq!(digest, other.digest("edge-1"));
-    // One that says less makes room.
+    // A shorter report makes room.
     let gone = (0..TENANTS_MAX - 1).map(|number| (key(number), None));
     reports.report("edge-1", Changed::new(gone.collect()));
     says("b", TENANTS_MAX - 1..TENANTS_MAX);
@@ -396,7 +396,7 @@ fn placed_on(mut tenant: Tenant, member: &str, cluster_uid: &str) -> Tenant {
 }
 
 #[test]
-fn tenant_counts_only_the_member_it_names_or_is_placed_on() {
+fn tenant_counts_only_its_own_member() {
     let failed = || {
         let mut report = report(Truth::False, reason::INSTALL_FAILED);
         report.state.error = Some(State::new(Truth::True, reason::INSTALL_FAILED, "a lie"));
@@ -461,7 +461,7 @@ fn tenant_counts_only_the_member_it_names_or_is_placed_on() {
             Some(phase.to_owned()),
         );
         assert_eq!(shown(&acme, Some(&targets)), expected, "{case}");
-        // Of members that counted while it named none, nothing stays.
+        // Members that counted without `clusterRef` disappear.
         let mut before = acme.clone();
         before.spec.cluster_ref = None;
         let place = before.status.take().and_then(|status| status.place);
@@ -472,7 +472,7 @@ fn tenant_counts_only_the_member_it_names_or_is_placed_on() {
         if !counted.is_empty() {
             assert_eq!(shown(&named, Some(&targets)), expected, "{case}");
         }
-        // Before the EdgeClusters are known, the name is all that there is.
+        // Before the EdgeClusters are known, only the name decides.
         if ["named", "placed"].contains(&case) {
             assert_eq!(shown(&acme, None), expected, "{case}");
         }
@@ -480,7 +480,7 @@ fn tenant_counts_only_the_member_it_names_or_is_placed_on() {
 }
 
 #[test]
-fn last_applied_chart_is_the_hubs_own_word() {
+fn last_applied_chart_comes_from_the_hub() {
     let claim = |chart: &str| TenantReport {
         applied_chart: chart.to_owned(),
         ..report(Truth::True, reason::INSTALLED)

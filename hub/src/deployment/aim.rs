@@ -90,8 +90,7 @@ impl Cluster {
     }
 }
 
-/// All members, by name, by the source that they were found by and by the UID of their cluster: nobody looks through
-/// all of them for one.
+/// All members, indexed by name, source and cluster UID.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clusters {
     all: BTreeMap<String, Cluster>,

@@ -91,7 +91,7 @@ pub struct Keep {
     /// Between two looks at what was deployed.
     pub check_interval: Duration,
     pub writes: HomeWrites,
-    /// Which chart the hub has given to whom.
+    /// Knows the chart that the hub has given to each member.
     pub reports: Arc<Reports>,
 }
 
@@ -398,7 +398,7 @@ impl Desk {
                 Some(At {
                     said: keep.deployments.said(&name, key).map(|mut said| {
                         let chart = &mut said.report.applied_chart;
-                        // In the hub's own words alone.
+                        // The text is the hub's own: a report only confirms it.
                         if !keep.reports.was_dealt(&name, chart) {
                             chart.clear();
                         }

@@ -97,7 +97,7 @@ struct Slot {
     changes: u64,
 }
 
-/// What was read out of a Secret when it was named so, after so many changes: a kubeconfig is parsed once.
+/// The content of a Secret after this many changes, parsed once for each naming.
 #[derive(Debug)]
 struct Reading {
     naming: Naming,
@@ -196,7 +196,7 @@ impl NamedSecrets {
         }
     }
 
-    /// Reads those that have changed; returns how many.
+    /// Reads the changed Secrets; returns their number.
     fn look(
         &self,
         named: &BTreeMap<SecretName, Naming>,

@@ -1,4 +1,4 @@
-//! Members whose EdgeCluster is to be looked at, each when its time has come: whoever is not due costs nothing.
+//! Queues the EdgeClusters to examine by due time. A member that is not due costs nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// Says whether it was not there.
+    /// Returns whether the name is new.
     pub(super) fn add(&mut self, name: &str) -> bool {
         let new = self.names.insert(name.to_owned());
         if new {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn member_is_looked_at_once_and_in_time() {
+    fn member_is_due_exactly_once_at_its_time() {
         let mut agenda = Agenda::default();
         assert!(agenda.add("a") && !agenda.add("a"));
         agenda.wait("b", at(5));

@@ -406,7 +406,7 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
         drop(voices.open(member, agent, at(0)));
     }
     assert!(!claims(MEMBER, observing("agent/a"), 1), "it has no record");
-    // A member that says so all day.
+    // A member that claims a later epoch all day.
     let day = 24 * 60 * 60;
     let mut times = Vec::new();
     for now in (2..day).step_by(10) {

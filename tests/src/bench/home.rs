@@ -1,5 +1,4 @@
-//! What a member's change costs the hub: deciding all that follows from it on home. Without a cluster, so of writes
-//! only what leads to them.
+//! Measures the CPU time of the decisions that follow from one member's change, without a cluster.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,7 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Measured {
     options: Options,
-    /// All members at once, as at the start of a hub.
+    /// Time to decide all Tenants, as when a hub starts.
     start: Duration,
     /// CPU time of one member's change, in seconds, and how many decisions it led to.
     rows: Vec<(&'static str, f64, u64)>,
@@ -68,7 +67,7 @@ impl std::fmt::Display for Measured {
         let Options { members, tenants } = &self.options;
         writeln!(
             f,
-            "home: {members} members x {tenants} Tenants; all decided at once in {} s",
+            "home: {members} members x {tenants} Tenants; all decided in {} s",
             fixed(self.start.as_secs_f64(), 1)
         )?;
         for (what, seconds, decisions) in &self.rows {

@@ -82,7 +82,7 @@ enum Only {
     Flood(flood::Options),
     /// How many reports on Tenants one hub takes in, and what it writes of them
     Reports(reports::Options),
-    /// What it costs the hub to decide all that follows from one member's change
+    /// CPU time of the hub's decisions after one member's change
     Home(home::Options),
     /// How fast the sessions of members end that are banned or deleted
     Cut(cut::Options),

@@ -97,7 +97,7 @@ impl Performer {
         for told in status::told(before, state) {
             self.tell(&job.subject, told);
         }
-        // On home the hub tells of the phase, which is that of all members.
+        // On home the hub emits this event, with the phase over all members.
         if self.member.status == StatusMode::Write {
             let skip = job.desired.handling.allow_chart_skip;
             if let Some(told) = status::phase_told(before, state, skip) {

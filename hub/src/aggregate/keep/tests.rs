@@ -284,7 +284,7 @@ fn looking_at_many_tenants_yields_to_others() {
 }
 
 #[test]
-fn members_that_are_on_record_by_number_alone_are_looked_for_in_all() {
+fn members_known_by_number_only_are_found_again() {
     let (mut desk, reports) = (Desk::default(), Reports::default());
     let count = 60;
     reports.aim(targets(count));

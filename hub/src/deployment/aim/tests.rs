@@ -362,7 +362,7 @@ fn a_profile_is_the_member_that_was_found_by_it_and_says_how_that_is() {
 }
 
 #[test]
-fn members_are_found_by_what_they_are_now() {
+fn members_are_found_by_current_source_and_uid() {
     let source = |name: &str| SourceRef {
         kind: "Secret".to_owned(),
         namespace: Some("fleet".to_owned()),

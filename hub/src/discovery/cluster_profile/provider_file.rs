@@ -148,7 +148,7 @@ pub async fn watch(path: PathBuf, every: Duration, tx: watch::Sender<Option<Arc<
         let hangs = |hangs: bool| {
             let path = path.display();
             if hangs {
-                tracing::error!(%path, "the file of access providers does not answer and is not followed meanwhile; check whether its mount hangs");
+                tracing::error!(%path, "the file of access providers does not answer; check whether its mount hangs");
             } else {
                 tracing::info!(%path, "the file of access providers answers again");
             }
