@@ -187,10 +187,17 @@ pub struct Drifted {
 
 /// What an attempt to install or upgrade is of: where it is another, what failed before says nothing.
 pub fn tried(fingerprint: &str, desired: &DesiredState) -> String {
-    match desired.chart_crds.is_default() {
-        true => fingerprint.to_owned(),
-        false => format!("{fingerprint} {}", desired.chart_crds),
+    let mut tried = vec![fingerprint.to_owned()];
+    // Content that the hub has found since may be had where none was.
+    tried.extend(desired.chart.pinned.clone());
+    if !desired.chart_crds.is_default() {
+        tried.push(desired.chart_crds.to_string());
     }
+    // Another account may have the rights that were missing.
+    if !desired.lockdown.is_default() {
+        tried.push(desired.lockdown.default_service_account.clone());
+    }
+    tried.join(" ")
 }
 
 impl Memory {

@@ -970,6 +970,17 @@ fn an_upgrade_that_is_given_up_is_rolled_back_once_and_to_what_was_deployed() {
 }
 
 #[test]
+fn pinned_content_or_another_account_ends_the_back_off() {
+    let mut w = world().failed(reason::CHART_NOT_LOADED, 60);
+    assert_eq!(w.plan().action, Action::Nothing);
+    w.desired.chart.pinned = Some("1.19.1@sha256:ab".to_owned());
+    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+    let mut w = world().failed(reason::INSTALL_FAILED, 60);
+    w.desired.lockdown.default_service_account = "installer".to_owned();
+    assert_eq!(w.plan().action, Action::Helm(Run::Install));
+}
+
+#[test]
 fn a_cluster_that_is_suspended_has_not_failed() {
     let mut w = world().deployed().failed(reason::SUSPENDED, 60);
     w.revisions[0].fingerprint = Some("older".to_owned());

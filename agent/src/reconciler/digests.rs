@@ -38,7 +38,7 @@ impl Digests {
         self.kept(&self.chart, desired, || desired.chart.fingerprint())
     }
 
-    /// Computes anew for any other desired state, and keeps nothing then.
+    /// Computes the digest of any other desired state without keeping it.
     fn kept(
         &self,
         slot: &OnceLock<Arc<str>>,
