@@ -155,7 +155,7 @@ pub trait Provider: Send + Sync + 'static {
     /// Whether it would find this object, were it there.
     fn covers(&self, origin: &Origin) -> bool;
 
-    /// Whether it finds an object by a mark that a person puts on it, and not by who names it.
+    /// Whether it finds an object by a mark on the object itself, and not by a reference to it.
     fn marks(&self) -> bool {
         true
     }

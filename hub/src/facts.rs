@@ -19,7 +19,7 @@ use crate::expiry::{self, Credential, Validity};
 pub mod reason {
     pub const RESOLVED: &str = "Resolved";
     pub const KUBECONFIG_INVALID: &str = "KubeconfigInvalid";
-    /// Its source waits for a person's word.
+    /// Its source waits for an operator.
     pub const NOT_ACCEPTED: &str = "NotAccepted";
     pub const SOURCE_GONE: &str = "SourceGone";
     pub const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";

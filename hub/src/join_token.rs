@@ -442,7 +442,7 @@ fn read(object: &Secret) -> Option<Record> {
     }
     let data = object.data.as_ref()?;
     let text = |key| text(data, key);
-    // Whatever a Secret says of itself, the apiserver says when it was created.
+    // The Secret's author sets `expires`; the apiserver sets the creation time.
     let created = object.metadata.creation_timestamp.as_ref()?.0;
     let latest = created.saturating_add(LONGEST_LIFE).ok()?;
     let expires: Timestamp = text(EXPIRES_KEY)?.parse().ok()?;

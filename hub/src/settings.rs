@@ -146,7 +146,7 @@ pub struct Discovery {
     pub namespaces: Option<BTreeSet<String>>,
     /// Where ClusterProfiles, Cluster API clusters and Kamaji control planes are; `None` means all.
     pub cluster_namespaces: Option<BTreeSet<String>>,
-    /// Where sources make members at once; `None` means all.
+    /// Where sources make members immediately; `None` means all.
     pub accepted_namespaces: Option<BTreeSet<String>>,
     /// The access providers of ClusterProfiles.
     pub provider_file: Option<PathBuf>,

@@ -360,7 +360,7 @@ impl Desk {
     /// Lets the hub connect to a member whose source lies in another namespace than its own.
     ///
     /// # Errors
-    /// When the hub does not say in time that the member waits, or the apiserver refuses.
+    /// When the member does not wait for acceptance in time, or the apiserver refuses.
     pub async fn accept_member(&self, name: &str) -> Result<()> {
         let waits = ("TargetClusterResolved", "False", "NotAccepted");
         self.member_shows(name, &[waits]).await?;

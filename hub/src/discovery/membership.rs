@@ -19,7 +19,7 @@ pub enum Refusal {
     Taken { member: String, by: String },
     /// It cannot be a name.
     NotAName(String),
-    /// The name is that of a member without a source, and only a person gives it one.
+    /// The name is that of a member without a source, and only an operator gives it one.
     NotBound { member: String, origin: Origin },
     /// Its EdgeCluster was deleted by a person.
     Dismissed { member: String },
@@ -132,7 +132,7 @@ pub fn membership(found: &[&Found], before: Before<'_>) -> Membership {
                 let of = |source: &&&Arc<Source>| source.origin.source_ref() == *bound;
                 (sources.iter().find(of).copied(), described(bound))
             }
-            // A source never binds to a member by itself: it may be anybody's.
+            // Only an operator binds a source to a member: an attacker could have made the source.
             Some(None) => {
                 let refused = sources.into_iter().map(|source| {
                     let (member, origin) = (name.to_owned(), source.origin.clone());

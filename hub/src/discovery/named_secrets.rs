@@ -135,7 +135,7 @@ impl Provider for NamedSecrets {
         named.as_ref().is_none_or(|named| named.contains_key(&name))
     }
 
-    /// A KryptonDeployment that comes or goes says nothing of the member.
+    /// Creating or deleting a KryptonDeployment does not request the member again.
     fn marks(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! Members that the hub does not connect to until a person accepts their source.
+//! Members that the hub does not connect to until an operator accepts their source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::facts::reason;
 use crate::notices::Notice;
 use crate::proxy::Shared;
 
-/// The namespaces whose sources make members at once; `None` stands for all.
+/// The namespaces whose sources make members immediately; `None` stands for all.
 #[derive(Clone, Debug)]
 pub struct Accepting(pub Option<BTreeSet<String>>);
 
 impl Accepting {
-    /// Whether the hub connects by a new source at once. Home and files have no namespace.
+    /// Whether the hub connects by a new source immediately. Home and files have no namespace.
     fn at_once(&self, source: &SourceRef) -> bool {
         match (&self.0, &source.namespace) {
             (Some(listed), Some(namespace)) => listed.contains(namespace),
@@ -26,13 +26,13 @@ impl Accepting {
     }
 }
 
-/// Whether the hub may connect by the member's source. An EdgeCluster that says nothing was created by
-/// a person, or by a hub of before.
+/// Whether the hub may connect by the member's source. An EdgeCluster without the field was created by
+/// an operator or by an earlier hub.
 pub(super) fn is_accepted(object: &EdgeCluster) -> bool {
     object.spec.accepted != Some(false)
 }
 
-/// Takes the members out of `wanted` that wait for a person, those without an EdgeCluster included.
+/// Takes the members out of `wanted` that wait for an operator, those without an EdgeCluster included.
 pub(super) fn take_waiting<T>(
     wanted: &mut BTreeMap<String, (T, SourceRef)>,
     known: &EdgeClusters,
@@ -54,7 +54,7 @@ pub(super) fn say_waiting(
     now: Boot,
 ) {
     let message = format!(
-        "the hub does not connect by spec.sourceRef until a person accepts the member; run: kubectl krypton accept {name}"
+        "the hub does not connect by spec.sourceRef until an operator accepts the member; run: kubectl krypton accept {name}"
     );
     let state = State::new(Truth::False, reason::NOT_ACCEPTED, message.clone());
     let mut news = false;
@@ -113,14 +113,14 @@ mod tests {
     }
 
     #[test]
-    fn source_outside_the_hubs_namespace_waits_for_a_person() {
+    fn source_outside_the_hubs_namespace_waits_for_acceptance() {
         let (hub, all) = (Some("krypton"), None);
         // New ones: by their namespace.
         assert!(!waits(Some("krypton"), None, hub));
         assert!(waits(Some("team-a"), None, hub));
         assert!(!waits(Some("team-a"), None, all));
         assert!(!waits(None, None, hub), "a file, or home");
-        // Then what the EdgeCluster says counts; one of before says nothing.
+        // For an existing EdgeCluster the field alone decides.
         for namespace in [Some("krypton"), Some("team-a"), None] {
             assert!(waits(namespace, Some(Some(false)), hub));
             assert!(waits(namespace, Some(Some(false)), all));

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn status_patch_removes_what_is_no_longer_said() {
+    fn status_patch_clears_absent_fields() {
         let recorded: EdgeClusterStatus = serde_json::from_value(json!({
             "holder": "agent-1",
             "kubernetesVersion": "v1",

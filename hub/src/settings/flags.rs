@@ -60,7 +60,7 @@ pub struct Flags {
     /// Namespaces in which ClusterProfiles, Cluster API clusters and Kamaji control planes are looked for, separated by commas; * means all.
     #[arg(long, value_name = "LIST", help_heading = "Members")]
     pub cluster_namespaces: Option<String>,
-    /// Namespaces, beside the hub's own, in which a source makes a member at once, separated by commas; * means all. A member from elsewhere waits until a person accepts it.
+    /// Namespaces, besides the hub's own, whose sources make members immediately, separated by commas; * means all. Other members wait until an operator accepts them.
     #[arg(long, value_name = "LIST", help_heading = "Members")]
     pub accept_namespaces: Option<String>,
     /// File with the access providers of ClusterProfiles (Cluster Inventory API, JSON); without it no ClusterProfile can be reached.
