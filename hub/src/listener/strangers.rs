@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Whether a connection has brought a whole request.
 #[derive(Clone, Debug, Default)]
-pub struct Asked(Arc<AtomicBool>);
+pub(super) struct Asked(Arc<AtomicBool>);
 
 impl Asked {
     pub(super) fn set(&self) {
