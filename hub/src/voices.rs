@@ -575,7 +575,7 @@ impl Voices {
         }
         // One that no hub of ours can have given is said by a member that lies; it concerns itself alone.
         let given = self.epoch.load(Ordering::Relaxed);
-        let known = *self.ahead.borrow();
+        let known = self.ahead.get();
         let ahead = standing
             .ahead
             .filter(|ahead| ahead.saturating_sub(given) <= EPOCHS_BEHIND)

@@ -337,7 +337,7 @@ impl Performer {
             tracing::warn!(member = %self.member.name, unread,
                 "documents of the release's manifest cannot be read and are not looked at");
         }
-        let user = look.subject.user(&self.desired.borrow().lockdown);
+        let user = look.subject.user(&self.desired.get().lockdown);
         let acting = user.map(|user| client_as(&self.member.client, &user));
         let acting = acting.transpose();
         let acting = acting.map_err(|error| Blind::Otherwise(chain(&error)))?;

@@ -52,8 +52,11 @@ pub(crate) fn read_document(document: &str, found: &mut Vec<Value>) -> bool {
 /// Takes lists apart. Like Helm, it reads any object with an array `items` as a list.
 fn collect(mut object: Value, found: &mut Vec<Value>) -> bool {
     if let Some(Value::Array(items)) = object.get_mut("items") {
-        let items = std::mem::take(items).into_iter();
-        return items.fold(true, |whole, item| collect(item, found) && whole);
+        let mut whole = true;
+        for item in std::mem::take(items) {
+            whole &= collect(item, found);
+        }
+        return whole;
     }
     if object.is_object() {
         found.push(object);

@@ -152,7 +152,9 @@ mod tests {
             .filter(|text| text.starts_with("kubectl krypton "));
         let mut seen = 0;
         for command in commands {
-            let command = command.replace("NAME", "edge-1");
+            let command = command
+                .replace("NAMESPACE", "acme")
+                .replace("NAME", "edge-1");
             let words = command.split(' ').skip(1);
             assert!(Cli::try_parse_from(words).is_ok(), "{command}");
             seen += 1;

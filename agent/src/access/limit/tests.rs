@@ -60,7 +60,7 @@ async fn server(limits: Limits, head: &'static str, chunk: Vec<u8>, pause: Durat
 
 async fn pour(mut stream: TcpStream, head: &str, chunk: Vec<u8>, pause: Duration) {
     let mut asked = [0; 4096];
-    stream.read(&mut asked).await.unwrap();
+    assert!(stream.read(&mut asked).await.unwrap() > 0);
     stream.write_all(head.as_bytes()).await.unwrap();
     let size = format!("{:x}\r\n", chunk.len());
     let chunk = [size.as_bytes(), &chunk, b"\r\n"].concat();
