@@ -274,7 +274,7 @@ async fn drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right(m
 
 /// As helm 3 and the original did it.
 #[tokio::test]
-async fn a_release_that_was_applied_by_the_client_is_put_right_too() {
+async fn adopted_release_is_healed_after_its_own_revision() {
     let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
         .await
         .unwrap();
@@ -293,7 +293,9 @@ async fn a_release_that_was_applied_by_the_client_is_put_right_too() {
         .helm(install.into_iter().chain(how))
         .await
         .unwrap();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
     let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
     flags.extend(["--drift=heal", "--drift-interval=1s"].map(str::to_owned));
     pair.open(flags).await.unwrap();
     let desk = pair.desk();
@@ -305,8 +307,26 @@ async fn a_release_that_was_applied_by_the_client_is_put_right_too() {
     desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
     let acme = Release::of(&pair, "acme");
     acme.change_image().await;
+    let ready = pair.condition("ClusterReady");
+    says(&desk, "acme", &ready, |message| {
+        message.contains("not corrected")
+    })
+    .await;
+    assert_eq!(acme.field("deployment", IMAGE).await.unwrap(), OTHER_IMAGE);
+    let revisions = desk.revisions("acme", &acme.name).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+
+    values.write("{replicaCount: 0, message: v2}").unwrap();
+    desk.newest_is("acme", &acme.name, 2, "deployed")
+        .await
+        .unwrap();
+    acme.change_image().await;
     acme.becomes("deployment", IMAGE, OWN_IMAGE).await;
     acme.looked_at().await;
     let revisions = desk.revisions("acme", &acme.name).await.unwrap();
-    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    let statuses = ["superseded", "deployed"].map(str::to_owned);
+    assert_eq!(
+        revisions,
+        [1, 2].into_iter().zip(statuses).collect::<Vec<_>>()
+    );
 }
