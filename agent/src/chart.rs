@@ -373,7 +373,7 @@ impl ChartCache {
         }
     }
 
-    /// Fetches the chart, and gives its version with its digest. From then on it is remembered under that one.
+    /// Fetches the chart, and gives its version with its digest. From then on it is remembered under that one, too.
     ///
     /// # Errors
     /// As `fetch`.
@@ -382,7 +382,7 @@ impl ChartCache {
         let version = chart.version.split('@').next().unwrap_or_default();
         let version = format!("{version}@sha256:{sha256}");
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = slots.remove(chart) {
+        if let Some(slot) = slots.get(chart).cloned() {
             let pinned = ChartRef {
                 version: version.clone(),
                 ..chart.clone()

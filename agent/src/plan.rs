@@ -172,6 +172,9 @@ pub struct Memory {
     pub deployed: Option<(u32, String)>,
     /// The revision that was read last, and its Secret's version.
     pub read_as: Option<(u32, String)>,
+    /// A deployed revision of ours without a record, and whether it was read with the permit: without it the releases
+    /// of an earlier version may be on record by now. The process died before it could record what Helm deployed.
+    pub unrecorded: Option<(u32, bool)>,
     /// A revision that is to be read again: it may be one that helm cannot read any more.
     pub doubted: Option<u32>,
     /// UID of a deployment of which nothing is left to be done; in the place of a finalizer.

@@ -234,7 +234,11 @@ fn next(view: &View<'_>) -> Plan {
             Some(Currency::Current | Currency::Unread) if must_read(view, newest) => {
                 attempt(view, Action::ReadRelease(newest.revision), run)
             }
-            Some(Currency::Current) => settled(view, newest),
+            Some(Currency::Current) => match unrecorded(view, newest) {
+                Some(true) => attempt(view, Action::Helm(run), run),
+                Some(false) => attempt(view, Action::ReadRelease(newest.revision), run),
+                None => settled(view, newest),
+            },
             _ => attempt(view, Action::Helm(run), run),
         },
         Remedy::Apply => attempt(view, Action::Helm(run), run),
@@ -255,6 +259,15 @@ fn next(view: &View<'_>) -> Plan {
 /// Without its manifest it is not known which workloads must be ready, as after a start of this process.
 fn must_read(view: &View<'_>, newest: &Revision) -> bool {
     view.read(newest).is_none() || view.memory.doubted == Some(newest.revision)
+}
+
+/// Whether the newest revision, if it has no record, was read with the permit. It is rendered again: nothing is healed
+/// from it, and an uninstallation would leave its hooks out.
+fn unrecorded(view: &View<'_>, newest: &Revision) -> Option<bool> {
+    let (revision, with_permit) = view.memory.unrecorded?;
+    let signed = newest.run.is_some() && !inherited(view.revisions, newest);
+    let counts = revision == newest.revision && signed && view.permit == Permit::Granted;
+    counts.then_some(with_permit)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

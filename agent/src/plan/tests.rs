@@ -780,6 +780,29 @@ fn unread_release_is_read_before_it_is_judged() {
 }
 
 #[test]
+fn unrecorded_release_is_rendered_again() {
+    let plan = |run: Option<&str>, with_permit, permit| {
+        let mut w = world().deployed();
+        w.revisions[0].run = run.map(str::to_owned);
+        w.memory.unrecorded = Some((1, with_permit));
+        w.permit = permit;
+        w.plan().action
+    };
+    let ours = Some("install-1");
+    let read = Action::ReadRelease(1);
+    assert_eq!(plan(ours, false, Permit::Granted), read);
+    let run = plan(ours, true, Permit::Granted);
+    assert_eq!(run, Action::Helm(Run::Upgrade));
+    let withheld = Permit::Withheld("agent-1 holds the Lease".to_owned());
+    assert_eq!(plan(ours, false, withheld), Action::Nothing);
+    assert_eq!(
+        plan(None, true, Permit::Granted),
+        Action::Nothing,
+        "adopted"
+    );
+}
+
+#[test]
 fn unreadable_release_is_read_again_after_back_off() {
     let mut w = world().deployed().failed(reason::UPGRADE_FAILED, 30);
     w.read = false;

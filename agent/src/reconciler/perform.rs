@@ -87,6 +87,8 @@ pub(super) struct Job {
     pub desired: Arc<DesiredState>,
     /// The fingerprint of the chart for this Tenant or deployment.
     pub fingerprint: Arc<str>,
+    /// The member could be written to when this was planned.
+    pub permitted: bool,
     /// The slot and the chart of a run of Helm.
     pub ready: Option<Ready>,
     /// Given back with the job; it has none if it holds a slot.
@@ -115,6 +117,8 @@ pub(super) struct Done {
     pub tenant: Option<Tenant>,
     pub release: Option<ReleaseNews>,
     pub facts: Option<Release>,
+    /// As in the memory of the plan.
+    pub unrecorded: Option<(u32, bool)>,
     pub workspace: Option<ObjectMeta>,
     pub applied: Option<Run>,
     /// The Tenant's UID, if it was found deleted while its CRD was whole.
@@ -197,6 +201,7 @@ impl Performer {
             tenant: None,
             release: None,
             facts: None,
+            unrecorded: None,
             workspace: None,
             applied: None,
             deletion_confirmed: None,
@@ -500,7 +505,8 @@ impl Performer {
             Err(error) => return self.set_aside(job, &secret, &error, ready, done).await,
         };
         let record = self.release_record(&job.release).await?;
-        trust::check_unchanged(&job.release, &record, &secret)?;
+        let recorded = trust::check_unchanged(&job.release, &record, &secret)?;
+        done.unrecorded = (!recorded).then_some((revision, job.permitted));
         done.facts = Some(facts);
         done.release = Some(ReleaseNews::One(Box::new(secret.metadata)));
         Ok(())

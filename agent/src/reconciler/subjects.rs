@@ -209,6 +209,7 @@ impl Reconciler {
             plan.action = Action::Nothing;
         }
         let workspace_exists = view.workspace.is_some();
+        let permitted = view.permit == Permit::Granted;
         let need = need(&plan.action, &view, slot.needs_slot);
         let ready = self.helm.take(key, need.as_ref());
         let before = slot.memory.last_word(&subject, &self.member.name);
@@ -283,6 +284,7 @@ impl Reconciler {
             last,
             desired: Arc::clone(&desired),
             fingerprint,
+            permitted,
             ready,
             turn,
         };
@@ -450,6 +452,9 @@ impl Reconciler {
         if read || one.is_some() {
             let unread = one.as_ref().filter(|_| !read);
             slot.memory.doubted = unread.map(|revision| revision.revision);
+        }
+        if read {
+            slot.memory.unrecorded = done.unrecorded;
         }
         if read && let Some(one) = one {
             slot.memory.read(&one);

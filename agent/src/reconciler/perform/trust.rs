@@ -248,15 +248,16 @@ fn verdict(record: &ReleaseRecord, secret: &Secret) -> Result<(u32, Verdict), Fa
     Ok((revision.revision, verdict))
 }
 
-/// Returns an error if the Secret is not as Krypton deployed it.
+/// Returns whether the Secret is on record, and an error if it is not as Krypton deployed it.
 pub(super) fn check_unchanged(
     release: &ReleaseKey,
     record: &ReleaseRecord,
     secret: &Secret,
-) -> Result<(), Fault> {
+) -> Result<bool, Fault> {
     match verdict(record, secret)? {
+        (_, Verdict::Recorded) => Ok(true),
+        (_, Verdict::Unrecorded) => Ok(false),
         (revision, Verdict::Tampered) => Err(tampered(release, revision)),
-        _ => Ok(()),
     }
 }
 
