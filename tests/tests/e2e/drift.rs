@@ -293,7 +293,7 @@ async fn adopted_release_is_healed_after_its_own_revision() {
         .helm(install.into_iter().chain(how))
         .await
         .unwrap();
-    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let values = ValuesFile::new("{}").unwrap();
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push(values_flag(&values));
     flags.extend(["--drift=heal", "--drift-interval=1s"].map(str::to_owned));
