@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use krypton_common::fingerprint::sha256_hex;
 use krypton_common::spiffe::{Role, SpiffeError, SpiffeId};
 use thiserror::Error;
 use x509_parser::oid_registry::OID_X509_SERIALNUMBER;
@@ -21,8 +20,6 @@ pub struct AgentCertificate {
     pub not_after: Timestamp,
     /// Lower-case hex.
     pub serial: String,
-    /// SHA-256 of the public key, as of a request for it.
-    pub key: String,
     /// The whole of it.
     pub der: Arc<[u8]>,
 }
@@ -81,7 +78,6 @@ pub fn read_agent_certificate(
         not_before: timestamp(certificate.validity().not_before)?,
         not_after: timestamp(certificate.validity().not_after)?,
         serial: hex(certificate.raw_serial()),
-        key: sha256_hex(certificate.public_key().raw),
         der: der.into(),
     })
 }

@@ -396,9 +396,9 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
         });
         let report = MemberReport { ahead, ..report };
         voices.say(member, agent, changes(Some(report), &[]), None, at(now));
-        let followed = heard.get() >= epoch;
+        let followed = *heard.borrow() >= epoch;
         if followed {
-            voices.set_epoch(heard.get() + 1);
+            voices.set_epoch(*heard.borrow() + 1);
         }
         followed
     };
@@ -442,7 +442,7 @@ fn claim_that_waits_is_followed_when_its_time_comes() {
             ..writing("agent/a")
         };
         voices.say(MEMBER, agent, changes(Some(report), &[]), None, at(now));
-        assert_eq!(heard.get(), expected, "{now}");
+        assert_eq!(*heard.borrow(), expected, "{now}");
         if now == 2 {
             let due = voices
                 .due()
@@ -462,7 +462,6 @@ fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
         kubernetes_version: "v1".to_owned(),
         agent_version: "0.1.0".to_owned(),
         certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
-        key: krypton_crds::edge_cluster::AgentKey::default(),
         applied: None,
     };
     fleet.voices.agent(MEMBER, &agent);
@@ -513,7 +512,6 @@ fn what_was_heard_in_an_earlier_tenure_is_forgotten_in_the_next() {
             kubernetes_version: "1".to_owned(),
             agent_version: "1".to_owned(),
             certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
-            key: krypton_crds::edge_cluster::AgentKey::default(),
             applied: None,
         },
     );
