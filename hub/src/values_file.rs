@@ -467,19 +467,19 @@ mod tests {
                 Ok(answer.unwrap_or_default().to_vec())
             }
         };
-        let (told, mut hangs) = tokio::sync::mpsc::unbounded_channel();
+        let (told, mut hangs) = tokio::sync::mpsc::channel(8);
         let (tx, mut rx) = watch::channel(Map::new());
         let millis = Duration::from_millis;
         let path = PathBuf::from("values.yaml");
         let following = tokio::spawn(follow(path, (millis(1), millis(20)), tx, read, move |is| {
-            told.send(is).unwrap();
+            told.try_send(is).unwrap();
         }));
         assert_eq!(hangs.recv().await, Some(true));
         assert_eq!(looks.load(std::sync::atomic::Ordering::SeqCst), 1);
         answers.send(b"a: 2").unwrap();
         assert_eq!(hangs.recv().await, Some(false));
         rx.changed().await.unwrap();
-        assert_eq!(rx.borrow_and_update()["a"], 2);
+        assert_eq!(rx.see()["a"], 2);
         // It ends though the mount hangs once more.
         assert_eq!(hangs.recv().await, Some(true));
         drop(rx);

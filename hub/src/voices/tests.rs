@@ -396,9 +396,9 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
         });
         let report = MemberReport { ahead, ..report };
         voices.say(member, agent, changes(Some(report), &[]), None, at(now));
-        let followed = *heard.borrow() >= epoch;
+        let followed = heard.get() >= epoch;
         if followed {
-            voices.set_epoch(*heard.borrow() + 1);
+            voices.set_epoch(heard.get() + 1);
         }
         followed
     };
@@ -442,7 +442,7 @@ fn claim_that_waits_is_followed_when_its_time_comes() {
             ..writing("agent/a")
         };
         voices.say(MEMBER, agent, changes(Some(report), &[]), None, at(now));
-        assert_eq!(*heard.borrow(), expected, "{now}");
+        assert_eq!(heard.get(), expected, "{now}");
         if now == 2 {
             let due = voices
                 .due()

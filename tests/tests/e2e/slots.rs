@@ -65,13 +65,12 @@ impl Stage {
 
     /// Waits until so many releases wait for the slot.
     async fn waiting(&mut self, urgency: &str, count: usize) -> Result<()> {
-        let line = format!("krypton_hub_helm_waiting{{urgency=\"{urgency}\"}} {count}");
+        let series = format!("krypton_hub_helm_waiting{{urgency=\"{urgency}\"}} ");
+        let line = format!("{series}{count}");
         let hub = self.pair.hub()?;
         eventually(&line, PATIENCE, async || {
             let metrics = hub.metrics().await?;
-            let found = metrics
-                .lines()
-                .find(|found| found.contains(&line[..line.len() - 2]));
+            let found = metrics.lines().find(|found| found.starts_with(&series));
             match found {
                 Some(found) if found == line => Ok(Some(())),
                 found => bail!("{found:?}"),

@@ -288,12 +288,15 @@ fn members_known_by_number_only_are_found_again() {
     let (mut desk, reports) = (Desk::default(), Reports::default());
     let count = 60;
     reports.aim(targets(count));
-    let mut status = TenantStatus::default();
-    status.summary = Some(krypton_crds::tenant::ClusterSummary {
+    let summary = krypton_crds::tenant::ClusterSummary {
         clusters: 60,
         ready: 60,
         ..Default::default()
-    });
+    };
+    let status = TenantStatus {
+        summary: Some(summary),
+        ..TenantStatus::default()
+    };
     desk.put(key(), object("1", Some(status)), &reports);
     desk.synced = true;
     let mut status = next(&mut desk, &reports, 100_000).unwrap();
