@@ -145,7 +145,29 @@ impl Stage {
             &label,
         ];
         let shown = self.show(screen, &secrets).await?;
-        contains(&shown, &[&edge.member])
+        contains(&shown, &[&edge.member])?;
+        if edge.member == self.edge_1.member {
+            self.bind(screen, edge).await?;
+        }
+        Ok(())
+    }
+
+    /// Names the Secret as the source of a member that has an agent: the hub never does that by itself.
+    async fn bind(&self, screen: &Screen, edge: &Site) -> Result<()> {
+        let source = json!({"kind": "Secret", "namespace": HUB_NAMESPACE, "name": edge.member});
+        let patch = json!({"spec": {"sourceRef": source}}).to_string();
+        let (name, patch) = (edge.member.as_str(), patch.as_str());
+        let command = [
+            "kubectl",
+            "patch",
+            "edgecluster",
+            name,
+            "--type=merge",
+            "-p",
+            patch,
+        ];
+        let shown = self.show(screen, &command).await?;
+        contains(&shown, &["patched"])
     }
 
     /// Has `kubectl krypton join` print what the agent of edge-1 needs, once, into a file.

@@ -350,7 +350,7 @@ async fn an_agent_that_is_cut_off_goes_on_and_the_hub_only_watches() {
     desk.add_member("edge-1", &edge.kubeconfig_with_token())
         .await
         .unwrap();
-    let agents = at_edge.holder().await.unwrap();
+    let agents = at_edge.held_by_another("").await.unwrap();
 
     way.open.send_replace(false);
     // Far beyond the grace: the Lease lives, and the hub says whose it is.
