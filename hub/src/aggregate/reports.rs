@@ -303,11 +303,16 @@ impl Reports {
     /// Records the chart of the desired state that the hub has given to the member; returns whether it differs.
     pub fn dealt(&self, member: &str, chart: &str) -> bool {
         let mut state = self.lock();
+        let new = !state.members.contains_key(member);
         let (name, reports) = state.member(member);
         let another = reports.dealt.as_deref() != Some(chart);
         if another {
             reports.dealt = Some(chart.into());
-            state.moves(name);
+            // Its reporter is on its way: until it comes, what is on record of the member stands.
+            match new {
+                true => state.begins(name, Boot::now()),
+                false => state.moves(name),
+            }
             drop(state);
             self.changed.notify_one();
         }
