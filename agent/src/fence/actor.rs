@@ -222,10 +222,7 @@ impl Actor {
                 }
                 Some(match lease {
                     Some(lease) => self.replace(*lease, now, wall),
-                    None => {
-                        self.wrote = Some((wall, now));
-                        Call::Create(self.spec_of(&Lease::default(), &self.me, wall))
-                    }
+                    None => Call::Create(self.renewal(&Lease::default(), now, wall)),
                 })
             }
             Answer::Written(lease) => {
@@ -324,9 +321,15 @@ impl Actor {
         }
     }
 
+    /// What says that we hold it, kept for `recognise`.
+    fn renewal(&mut self, lease: &Lease, now: Boot, wall: Timestamp) -> LeaseSpec {
+        let spec = self.spec_of(lease, &self.me, wall);
+        self.wrote = spec.renew_time.as_ref().map(|time| (time.0, now));
+        spec
+    }
+
     fn replace(&mut self, lease: Lease, now: Boot, wall: Timestamp) -> Call {
-        self.wrote = Some((wall, now));
-        let spec = self.spec_of(&lease, &self.me, wall);
+        let spec = self.renewal(&lease, now, wall);
         Call::Replace(Box::new(Lease {
             spec: Some(spec),
             ..lease
@@ -337,6 +340,10 @@ impl Actor {
         let before = lease.spec.clone().unwrap_or_default();
         let same = before.holder_identity.as_deref() == Some(holder);
         let transitions = before.lease_transitions.unwrap_or_default();
+        // A clock that was set back must not repeat a time: others would see no renewal since that one.
+        let later = before.renew_time.filter(|_| same);
+        let later = later.and_then(|time| time.0.checked_add(Duration::from_micros(1)).ok());
+        let renewed = later.map_or(now, |later| later.max(now));
         LeaseSpec {
             holder_identity: Some(holder.to_owned()),
             lease_duration_seconds: i32::try_from(self.times.duration.as_secs_f64().ceil() as i64)
@@ -346,7 +353,7 @@ impl Actor {
             } else {
                 Some(MicroTime(now))
             },
-            renew_time: Some(MicroTime(now)),
+            renew_time: Some(MicroTime(renewed)),
             lease_transitions: Some(if same || holder.is_empty() {
                 transitions
             } else {
@@ -630,6 +637,22 @@ mod tests {
         assert_ne!(term_after(3), first);
         actor.failed("no answer".to_owned(), at(80));
         assert_eq!(actor.hold().term, None);
+    }
+
+    #[test]
+    fn a_clock_set_back_repeats_no_renew_time() {
+        let mut actor = holding(10);
+        let mut renew = |wall| {
+            let Call::Replace(lease) = actor.begin(HOLD, at(0), wall) else {
+                panic!("it is held");
+            };
+            let time = lease.spec.clone().unwrap().renew_time.unwrap().0;
+            actor.answered(HOLD, Answer::Written(lease), (at(25), at(25)), wall);
+            time
+        };
+        let times = [500, 400, 500, 501].map(|second| renew(wall(second)));
+        assert!(times.is_sorted_by(|one, next| one < next), "{times:?}");
+        assert_eq!(times[3], wall(501));
     }
 
     #[test]
