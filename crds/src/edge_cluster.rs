@@ -240,6 +240,9 @@ pub struct EdgeClusterStatus {
     /// not as late, that agent has not connected yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enrolled_until: Option<Time>,
+    /// The keys that the member's agent may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_keys: Option<AgentKeys>,
     /// How the agent stands to the hub's CA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roots: Option<AgentRoots>,
@@ -318,6 +321,33 @@ pub struct Desired {
     /// Since when a hub has given it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
+}
+
+/// The keys of a member's agent. Only these are let in.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentKeys {
+    pub current: AgentKey,
+    /// The one that the agent has asked for last. Some minutes after its first use it is the only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<AgentKey>,
+}
+
+/// A key of an agent, and its certificate.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentKey {
+    /// SHA-256 of the public key (SubjectPublicKeyInfo) in hex.
+    #[serde(rename = "keySHA256")]
+    pub key_sha256: String,
+    /// Serial number of the certificate in hex.
+    pub serial: String,
+    /// When the certificate was issued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// When a session first began with the next key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<Time>,
 }
 
 /// Roots of the hub's CA, each by the SHA-256 of its certificate.

@@ -44,7 +44,7 @@ const KEY_KEY: &str = "ca.key";
 const TRUST_DOMAIN_KEY: &str = "trust-domain";
 
 /// How long an agent's certificate is good for; it is renewed well before.
-pub const AGENT_CERTIFICATE_LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+pub const AGENT_CERTIFICATE_LIFE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// As [`AGENT_CERTIFICATE_LIFE`], of the hub's own.
 pub const HUB_CERTIFICATE_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);

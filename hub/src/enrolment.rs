@@ -14,24 +14,24 @@ use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
 use krypton_common::names::SELF_CLUSTER;
 use krypton_common::spiffe::is_member_name;
-use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
+use krypton_crds::edge_cluster::{AgentKey, EdgeCluster, EdgeClusterSpec};
 use krypton_proto::Bytes;
 use krypton_proto::v1;
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Error as KubeError};
 use rustls::pki_types::CertificateDer;
-use serde_json::json;
+use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 use zeroize::Zeroize as _;
 
+use crate::agent_keys;
 use crate::authority::{
-    AGENT_CERTIFICATE_LIFE, AuthorityError, Live, REQUEST_MAX_BYTES, RequestError,
-    public_key_digest,
+    AGENT_CERTIFICATE_LIFE, AgentCertificate, AuthorityError, Live, REQUEST_MAX_BYTES,
+    RequestError, public_key_digest, read_agent_certificate,
 };
-use crate::expiry::end_of;
 use crate::join_token::{self, By, Refusal, TokenError, Verdict};
 use crate::lead::Lead;
 use crate::listener::Peer;
@@ -97,13 +97,11 @@ enum EnrolmentError {
     )]
     Banned { cluster: String },
     #[error(
-        "cluster {cluster} is known with the UID {known}, and this cluster has the UID {found}: it was rebuilt, or another cluster is joining under its name; if it was rebuilt, run 'kubectl krypton join {cluster} --replace'"
+        "cluster {cluster} is known as another one: it was rebuilt, or another cluster is joining under its name; if it was rebuilt, run 'kubectl krypton join {cluster} --replace'"
     )]
-    AnotherCluster {
-        cluster: String,
-        known: String,
-        found: String,
-    },
+    AnotherCluster { cluster: String },
+    #[error("another certificate was given for this key a moment ago; this is to be tried again")]
+    Renewing,
     #[error("the hub could not sign the certificate; its log says why")]
     Sign(#[source] AuthorityError),
 }
@@ -112,7 +110,7 @@ impl EnrolmentError {
     fn status(&self) -> Status {
         let message = self.to_string();
         match self {
-            Self::Busy | Self::TooOften(_) => Status::resource_exhausted(message),
+            Self::Busy | Self::TooOften(_) | Self::Renewing => Status::resource_exhausted(message),
             Self::Deadline
             | Self::Token(_)
             | Self::EdgeCluster { .. }
@@ -136,6 +134,7 @@ impl EnrolmentError {
             | Self::AnotherCluster { .. } => true,
             Self::Busy
             | Self::TooOften(_)
+            | Self::Renewing
             | Self::Deadline
             | Self::Token(_)
             | Self::EdgeCluster { .. }
@@ -161,6 +160,7 @@ impl EnrolmentError {
             Self::AnotherCluster { .. } => "AnotherCluster",
             Self::Busy
             | Self::TooOften(_)
+            | Self::Renewing
             | Self::Deadline
             | Self::Token(_)
             | Self::EdgeCluster { .. }
@@ -283,8 +283,12 @@ impl Enrolment {
             signed => signed.map_err(EnrolmentError::Sign)?,
         };
         // Before the certificate leaves: from here on a rotation of the CA waits for who has it.
-        if let Some(until) = certificates.first().and_then(|own| end_of(own)) {
-            mark(client(), object, until).await?;
+        let own = certificates.first();
+        let own = own.and_then(|own| read_agent_certificate(authority.trust_domain(), own).ok());
+        if let Some(own) = own {
+            let key = agent_keys::key_of(&own);
+            let note = |object: &EdgeCluster| Ok(enrolment_note(object, &own, &key));
+            mark(client(), object, note).await?;
         }
         Ok(Admitted {
             roots: authority.roots(),
@@ -372,11 +376,15 @@ fn check(cluster: &str, object: &EdgeCluster, cluster_uid: &str) -> Result<(), E
         .as_ref()
         .and_then(|status| status.cluster_uid.clone());
     match known {
-        Some(known) if known != cluster_uid => Err(EnrolmentError::AnotherCluster {
-            cluster,
-            known,
-            found: cluster_uid.to_owned(),
-        }),
+        Some(known) if known != cluster_uid => {
+            tracing::warn!(
+                member = cluster,
+                known,
+                found = cluster_uid,
+                "another cluster asked for a certificate"
+            );
+            Err(EnrolmentError::AnotherCluster { cluster })
+        }
         _ => Ok(()),
     }
 }
@@ -412,27 +420,56 @@ async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, Enrol
     Err(EnrolmentError::Unsteady { cluster })
 }
 
-/// Puts on record until when an agent's certificate is good that has enrolled for this EdgeCluster, and
-/// for no other of its name.
+/// Until when the certificate is good that an agent has enrolled with, and its key, which voids all older
+/// ones; `None` where that is on record.
+fn enrolment_note(object: &EdgeCluster, own: &AgentCertificate, key: &AgentKey) -> Option<Value> {
+    let status = object.status.as_ref();
+    let keys = status.and_then(|status| status.agent_keys.as_ref());
+    let before = status.and_then(|status| status.enrolled_until.as_ref());
+    let until = before.map_or(own.not_after, |before| before.0.max(own.not_after));
+    let next = agent_keys::enrolled(keys, key.clone());
+    let noted = keys == Some(&next) && before.is_some_and(|before| before.0 == until);
+    (!noted).then(|| json!({ "enrolledUntil": Time(until), "agentKeys": agent_keys::patch(&next) }))
+}
+
+/// Puts the key on record that an agent is given for the one that it has.
+pub(crate) async fn note_renewal(
+    client: Client,
+    of: &AgentCertificate,
+    next: &AgentCertificate,
+    now: Timestamp,
+) -> Result<(), Status> {
+    let object = get(client.clone(), &of.cluster).await;
+    let object = object.map_err(|error| error.status())?;
+    let object = object.filter(|object| object.metadata.uid.as_ref() == Some(&of.uid));
+    let object = object.ok_or_else(|| Status::unavailable("the EdgeCluster is another by now"))?;
+    let [by, key] = [of, next].map(agent_keys::key_of);
+    let note = |object: &EdgeCluster| {
+        let keys = object.status.as_ref().and_then(|it| it.agent_keys.as_ref());
+        let keys = agent_keys::renewed(keys, by.clone(), key.clone(), now)
+            .map_err(|_| EnrolmentError::Renewing)?;
+        Ok(Some(json!({ "agentKeys": agent_keys::patch(&keys) })))
+    };
+    let noted = mark(client, object, note).await;
+    noted.map_err(|error| error.status())
+}
+
+/// Puts a part of the status on record, of this EdgeCluster and of no other of its name.
 async fn mark(
     client: Client,
     mut object: EdgeCluster,
-    until: Timestamp,
+    note: impl Fn(&EdgeCluster) -> Result<Option<Value>, EnrolmentError>,
 ) -> Result<(), EnrolmentError> {
     let cluster = object.metadata.name.clone().unwrap_or_default();
     let uid = object.metadata.uid.clone();
     let api: Api<EdgeCluster> = Api::all(client.clone());
     for _ in 0..MARK_TRIES {
-        let before = object.status.as_ref().and_then(|status| {
-            let before = status.enrolled_until.as_ref()?;
-            Some(before.0)
-        });
-        if before.is_some_and(|before| before >= until) {
+        let Some(status) = note(&object)? else {
             return Ok(());
-        }
+        };
         let patch = Patch::Merge(json!({
             "metadata": { "resourceVersion": object.metadata.resource_version },
-            "status": { "enrolledUntil": Time(until) },
+            "status": status,
         }));
         let params = PatchParams::default();
         let call = api.patch_status(&cluster, &params, &patch);
@@ -496,8 +533,11 @@ mod tests {
     fn another_cluster_does_not_join_under_a_name_that_is_taken() {
         let status = refusal(&edge_cluster(Some("there")));
         assert_eq!(status.code(), Code::FailedPrecondition);
-        for word in ["edge-1", "UID there", "UID here", "join edge-1 --replace"] {
+        for word in ["edge-1", "join edge-1 --replace"] {
             assert!(status.message().contains(word), "{}", status.message());
+        }
+        for uid in ["there", "here"] {
+            assert!(!status.message().contains(uid), "{}", status.message());
         }
     }
 

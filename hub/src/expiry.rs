@@ -242,8 +242,8 @@ mod tests {
         assert_eq!(life(1000, 1000).at(at(999)), Standing::Current);
         // Of one that is only on record, the usual life is taken.
         let known = Validity::until(at(100 * DAY));
-        assert_eq!(known.at(at(93 * DAY)), Standing::Current);
-        assert_eq!(known.at(at(94 * DAY)), Standing::Soon);
+        assert_eq!(known.at(at(98 * DAY)), Standing::Current);
+        assert_eq!(known.at(at(99 * DAY)), Standing::Soon);
     }
 
     proptest! {

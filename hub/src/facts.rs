@@ -8,10 +8,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_common::conditions::{self, State, Truth};
 use krypton_common::desired::Version;
 use krypton_crds::edge_cluster::{
-    AgentRoots, Applied, EdgeClusterStatus, Mode, SummarisedTenants, TenantCounts,
+    AgentKey, AgentRoots, Applied, EdgeClusterStatus, Mode, SummarisedTenants, TenantCounts,
 };
 use tokio::sync::Notify;
 
+use crate::agent_keys;
 use crate::aggregate::Counts;
 use crate::expiry::{self, Credential, Validity};
 
@@ -87,6 +88,10 @@ pub struct Facts {
     pub certificate: Option<Validity>,
     /// A session of this tenure has said it; if not, it is from the record.
     pub certificate_said: bool,
+    /// The key of that certificate.
+    pub agent_key: Option<AgentKey>,
+    /// When an agent of the member has last shown a key that is not on record.
+    pub key_refused: Option<Timestamp>,
     /// Which roots of the CA that agent trusts, and which one its certificate is of.
     pub roots: Option<AgentRoots>,
     /// Of the credential in the kubeconfig that the hub uses, where that says.
@@ -127,6 +132,8 @@ impl Default for Facts {
             agent_version: None,
             certificate: None,
             certificate_said: false,
+            agent_key: None,
+            key_refused: None,
             roots: None,
             access: None,
             uninstalled: None,
@@ -281,6 +288,11 @@ pub fn status(
     if facts.roots.is_some() {
         next.roots.clone_from(&facts.roots);
     }
+    if let Some(key) = facts.agent_key.as_ref().filter(|_| facts.certificate_said) {
+        agent_keys::seen(&mut next.agent_keys, key, now);
+    }
+    let (refused, keys) = (facts.key_refused, next.agent_keys.as_ref());
+    agent_keys::put(&mut next.conditions, refused, keys, generation, now);
     let credentials = [
         (Credential::Agent, certificate),
         (Credential::Access, facts.access),

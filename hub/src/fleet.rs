@@ -428,6 +428,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                         .status
                         .as_ref()
                         .and_then(|status| status.cluster_uid.clone()),
+                    keys: (object.status.as_ref()).and_then(|status| status.agent_keys.clone()),
                 };
                 entry.admission.put(admission.clone());
                 if let Some(proxy) = running.get(name) {

@@ -1,5 +1,6 @@
 //! The service `krypton.fleet.v1.Fleet`: who may call, and what is answered.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +11,16 @@ use krypton_agent::newest::Newest as _;
 use krypton_common::error_chain::chain;
 use krypton_proto::v1::{self, AgentMessage, HubMessage, chart_part, fleet_server::Fleet};
 use krypton_proto::{AGENT_MESSAGE_MAX, CHUNK, HUB_MESSAGE_MAX};
+use kube::Client;
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::authority::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Live};
-use crate::enrolment::on_the_wire;
+use crate::agent_keys::{self, Verdict};
+use crate::authority::{AGENT_CERTIFICATE_LIFE, AgentCertificate, Live, read_agent_certificate};
+use crate::enrolment::{self, on_the_wire};
 use crate::listener::Peer;
 use crate::members::{Asking, Member};
 use crate::session::{Sessions, admit};
@@ -27,14 +31,25 @@ const CHART_STREAMS: usize = 32;
 const CHUNKS_AHEAD: usize = 2;
 /// As long as an agent waits for a chart.
 const CHART_DEADLINE: Duration = Duration::from_secs(60);
+/// For the record of a renewed key.
+const RECORD_DEADLINE: Duration = Duration::from_secs(10);
+/// The watch on EdgeClusters brings the record back sooner.
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 
 /// The service, for `FleetServer`.
-#[derive(Debug)]
 pub struct FleetService {
     sessions: Arc<Sessions>,
     charts: Arc<ChartCache>,
     authority: Arc<Live>,
     chart_streams: Arc<Semaphore>,
+    /// Where keys are put on record; `None` where there is no home.
+    home: Option<Client>,
+}
+
+impl fmt::Debug for FleetService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FleetService").finish_non_exhaustive()
+    }
 }
 
 impl FleetService {
@@ -44,7 +59,53 @@ impl FleetService {
             charts,
             authority,
             chart_streams: Arc::new(Semaphore::new(CHART_STREAMS)),
+            home: None,
         }
+    }
+
+    /// The service notes on the EdgeClusters of this cluster which keys it has signed.
+    #[must_use]
+    pub fn recording(mut self, home: Client) -> Self {
+        self.home = Some(home);
+        self
+    }
+
+    fn admit(&self, certificate: &AgentCertificate) -> Result<Arc<Member>, Status> {
+        let member = admit(&self.sessions.members, certificate, &self.authority.now())?;
+        self.sessions.check_key(&member, certificate)?;
+        Ok(member)
+    }
+
+    /// Before the certificate leaves: a key that is not on record is not let in.
+    async fn record(
+        &self,
+        member: &Member,
+        certificate: &AgentCertificate,
+        signed: Option<&CertificateDer<'static>>,
+    ) -> Result<(), Status> {
+        let (Some(home), Some(signed)) = (&self.home, signed) else {
+            return Ok(());
+        };
+        let trust_domain = self.authority.now().trust_domain().to_owned();
+        let next = read_agent_certificate(&trust_domain, signed)
+            .map_err(|error| Status::internal(error.to_string()))?;
+        let noting = enrolment::note_renewal(home.clone(), certificate, &next, clock::wall());
+        let noted = tokio::time::timeout(RECORD_DEADLINE, self.sessions.lead.tracked(noting));
+        let noted = noted
+            .await
+            .map_err(|_| Status::unavailable("home does not answer; this is to be tried again"))?;
+        noted?;
+        // The agent comes with it at once, and this hub is to know it by then.
+        let key = agent_keys::key_of(&next);
+        let mut admission = member.admission.subscribe();
+        let known = admission.wait_for(|admission| {
+            let keys = admission.keys.as_ref();
+            agent_keys::judge(keys, &key, clock::wall()) == Verdict::Good
+        });
+        if tokio::time::timeout(KNOWN_WITHIN, known).await.is_err() {
+            tracing::debug!(member = %certificate.cluster, "the new key is not known here yet");
+        }
+        Ok(())
     }
 
     /// With the limits of messages.
@@ -90,7 +151,7 @@ impl Fleet for FleetService {
     ) -> Result<Response<Self::ConnectStream>, Status> {
         self.sessions.lead.gate()?;
         let certificate = caller(&request)?;
-        let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
+        let member = self.admit(&certificate)?;
         not_too_often(&member, Asking::Session)?;
         let messages = self.sessions.start(
             member,
@@ -107,7 +168,7 @@ impl Fleet for FleetService {
     ) -> Result<Response<v1::RenewResponse>, Status> {
         self.sessions.lead.gate()?;
         let certificate = caller(&request)?;
-        let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
+        let member = self.admit(&certificate)?;
         not_too_often(&member, Asking::Renewal)?;
         let asked = request.into_inner().certificate_request;
         let authority = self.authority.now();
@@ -120,6 +181,8 @@ impl Fleet for FleetService {
                 AGENT_CERTIFICATE_LIFE,
             )
             .map_err(|error| Status::invalid_argument(chain(&error)))?;
+        self.record(&member, &certificate, certificates.first())
+            .await?;
         tracing::info!(member = %certificate.cluster, "an agent's certificate was renewed");
         Ok(Response::new(v1::RenewResponse {
             certificates: on_the_wire(certificates),
@@ -133,7 +196,7 @@ impl Fleet for FleetService {
     ) -> Result<Response<Self::FetchChartStream>, Status> {
         self.sessions.lead.gate()?;
         let certificate = caller(&request)?;
-        let member = admit(&self.sessions.members, &certificate, &self.authority.now())?;
+        let member = self.admit(&certificate)?;
         not_too_often(&member, Asking::Chart)?;
         let asked = request.into_inner();
         // Only what the member is to run anyway: the hub is nobody's way to other addresses.

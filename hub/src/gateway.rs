@@ -150,7 +150,9 @@ pub async fn run(gateway: Gateway, stop: CancellationToken) {
     };
     let metrics = Arc::clone(&sessions.metrics);
     let door = metrics.door.clone();
-    let fleet = FleetService::new(sessions, charts, Arc::clone(&authority)).into_server();
+    let fleet = FleetService::new(sessions, charts, Arc::clone(&authority))
+        .recording(client.clone())
+        .into_server();
     let enrolment = Arc::new(Enrolment::new(
         client.clone(),
         namespace.clone(),

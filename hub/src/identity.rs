@@ -136,10 +136,10 @@ pub fn held_back(name: &str, verdict: &Verdict, banned: bool) -> Option<(&'stati
                 "this cluster is known as member {old}; releases carry that name. Put the Secret back under the old name, or delete EdgeCluster {old} to have everything installed anew under this one"
             ),
         )),
-        Verdict::Changed { recorded, found } => Some((
+        Verdict::Changed { found, .. } => Some((
             reason::IDENTITY_CHANGED,
             format!(
-                "another cluster answers (UID {found}) than the one on record (UID {recorded}); if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
+                "another cluster answers (UID {found}) than the one on record; if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
             ),
         )),
     }

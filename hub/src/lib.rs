@@ -6,6 +6,7 @@
 //! `enrolment`, `rotation` → `authority`, `join_token`; `listener`, `members` → `bucket`; all that write on home or serve agents → `lead`; `facts` → `expiry` →
 //! `authority`.
 
+pub mod agent_keys;
 pub mod aggregate;
 pub mod authority;
 pub mod bucket;

@@ -15,6 +15,7 @@ use krypton_common::handling::Handling;
 use krypton_common::lockdown::Lockdown;
 use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_common::placed::PlacedTenant;
+use krypton_crds::edge_cluster::AgentKeys;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -36,6 +37,8 @@ pub struct Admission {
     pub refused: Option<String>,
     /// The cluster that the member is on record for; any when nothing is.
     pub cluster_uid: Option<String>,
+    /// The keys that its agents may use; any while none is on record.
+    pub keys: Option<AgentKeys>,
 }
 
 /// What the agent of a member is told whose EdgeCluster was deleted.

@@ -27,8 +27,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use tracing::Instrument as _;
 
+use crate::agent_keys::{self, Verdict};
 use crate::aggregate::TENANTS_MAX;
-use crate::authority::{AgentCertificate, Authority, BACK_DATED};
+use crate::authority::{AgentCertificate, Authority};
 use crate::deployments::DEPLOYMENTS_MAX;
 use crate::expiry::Validity;
 use crate::found::Found;
@@ -116,8 +117,7 @@ pub fn admit(
 /// Whether a certificate was made so lately that its EdgeCluster may not have been seen yet. The clock of
 /// the hub that has made it may be ahead of ours, though not by more than we would believe anybody.
 fn is_news(certificate: &AgentCertificate, now: Timestamp) -> bool {
-    let made = certificate.not_before.saturating_add(BACK_DATED);
-    made.is_ok_and(|made| now.duration_since(made).abs() < NEWS)
+    now.duration_since(certificate.issued()).abs() < NEWS
 }
 
 fn is_still_let_in(
@@ -150,6 +150,39 @@ fn expired() -> Status {
 }
 
 impl Sessions {
+    /// Lets in who shows a key of the member's record; another is told of.
+    pub(crate) fn check_key(
+        &self,
+        member: &Member,
+        certificate: &AgentCertificate,
+    ) -> Result<(), Status> {
+        let now = clock::wall();
+        let keys = member.admission.get().keys;
+        let name = &certificate.cluster;
+        match agent_keys::judge(keys.as_ref(), &agent_keys::key_of(certificate), now) {
+            Verdict::Good => Ok(()),
+            Verdict::Replaced => Err(Status::unavailable(
+                "a newer key has replaced that of this agent's certificate",
+            )),
+            // The record may not be known to this hub yet.
+            Verdict::Newer | Verdict::Foreign if is_news(certificate, now) => Err(
+                Status::unavailable("the certificate is new, and may not be known to this hub yet"),
+            ),
+            Verdict::Newer => Ok(()),
+            Verdict::Foreign => {
+                let message = agent_keys::refusal(name);
+                self.voices.agent_key_refused(name, now);
+                self.notices.tell(Notice {
+                    member: name.clone(),
+                    uid: member.uid.clone(),
+                    reason: agent_keys::reason::TWO,
+                    message: message.clone(),
+                });
+                Err(Status::permission_denied(message))
+            }
+        }
+    }
+
     /// Starts a session for a member that was let in. Its messages come out of the receiver.
     pub(crate) fn start(
         self: &Arc<Self>,
@@ -252,6 +285,7 @@ impl Sessions {
                     not_before: certificate.not_before,
                     not_after: certificate.not_after,
                 },
+                key: agent_keys::key_of(certificate),
                 applied: hello.applied.and_then(v1::Applied::read),
             },
         );
@@ -333,6 +367,7 @@ impl Live<'_> {
                     if let Some(why) = &admission.see().refused {
                         return Err(Status::permission_denied(why.clone()));
                     }
+                    self.sessions.check_key(self.member, self.certificate)?;
                 }
                 changed = authority.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
@@ -374,6 +409,8 @@ impl Live<'_> {
                 () = outgoing.closed(), if !listens => return Ok(()),
                 message = incoming.message(), if listens => {
                     let Some(message) = message? else { return Ok(()) };
+                    // Its key may have been replaced a while ago.
+                    self.sessions.check_key(self.member, self.certificate)?;
                     let wait = self.member.has_said(Boot::now(), size(&message));
                     let from = tokio::time::Instant::now() + wait;
                     // Nobody is silent who is not listened to.
@@ -579,7 +616,7 @@ async fn hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Stat
 fn check_cluster(name: &str, admission: &Admission, found: &str) -> Result<(), Status> {
     match &admission.cluster_uid {
         Some(recorded) if recorded != found => Err(Status::failed_precondition(format!(
-            "member {name} is on record as the cluster with UID {recorded}, and this is {found}: its credential is used on a second cluster. \
+            "member {name} is on record as another cluster: its credential is used on a second one. \
              If the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
         ))),
         _ => Ok(()),

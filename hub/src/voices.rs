@@ -17,7 +17,7 @@ use krypton_common::account::together;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::Version;
 use krypton_common::member::MemberReport;
-use krypton_crds::edge_cluster::{AgentRoots, Mode};
+use krypton_crds::edge_cluster::{AgentKey, AgentRoots, Mode};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -172,6 +172,8 @@ pub struct AgentFacts {
     pub kubernetes_version: String,
     pub agent_version: String,
     pub certificate: Validity,
+    /// The key of that certificate.
+    pub key: AgentKey,
     /// What is on record on the member.
     pub applied: Option<(Version, String)>,
 }
@@ -290,6 +292,7 @@ impl Voices {
                 facts.uid = None;
                 facts.agent_version = None;
                 (facts.certificate, facts.certificate_said) = (None, false);
+                (facts.agent_key, facts.key_refused) = (None, None);
                 facts.roots = None;
             });
             this.settle(member, found, now);
@@ -338,10 +341,17 @@ impl Voices {
             facts.kubernetes_version = Some(agent.kubernetes_version.clone());
             facts.agent_version = Some(agent.agent_version.clone());
             (facts.certificate, facts.certificate_said) = (Some(agent.certificate), true);
+            facts.agent_key = Some(agent.key.clone());
             if agent.applied.is_some() {
                 facts.applied.clone_from(&agent.applied);
             }
         });
+    }
+
+    /// An agent of the member has shown a key that is not on record.
+    pub fn agent_key_refused(&self, member: &str, now: jiff::Timestamp) {
+        self.facts
+            .set(member, |facts| facts.key_refused = Some(now));
     }
 
     /// Which roots of the CA the member's agent trusts, and which one its certificate is of.

@@ -35,6 +35,7 @@ use krypton_common::member::MemberReport;
 use krypton_common::namespaces::NamespaceConfiguration;
 use krypton_common::tenant::{TenantKey, TenantReport};
 use krypton_common::tls::{self, Credential};
+use krypton_hub::agent_keys;
 use krypton_hub::aggregate::Reports;
 use krypton_hub::authority::{Authority, Live, read_agent_certificate};
 use krypton_hub::facts::{Facts, FactsBoard};
@@ -647,6 +648,7 @@ async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_re
     let recorded = Admission {
         refused: None,
         cluster_uid: Some("cluster-0".to_owned()),
+        keys: None,
     };
     home.members
         .get("edge-0")
@@ -659,7 +661,11 @@ async fn what_an_agent_says_is_said_of_its_own_member_and_a_second_cluster_is_re
         .unwrap();
     let status = clone.end().await;
     assert_eq!(status.code(), Code::FailedPrecondition);
-    assert!(status.message().contains("cluster-0"), "{status:?}");
+    assert!(
+        status.message().contains("used on a second one"),
+        "{status:?}"
+    );
+    assert!(!status.message().contains("cluster-0"), "{status:?}");
     assert!(first.link.get().is_up(), "the established session stays");
     first.stop().await;
 }
@@ -792,6 +798,35 @@ async fn a_certificate_is_renewed_for_the_member_that_asks_and_for_no_one_that_i
 }
 
 #[tokio::test]
+async fn stolen_key_is_refused_and_told_of_after_a_renewal() {
+    let home = Home::new().with_members(&names(1));
+    let port = home.listen(None).await;
+    let mut agent = Agent::start(home.dialer(port.address, "edge-0"), "a", "c");
+    agent.has("1.0.0").await;
+    // The holder of a copy has renewed it.
+    let another = home.credential("edge-0", &uid("edge-0"), a_while_ago(), DAY);
+    let authority = home.authority.now();
+    let another = read_agent_certificate(authority.trust_domain(), &another.certificates[0]);
+    let keys = agent_keys::enrolled(None, agent_keys::key_of(&another.unwrap()));
+    let recorded = Admission {
+        keys: Some(keys),
+        ..Admission::default()
+    };
+    let member = home.members.get("edge-0").unwrap();
+    member.admission.send_replace(recorded);
+    agent.is_up(false).await;
+    let why = format!("{:?}", agent.link.get());
+    assert!(why.contains("voids all older keys"), "{why}");
+    home.knows("edge-0", |facts| facts.key_refused.is_some())
+        .await;
+    agent.stop().await;
+    let dialer = home.dialer(port.address, "edge-0");
+    let renewal = dialer.connect().await.unwrap();
+    let status = renewal.fleet().renew(RenewRequest::default()).await;
+    assert_eq!(status.unwrap_err().code(), Code::PermissionDenied);
+}
+
+#[tokio::test]
 async fn an_agent_connects_anew_with_a_newer_certificate() {
     let home = Home::new().with_members(&names(1));
     let port = home.listen(None).await;
@@ -819,7 +854,7 @@ async fn a_banned_member_is_cut_off_at_once() {
     agent.has("1.0.0").await;
     let refused = Admission {
         refused: Some("spec.banned is set".to_owned()),
-        cluster_uid: None,
+        ..Admission::default()
     };
     home.members
         .get("edge-0")

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use krypton_common::fingerprint::sha256_hex;
 use krypton_common::spiffe::{Role, SpiffeError, SpiffeId};
 use thiserror::Error;
 use x509_parser::oid_registry::OID_X509_SERIALNUMBER;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::time::ASN1Time;
+
+use super::BACK_DATED;
 
 /// Whom a client certificate lets in, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +23,18 @@ pub struct AgentCertificate {
     pub not_after: Timestamp,
     /// Lower-case hex.
     pub serial: String,
+    /// SHA-256 of the public key, as of a request for it.
+    pub key: String,
     /// The whole of it.
     pub der: Arc<[u8]>,
+}
+
+impl AgentCertificate {
+    /// When the hub signed it, by the hub's clock.
+    pub fn issued(&self) -> Timestamp {
+        let issued = self.not_before.saturating_add(BACK_DATED);
+        issued.unwrap_or(self.not_before)
+    }
 }
 
 /// Why a certificate is no agent's. Completes a sentence about it.
@@ -78,6 +91,7 @@ pub fn read_agent_certificate(
         not_before: timestamp(certificate.validity().not_before)?,
         not_after: timestamp(certificate.validity().not_after)?,
         serial: hex(certificate.raw_serial()),
+        key: sha256_hex(certificate.public_key().raw),
         der: der.into(),
     })
 }

@@ -37,7 +37,7 @@ fn an_agents_certificate_says_whom_it_was_given_to() {
     let read = read_agent_certificate("a.krypton", &one).unwrap();
     assert_eq!((read.cluster.as_str(), read.uid.as_str()), ("edge-1", UID));
     assert_eq!(read.not_before.as_second(), now().as_second() - DAY);
-    assert_eq!(read.not_after.as_second(), now().as_second() + 30 * DAY);
+    assert_eq!(read.not_after.as_second(), now().as_second() + 7 * DAY);
     assert_eq!(read.serial.len(), 32);
     let again = read_agent_certificate("a.krypton", &other).unwrap();
     assert_ne!(read.serial, again.serial);

@@ -114,7 +114,7 @@ fn fleet() -> FleetView {
     let member = members.enter("edge-1", "uid-of-the-object");
     member.admission.send_replace(Admission {
         refused: Some(HIDDEN.to_owned()),
-        cluster_uid: None,
+        ..Admission::default()
     });
     drop(member.begin_session("krypton-agent-0", 17));
     let desired = DesiredState {

@@ -103,6 +103,7 @@ impl EdgeClusters {
         let matters = |object: &EdgeCluster| {
             let status = object.status.as_ref();
             let uid = status.and_then(|status| status.cluster_uid.clone());
+            let keys = status.and_then(|status| status.agent_keys.clone());
             // What names the member says the same.
             let resolved = status.and_then(|status| find(&status.conditions, TARGET_RESOLVED));
             let meta = &object.metadata;
@@ -111,7 +112,7 @@ impl EdgeClusters {
                 meta.uid.clone(),
                 meta.annotations.clone(),
                 (meta.deletion_timestamp.is_some(), meta.finalizers.clone()),
-                (uid, resolved),
+                (uid, resolved, keys),
                 enrolled(object),
             )
         };

@@ -462,6 +462,7 @@ fn what_was_known_of_an_agent_goes_with_its_edge_cluster() {
         kubernetes_version: "v1".to_owned(),
         agent_version: "0.1.0".to_owned(),
         certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
+        key: krypton_crds::edge_cluster::AgentKey::default(),
         applied: None,
     };
     fleet.voices.agent(MEMBER, &agent);
@@ -512,6 +513,7 @@ fn what_was_heard_in_an_earlier_tenure_is_forgotten_in_the_next() {
             kubernetes_version: "1".to_owned(),
             agent_version: "1".to_owned(),
             certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
+            key: krypton_crds::edge_cluster::AgentKey::default(),
             applied: None,
         },
     );

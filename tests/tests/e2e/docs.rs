@@ -79,6 +79,7 @@ fn each_reason_that_is_shown_has_a_row_with_what_to_do() {
     let mut seen = 0;
     for file in [
         "common/src/conditions.rs",
+        "hub/src/agent_keys.rs",
         "hub/src/facts.rs",
         "hub/src/expiry.rs",
         "hub/src/enrolment/audit.rs",

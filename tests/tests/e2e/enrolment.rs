@@ -390,7 +390,7 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
     refused(
         copied,
         Code::PermissionDenied,
-        "used already on the cluster",
+        "used already on another cluster",
     );
 
     // Deleting the EdgeCluster revokes: the token does not make it anew.

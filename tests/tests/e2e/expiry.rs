@@ -35,11 +35,16 @@ struct Connected {
 }
 
 /// With a certificate that was made then.
-async fn connect(home: &Cluster, hub: &Hub, uid: &str, made: Timestamp) -> Connected {
+async fn connect(
+    home: &Cluster,
+    hub: &Hub,
+    uid: &str,
+    key: &KeyPair,
+    made: Timestamp,
+) -> Connected {
     let authority = Authority::load_or_make(home.client(), HUB_NAMESPACE, "test.krypton").await;
     let authority = authority.unwrap();
-    let key = KeyPair::generate().unwrap();
-    let request = CertificateParams::default().serialize_request(&key);
+    let request = CertificateParams::default().serialize_request(key);
     let request = request.unwrap();
     let life = AGENT_CERTIFICATE_LIFE;
     let certificates = authority.sign_agent(request.der(), "edge-1", uid, made, life);
@@ -98,8 +103,10 @@ async fn a_certificate_that_is_about_to_end_is_told_of_once_over_a_restart_too()
     let bundle = krypton_tests::bundle(&home, "another").await;
     bundle.unwrap();
 
+    // Another key would be refused.
+    let key = KeyPair::generate().unwrap();
     let days = |count: i64| wall() - SignedDuration::from_hours(24 * count);
-    let old = connect(&home, &hub, &uid, days(28)).await;
+    let old = connect(&home, &hub, &uid, &key, days(6)).await;
     let shown = desk
         .member_shows("edge-1", &[SOON, CONNECTED])
         .await
@@ -125,7 +132,7 @@ async fn a_certificate_that_is_about_to_end_is_told_of_once_over_a_restart_too()
         .unwrap();
     drop(old);
     // What comes after it is written after all that was due before.
-    let _new = connect(&home, &hub, &uid, days(0)).await;
+    let _new = connect(&home, &hub, &uid, &key, days(0)).await;
     desk.member_shows("edge-1", &[CURRENT, CONNECTED])
         .await
         .unwrap();

@@ -169,5 +169,5 @@ pub(super) fn agent() -> String {
 
 /// An agent that nobody hears, and whose certificate is about to end.
 pub(super) fn ailing_agent() -> String {
-    agent_of(1)
+    agent_of(0)
 }
