@@ -345,7 +345,7 @@ pub struct AgentKey {
     /// When the certificate was issued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// When a session first began with the next key.
+    /// When a session first started with the next key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Time>,
 }

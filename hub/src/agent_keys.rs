@@ -1,7 +1,7 @@
 //! The keys that the agent of a member may use: the current one, and the next once it has asked for it. Pure.
 //!
-//! The replicas of an agent share a key. The next one is taken up by one of them first; the others follow
-//! as soon as their streams are cut.
+//! The replicas of an agent share a key. One of them uses the next key first. The others follow when the hub
+//! cuts their streams.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -13,10 +13,10 @@ use crate::authority::AgentCertificate;
 
 /// How long the current key is good for once the next has been used.
 const OVERLAP: SignedDuration = SignedDuration::from_mins(10);
-/// How long a next key that nobody has used stands in the way of another: it may be on its way.
+/// How long an unused next key blocks another one. Its certificate may still be in transit.
 const ON_ITS_WAY: SignedDuration = SignedDuration::from_mins(1);
-/// A key that is shown so long after another has replaced it is in use by somebody else. Before, it may be
-/// that of a replica that has not followed yet.
+/// After this time, a replaced key is in use by a second party. Before, it may belong to a replica that has
+/// not followed yet.
 const LATE: SignedDuration = SignedDuration::from_mins(20);
 
 /// Condition of an EdgeCluster: whether only one key of its agent is in use.
@@ -28,30 +28,30 @@ pub mod reason {
     pub const TWO: &str = "TwoKeysInUse";
 }
 
-/// What is to be done with who shows a key.
+/// How the hub treats an agent that shows a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Good,
     /// It was replaced a short time ago.
     Replaced,
-    /// It was issued after all on record: home was restored from a backup.
+    /// The hub issued it after all recorded keys: home was restored from a backup.
     Newer,
-    /// It is not on record, or was replaced long ago: two keys are in use.
+    /// The record lacks it, or it was replaced long ago: two keys are in use.
     Foreign,
 }
 
-/// A renewal has to wait: another of the same key was made a short time ago.
+/// A renewal has to wait: the hub renewed the same key a short time ago.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewing;
 
-/// The words of a refusal and of the event. They name no cluster: whoever is refused learns nothing.
+/// The text of the refusal and of the event. It names no cluster UID, which would help a thief.
 pub fn refusal(member: &str) -> String {
     format!(
         "the key of this agent's certificate is not on record for member {member}: it was replaced, or its credential was copied; run 'kubectl krypton join {member}' and give the member's agent the new bundle, which voids all older keys"
     )
 }
 
-/// The key of a certificate, as it is put on record.
+/// The key of a certificate, as the hub records it.
 pub fn key_of(certificate: &AgentCertificate) -> AgentKey {
     AgentKey {
         key_sha256: certificate.key.clone(),
@@ -81,8 +81,8 @@ fn has(keys: &AgentKeys, key: &str) -> bool {
             .is_some_and(|next| next.key_sha256 == key)
 }
 
-/// Whether the hub issued `key` after all that is on record. A key goes on record before its certificate
-/// leaves the hub, so the record is an old one.
+/// Whether the hub issued `key` after all recorded keys. The hub records a key before it sends the
+/// certificate, so such a record comes from a backup.
 fn is_newer(keys: &AgentKeys, key: &AgentKey) -> bool {
     let since = |key: &AgentKey| key.since.as_ref().map(|since| since.0);
     let newest = since(&keys.current).max(keys.next.as_ref().and_then(since));
@@ -91,7 +91,7 @@ fn is_newer(keys: &AgentKeys, key: &AgentKey) -> bool {
     after.is_some_and(|after| since(key) > Some(after)) && !has(keys, &key.key_sha256)
 }
 
-/// Whether this key may be used. All may while none is on record.
+/// Whether the agent may use this key. Without a record it may use any.
 pub fn judge(keys: Option<&AgentKeys>, key: &AgentKey, now: Timestamp) -> Verdict {
     let Some(keys) = keys else {
         return Verdict::Good;
@@ -146,7 +146,7 @@ pub fn renewed(
     })
 }
 
-/// Notes that a session has begun with this key.
+/// Records that a session started with this key.
 pub fn seen(keys: &mut Option<AgentKeys>, key: &AgentKey, now: Timestamp) {
     if keys.as_ref().is_none_or(|keys| is_newer(keys, key)) {
         *keys = Some(AgentKeys {
@@ -258,10 +258,10 @@ mod tests {
         let again = |next, minute| renewed(Some(&keys), key("a", 0), key(next, minute), at(minute));
         assert_eq!(again("c", 100), Err(Renewing));
         again("b", 100).unwrap();
-        // Nobody has used it: the answer was lost.
+        // It was never used: the answer was lost.
         let replaced = again("c", 101).unwrap();
         assert_eq!(judge(Some(&replaced), "b", at(101)), Verdict::Foreign);
-        // Another replica uses it: this one is to take it up.
+        // Another replica uses it, so this one must follow.
         let mut used = Some(keys);
         seen(&mut used, &key("b", 100), at(101));
         let late = renewed(used.as_ref(), key("a", 0), key("c", 200), at(200));
@@ -278,7 +278,7 @@ mod tests {
             assert_eq!(judge(Some(&anew), void, at(80)), Verdict::Foreign);
         }
         assert_eq!(judge(Some(&anew), "b", at(80)), Verdict::Good);
-        // Who enrols again with the same key, as its answer was lost, voids nothing.
+        // A second enrolment with the same key, after a lost answer, voids nothing.
         assert_eq!(enrolled(Some(&keys), key("a", 60)), keys);
     }
 
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(status(&shown), None);
         put(&mut shown, Some(at(2)), Some(&keys), 1, at(2));
         assert_eq!(status(&shown).as_deref(), Some("False"));
-        // A hub that starts anew knows it from the record.
+        // A restarted hub reads it from the record.
         put(&mut shown, None, Some(&keys), 1, at(3));
         assert_eq!(status(&shown).as_deref(), Some("False"));
         let anew = enrolled(Some(&keys), key("b", 4));

@@ -100,7 +100,7 @@ enum EnrolmentError {
         "cluster {cluster} is known as another one: it was rebuilt, or another cluster is joining under its name; if it was rebuilt, run 'kubectl krypton join {cluster} --replace'"
     )]
     AnotherCluster { cluster: String },
-    #[error("another certificate was given for this key a moment ago; this is to be tried again")]
+    #[error("another certificate was given for this key less than a minute ago; the agent retries")]
     Renewing,
     #[error("the hub could not sign the certificate; its log says why")]
     Sign(#[source] AuthorityError),
@@ -420,8 +420,8 @@ async fn get_or_make(client: Client, cluster: &str) -> Result<EdgeCluster, Enrol
     Err(EnrolmentError::Unsteady { cluster })
 }
 
-/// Until when the certificate is good that an agent has enrolled with, and its key, which voids all older
-/// ones; `None` where that is on record.
+/// The end of the certificate that an agent enrolled with, and its key, which voids all older keys.
+/// `None` if the status has both.
 fn enrolment_note(object: &EdgeCluster, own: &AgentCertificate, key: &AgentKey) -> Option<Value> {
     let status = object.status.as_ref();
     let keys = status.and_then(|status| status.agent_keys.as_ref());
@@ -432,7 +432,7 @@ fn enrolment_note(object: &EdgeCluster, own: &AgentCertificate, key: &AgentKey) 
     (!noted).then(|| json!({ "enrolledUntil": Time(until), "agentKeys": agent_keys::patch(&next) }))
 }
 
-/// Puts the key on record that an agent is given for the one that it has.
+/// Records the key that replaces the agent's present one.
 pub(crate) async fn note_renewal(
     client: Client,
     of: &AgentCertificate,
@@ -454,7 +454,7 @@ pub(crate) async fn note_renewal(
     noted.map_err(|error| error.status())
 }
 
-/// Puts a part of the status on record, of this EdgeCluster and of no other of its name.
+/// Writes a part of the status of this EdgeCluster, and of no other one with its name.
 async fn mark(
     client: Client,
     mut object: EdgeCluster,

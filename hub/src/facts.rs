@@ -90,7 +90,7 @@ pub struct Facts {
     pub certificate_said: bool,
     /// The key of that certificate.
     pub agent_key: Option<AgentKey>,
-    /// When an agent of the member has last shown a key that is not on record.
+    /// When an agent of the member last showed an unknown key.
     pub key_refused: Option<Timestamp>,
     /// Which roots of the CA that agent trusts, and which one its certificate is of.
     pub roots: Option<AgentRoots>,

@@ -42,7 +42,7 @@ pub struct FleetService {
     charts: Arc<ChartCache>,
     authority: Arc<Live>,
     chart_streams: Arc<Semaphore>,
-    /// Where keys are put on record; `None` where there is no home.
+    /// Where the hub records keys; `None` in tests without a home cluster.
     home: Option<Client>,
 }
 
@@ -76,7 +76,7 @@ impl FleetService {
         Ok(member)
     }
 
-    /// Before the certificate leaves: a key that is not on record is not let in.
+    /// Runs before the certificate leaves: the hub refuses keys that it has not recorded.
     async fn record(
         &self,
         member: &Member,
@@ -93,9 +93,9 @@ impl FleetService {
         let noted = tokio::time::timeout(RECORD_DEADLINE, self.sessions.lead.tracked(noting));
         let noted = noted
             .await
-            .map_err(|_| Status::unavailable("home does not answer; this is to be tried again"))?;
+            .map_err(|_| Status::unavailable("home does not answer; the agent retries"))?;
         noted?;
-        // The agent comes with it at once, and this hub is to know it by then.
+        // The agent reconnects with it immediately, so this hub waits until it knows the key.
         let key = agent_keys::key_of(&next);
         let mut admission = member.admission.subscribe();
         let known = admission.wait_for(|admission| {

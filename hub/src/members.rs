@@ -37,7 +37,7 @@ pub struct Admission {
     pub refused: Option<String>,
     /// The cluster that the member is on record for; any when nothing is.
     pub cluster_uid: Option<String>,
-    /// The keys that its agents may use; any while none is on record.
+    /// The keys that its agents may use; any if the hub has recorded none.
     pub keys: Option<AgentKeys>,
 }
 

@@ -150,7 +150,7 @@ fn expired() -> Status {
 }
 
 impl Sessions {
-    /// Lets in who shows a key of the member's record; another is told of.
+    /// Accepts a key of the member's record. Another key is refused, with an event.
     pub(crate) fn check_key(
         &self,
         member: &Member,

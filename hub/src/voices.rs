@@ -348,7 +348,7 @@ impl Voices {
         });
     }
 
-    /// An agent of the member has shown a key that is not on record.
+    /// An agent of the member showed a key that the hub has not recorded.
     pub fn agent_key_refused(&self, member: &str, now: jiff::Timestamp) {
         self.facts
             .set(member, |facts| facts.key_refused = Some(now));

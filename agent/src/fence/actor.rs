@@ -321,7 +321,7 @@ impl Actor {
         }
     }
 
-    /// What says that we hold it, kept for `recognise`.
+    /// The spec that names us as the holder. `recognise` compares its time with the stored one.
     fn renewal(&mut self, lease: &Lease, now: Boot, wall: Timestamp) -> LeaseSpec {
         let spec = self.spec_of(lease, &self.me, wall);
         self.wrote = spec.renew_time.as_ref().map(|time| (time.0, now));
