@@ -32,7 +32,7 @@ use crate::authority::{
     AGENT_CERTIFICATE_LIFE, AgentCertificate, AuthorityError, Live, REQUEST_MAX_BYTES,
     RequestError, public_key_digest, read_agent_certificate,
 };
-use crate::join_token::{self, By, Refusal, TokenError, Verdict};
+use crate::join_token::{self, By, Record, Refusal, TokenError, Verdict};
 use crate::lead::Lead;
 use crate::listener::Peer;
 
@@ -43,7 +43,7 @@ use pace::{Pace, TooOften};
 
 /// A request and what goes with it, which is small.
 const MESSAGE_MAX: usize = REQUEST_MAX_BYTES + 4096;
-/// Each asks the apiserver of home five times.
+/// Each asks the apiserver of home six times.
 const AT_ONCE: usize = 16;
 const DEADLINE: Duration = Duration::from_secs(15);
 /// Somebody who makes the EdgeCluster and deletes it again, three times in a row, is not waited for.
@@ -253,21 +253,11 @@ impl Enrolment {
             Verdict::Refuse(refusal) => return Err(refusal.into()),
         };
         let record = shown.record().cloned().ok_or(Refusal::Unknown)?;
-        let cluster = record.cluster;
+        let cluster = record.cluster.clone();
         if !is_member_name(&cluster) || cluster == SELF_CLUSTER {
             return Err(EnrolmentError::Name { cluster });
         }
-        let object = if again {
-            // Deleting an EdgeCluster revokes: what is left of a token does not make it anew.
-            get(client(), &cluster)
-                .await?
-                .filter(|object| object.metadata.uid == record.edge_cluster)
-                .ok_or_else(|| Refusal::Gone {
-                    cluster: cluster.clone(),
-                })?
-        } else {
-            get_or_make(client(), &cluster).await?
-        };
+        let object = self.edge_cluster_of(&record, again).await?;
         attempt.has_object(object.metadata.uid.as_ref());
         let uid = object.metadata.uid.clone().unwrap_or_default();
         check(&cluster, &object, &request.cluster_uid)?;
@@ -296,6 +286,36 @@ impl Enrolment {
             again,
             certificates,
         })
+    }
+
+    /// The EdgeCluster that the token is for; an unused token may make a new one. Deleting an EdgeCluster revokes all
+    /// tokens that were made before.
+    async fn edge_cluster_of(
+        &self,
+        token: &Record,
+        used: bool,
+    ) -> Result<EdgeCluster, EnrolmentError> {
+        let cluster = &token.cluster;
+        let client = || self.client.clone();
+        let gone = || Refusal::Gone {
+            cluster: cluster.clone(),
+        };
+        let present = get(client(), cluster).await?;
+        let uid = present
+            .as_ref()
+            .and_then(|object| object.metadata.uid.as_deref());
+        if used || token.edge_cluster.is_some() {
+            let bound = uid.is_some() && uid == token.edge_cluster.as_deref();
+            return Ok(present.filter(|_| bound).ok_or_else(gone)?);
+        }
+        let revoked = join_token::is_revoked(client(), &self.namespace, token, uid).await;
+        if revoked.map_err(EnrolmentError::Token)? {
+            return Err(gone().into());
+        }
+        match present {
+            Some(object) => Ok(object),
+            None => get_or_make(client(), cluster).await,
+        }
     }
 
     /// One attempt of whoever it is, in its turn and in time.

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::effect;
 use krypton_common::bundle::is_token;
 use krypton_common::fingerprint::sha256_hex;
+use krypton_crds::edge_cluster::EdgeCluster;
 use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Client, Error as KubeError};
 use thiserror::Error;
@@ -19,6 +20,8 @@ use zeroize::Zeroizing;
 
 /// Label of the Secrets, with the value `true`.
 pub const LABEL: &str = "mesh.openkcm.io/join-token";
+/// Label of the Secrets: the name of the EdgeCluster, by which the tokens of one are listed.
+const MEMBER_LABEL: &str = "mesh.openkcm.io/join-cluster";
 /// What a token may be good for.
 pub const SHORTEST_LIFE: Duration = Duration::from_secs(60);
 pub const LONGEST_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -55,6 +58,12 @@ pub enum TokenError {
     Read {
         namespace: String,
         name: String,
+        #[source]
+        source: KubeError,
+    },
+    #[error("reading EdgeCluster {cluster} failed; check that you may get EdgeClusters")]
+    EdgeCluster {
+        cluster: String,
         #[source]
         source: KubeError,
     },
@@ -101,10 +110,13 @@ pub struct Record {
     pub expires: Timestamp,
     /// Digest of the public key that has used it.
     pub used_by: Option<String>,
-    /// UID of the EdgeCluster that it was used for.
+    /// UID of the EdgeCluster that it was used for, or that was there when it was made.
     pub edge_cluster: Option<String>,
     /// UID of the cluster that it was used on.
     pub cluster_uid: Option<String>,
+    /// When the API server created its Secret.
+    pub created: Timestamp,
+    pub used_at: Option<Timestamp>,
 }
 
 /// Who shows a token.
@@ -146,7 +158,7 @@ pub enum Refusal {
     )]
     OtherCluster { cluster: String },
     #[error(
-        "EdgeCluster {cluster} has been deleted since the join token was used for it; run 'kubectl krypton join {cluster}' again"
+        "EdgeCluster {cluster} has been deleted since the join token was made; run 'kubectl krypton join {cluster}' again"
     )]
     Gone { cluster: String },
 }
@@ -213,7 +225,7 @@ impl fmt::Debug for Made {
     }
 }
 
-/// Makes a token for `cluster`.
+/// Makes a token for `cluster`. If its EdgeCluster exists, the token is good for no later one of that name.
 pub async fn make(
     client: Client,
     namespace: &str,
@@ -221,6 +233,13 @@ pub async fn make(
     life: Duration,
     now: Timestamp,
 ) -> Result<Made, TokenError> {
+    let members: Api<EdgeCluster> = Api::all(client.clone());
+    let member = in_time(namespace, members.get_metadata_opt(cluster)).await?;
+    let member = member.map_err(|source| TokenError::EdgeCluster {
+        cluster: cluster.to_owned(),
+        source,
+    })?;
+    let member = member.and_then(|member| member.metadata.uid);
     let (name, secret) = (
         hex(&rand::random::<[u8; 8]>()),
         hex(&rand::random::<[u8; 32]>()),
@@ -231,7 +250,13 @@ pub async fn make(
     let object = Secret {
         metadata: ObjectMeta {
             name: Some(format!("{PREFIX}{name}")),
-            labels: Some([(LABEL.to_owned(), "true".to_owned())].into()),
+            labels: Some(
+                [
+                    (LABEL.to_owned(), "true".to_owned()),
+                    (MEMBER_LABEL.to_owned(), cluster.to_owned()),
+                ]
+                .into(),
+            ),
             ..ObjectMeta::default()
         },
         data: Some(
@@ -240,7 +265,9 @@ pub async fn make(
                 entry(DIGEST_KEY, &sha256_hex(secret.as_bytes())),
                 entry(EXPIRES_KEY, &expires.to_string()),
             ]
-            .into(),
+            .into_iter()
+            .chain(member.map(|uid| entry(EDGE_CLUSTER_KEY, &uid)))
+            .collect(),
         ),
         ..Secret::default()
     };
@@ -335,6 +362,7 @@ pub async fn redeem(
                 record.used_by = Some(by.key.to_owned());
                 record.cluster_uid = Some(by.cluster_uid.to_owned());
                 record.edge_cluster = Some(edge_cluster_uid.to_owned());
+                record.used_at = Some(now);
                 return Ok(Ok(record));
             }
             Err(KubeError::Api(status)) if matches!(status.code, 404 | 409) => {
@@ -357,26 +385,53 @@ pub async fn redeem(
     })
 }
 
+/// Whether an EdgeCluster for which another token was used, after this one was made, is not the present one any more.
+/// Its deletion revoked this token too.
+///
+/// # Errors
+/// When the tokens cannot be listed.
+pub async fn is_revoked(
+    client: Client,
+    namespace: &str,
+    token: &Record,
+    present_uid: Option<&str>,
+) -> Result<bool, TokenError> {
+    let labels = format!("{LABEL}=true,{MEMBER_LABEL}={}", token.cluster);
+    let others = list(client, namespace, &labels).await?;
+    let mut others = others.iter().filter_map(read);
+    Ok(others.any(|other| revokes(&other, token, present_uid)))
+}
+
+fn revokes(other: &Record, token: &Record, present_uid: Option<&str>) -> bool {
+    let used_since = other.used_at.is_some_and(|at| at >= token.created);
+    used_since && other.cluster == token.cluster && other.edge_cluster.as_deref() != present_uid
+}
+
 /// Deletes the tokens that expired more than a day ago, and says how many those were.
 pub async fn sweep(client: Client, namespace: &str, now: Timestamp) -> Result<usize, TokenError> {
+    let tokens = list(client.clone(), namespace, &format!("{LABEL}=true")).await?;
     let api: Api<Secret> = Api::namespaced(client, namespace);
-    let mut params = ListParams::default()
-        .labels(&format!("{LABEL}=true"))
-        .limit(PAGE_SIZE);
     let mut deleted = 0;
+    for object in tokens.iter().filter(|object| outlived(object, now)) {
+        deleted += usize::from(delete(&api, namespace, object).await?);
+    }
+    Ok(deleted)
+}
+
+async fn list(client: Client, namespace: &str, labels: &str) -> Result<Vec<Secret>, TokenError> {
+    let api: Api<Secret> = Api::namespaced(client, namespace);
+    let mut params = ListParams::default().labels(labels).limit(PAGE_SIZE);
+    let mut found = Vec::new();
     loop {
-        let page = in_time(namespace, api.list(&params))
-            .await?
-            .map_err(|source| TokenError::List {
-                namespace: namespace.to_owned(),
-                source,
-            })?;
-        for object in page.items.iter().filter(|object| outlived(object, now)) {
-            deleted += usize::from(delete(&api, namespace, object).await?);
-        }
+        let page = in_time(namespace, api.list(&params)).await?;
+        let page = page.map_err(|source| TokenError::List {
+            namespace: namespace.to_owned(),
+            source,
+        })?;
+        found.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
-            None => return Ok(deleted),
+            None => return Ok(found),
         }
     }
 }
@@ -448,6 +503,8 @@ fn read(object: &Secret) -> Option<Record> {
             .map(|value| String::from_utf8_lossy(&value.0).into_owned()),
         edge_cluster: text(EDGE_CLUSTER_KEY),
         cluster_uid: text(CLUSTER_UID_KEY),
+        created,
+        used_at: text(USED_AT_KEY).and_then(|at| at.parse().ok()),
     })
 }
 
@@ -505,6 +562,8 @@ mod tests {
             used_by: used_by.map(str::to_owned),
             edge_cluster: None,
             cluster_uid: used_by.map(|_| "here".to_owned()),
+            created: at(0),
+            used_at: used_by.map(|_| at(500)),
         }
     }
 
@@ -523,6 +582,7 @@ mod tests {
         data.extend(record.used_by.as_deref().map(|by| entry(USED_BY_KEY, by)));
         let cluster_uid = record.cluster_uid.as_deref();
         data.extend(cluster_uid.map(|uid| entry(CLUSTER_UID_KEY, uid)));
+        data.extend(record.used_at.map(|at| entry(USED_AT_KEY, &at.to_string())));
         Secret {
             metadata: ObjectMeta {
                 labels: Some([(LABEL.to_owned(), "true".to_owned())].into()),
@@ -572,6 +632,33 @@ mod tests {
         // Used by an older hub, which did not write where.
         used.cluster_uid = None;
         assert_eq!(judge(&used, "there"), Verdict::Again);
+    }
+
+    #[test]
+    fn deleted_edge_cluster_revokes_unused_tokens() {
+        let used_for = |uid: &str| Record {
+            edge_cluster: Some(uid.to_owned()),
+            ..record(Some("a"))
+        };
+        let made_at = |second| Record {
+            created: at(second),
+            ..record(None)
+        };
+        for (other, token, present, revoked) in [
+            (used_for("1"), made_at(0), None, true),
+            (used_for("1"), made_at(0), Some("2"), true),
+            (used_for("1"), made_at(0), Some("1"), false),
+            // Made after the other was used: perhaps after the deletion.
+            (used_for("1"), made_at(501), None, false),
+            (made_at(0), made_at(0), None, false),
+        ] {
+            assert_eq!(revokes(&other, &token, present), revoked, "{other:?}");
+            let of_another = Record {
+                cluster: "edge-2".to_owned(),
+                ..other
+            };
+            assert!(!revokes(&of_another, &token, present));
+        }
     }
 
     #[test]

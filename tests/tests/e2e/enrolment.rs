@@ -393,15 +393,19 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
         "used already on another cluster",
     );
 
-    // Deleting the EdgeCluster revokes: the token does not make it anew.
+    // Deleting the EdgeCluster revokes: neither its token nor unused ones make it anew.
     let (token_9, their_own) = (token(&client, "edge-9").await.unwrap(), request().unwrap());
+    let made_before = token(&client, "edge-9").await.unwrap();
     enrol(&hub, &token_9, &their_own, HERE).await.unwrap();
+    let made_after = token(&client, "edge-9").await.unwrap();
     members
         .delete("edge-9", &DeleteParams::default())
         .await
         .unwrap();
-    let back = enrol(&hub, &token_9, &their_own, HERE).await;
-    refused(back, Code::PermissionDenied, "has been deleted since");
+    for revoked in [token_9, made_before, made_after] {
+        let back = enrol(&hub, &revoked, &their_own, HERE).await;
+        refused(back, Code::PermissionDenied, "has been deleted since");
+    }
     assert!(members.get_opt("edge-9").await.unwrap().is_none());
 
     // A wrong secret is answered as an unknown token is.
