@@ -1,9 +1,10 @@
-//! Listens for few connections at a time, closes those that take too long, and makes room for newer ones.
+//! Listens for few connections at a time and closes those that take too long. Where there is no room for one more, the
+//! client address that has the most connections loses its oldest.
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -41,14 +42,27 @@ impl Bounds {
     };
 }
 
-/// What ends each open connection, the oldest first.
-type Open = Arc<Mutex<BTreeMap<u64, CancellationToken>>>;
+/// Each open connection, the oldest first: whose it is, and what ends it.
+type Connections = BTreeMap<u64, (IpAddr, CancellationToken)>;
+type Open = Arc<Mutex<Connections>>;
 
-fn lock(open: &Open) -> MutexGuard<'_, BTreeMap<u64, CancellationToken>> {
+fn lock(open: &Open) -> MutexGuard<'_, Connections> {
     open.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes the oldest connection when one more comes than there may be.
+/// The oldest connection of the address that has the most.
+fn one_too_many(open: &Connections) -> Option<u64> {
+    let mut of_address: BTreeMap<IpAddr, (usize, u64)> = BTreeMap::new();
+    for (number, (address, _)) in open {
+        let (count, _) = of_address.entry(*address).or_insert((0, *number));
+        *count += 1;
+    }
+    let most = of_address
+        .into_values()
+        .max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
+    most.map(|(_, oldest)| oldest)
+}
+
 #[derive(Debug)]
 pub(super) struct BoundedListener {
     inner: TcpListener,
@@ -67,16 +81,17 @@ impl BoundedListener {
         }
     }
 
-    fn admit(&mut self) -> (Place, CancellationToken) {
+    fn admit(&mut self, address: IpAddr) -> (Place, CancellationToken) {
         let mut open = lock(&self.open);
         while open.len() >= self.bounds.connections.max(1)
-            && let Some((_, oldest)) = open.pop_first()
+            && let Some(number) = one_too_many(&open)
+            && let Some((_, oldest)) = open.remove(&number)
         {
             oldest.cancel();
         }
         self.accepted += 1;
         let cut = CancellationToken::new();
-        open.insert(self.accepted, cut.clone());
+        open.insert(self.accepted, (address.to_canonical(), cut.clone()));
         let place = Place {
             number: self.accepted,
             open: Arc::clone(&self.open),
@@ -90,8 +105,10 @@ impl Listener for BoundedListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (BoundedStream, SocketAddr) {
+        // Those that have a request already are answered before there is one more.
+        tokio::task::yield_now().await;
         let (stream, address) = Listener::accept(&mut self.inner).await;
-        let (place, cut) = self.admit();
+        let (place, cut) = self.admit(address.ip());
         let stream = BoundedStream {
             stream,
             quiet: Box::pin(tokio::time::sleep(self.bounds.quiet)),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{RawQuery, Request};
+use axum::http::uri::Authority;
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
@@ -70,16 +71,22 @@ pub async fn serve_debug(
             Err(why) => (StatusCode::BAD_REQUEST, format!("{why}\n")),
         }
     };
-    let router = more.route("/debug/log", get(show).put(set));
-    let router = router.layer(from_fn(asked_here));
+    let router = guarded(more.route("/debug/log", get(show).put(set)));
     serve(DEBUG_FLAG, (listener, Bounds::READERS), router, stop).await
+}
+
+fn guarded(router: Router) -> Router {
+    router.layer(from_fn(asked_here))
 }
 
 /// A page in the browser of whoever has forwarded the port may have its own name lead here, and is not answered.
 async fn asked_here(request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST);
-    let host = host.and_then(|host| host.to_str().ok());
-    match host.is_some_and(is_here) {
+    let hosts = request.headers().get_all(header::HOST);
+    let in_headers = hosts.iter().map(|host| host.to_str().unwrap_or_default());
+    let in_target = request.uri().authority();
+    let mut named = in_headers.chain(in_target.map(Authority::as_str));
+    let is_here = hosts.iter().count() == 1 && named.all(is_here);
+    match is_here {
         true => next.run(request).await,
         false => {
             let why = "ask by localhost or a loopback address\n";
@@ -168,6 +175,9 @@ pub fn is_loopback(address: &BindAddress) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use tower::ServiceExt as _;
+
     use super::*;
 
     #[test]
@@ -213,6 +223,37 @@ mod tests {
         assert_eq!(lasts(Some("for=0")), Ok(None));
         for query in ["for=24h1s", "for=", "for=-1m", "for=5", "until=5m"] {
             assert!(lasts(Some(query)).is_err(), "{query}");
+        }
+    }
+    #[tokio::test]
+    async fn requests_of_foreign_hosts_are_refused() {
+        let router = guarded(Router::new().route("/debug/log", get(|| async {})));
+        let here = "http://localhost:1/debug/log";
+        let elsewhere = "http://example.org/debug/log";
+        for (target, hosts, answer) in [
+            ("/debug/log", vec!["localhost"], StatusCode::OK),
+            (here, vec!["localhost"], StatusCode::OK),
+            ("/debug/log", vec!["example.org"], StatusCode::FORBIDDEN),
+            ("/debug/log", vec![], StatusCode::FORBIDDEN),
+            (
+                "/debug/log",
+                vec!["localhost", "example.org"],
+                StatusCode::FORBIDDEN,
+            ),
+            (
+                "/debug/log",
+                vec!["localhost", "localhost"],
+                StatusCode::FORBIDDEN,
+            ),
+            (elsewhere, vec!["localhost"], StatusCode::FORBIDDEN),
+        ] {
+            let mut request = Request::builder().uri(target);
+            for host in &hosts {
+                request = request.header(header::HOST, *host);
+            }
+            let request = request.body(Body::empty()).unwrap();
+            let response = router.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), answer, "{target} {hosts:?}");
         }
     }
 }

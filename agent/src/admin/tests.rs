@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinSet;
 
 use super::*;
 
@@ -227,6 +228,43 @@ async fn probes_are_answered_beside_held_connections() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     // The oldest made room.
     assert_eq!(until_closed(held.remove(0)).await, b"");
+}
+
+/// Connects from another address than the probes do, and again whenever it is cut off.
+async fn reconnect(address: SocketAddr) {
+    loop {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        if let Ok(mut stream) = socket.connect(address).await {
+            let mut byte = [0];
+            drop(stream.read(&mut byte).await);
+        }
+    }
+}
+
+#[tokio::test]
+async fn probes_are_answered_beside_reconnecting_clients() {
+    let bounds = Bounds {
+        connections: 4,
+        quiet: NEVER,
+        life: NEVER,
+    };
+    let (address, _stop) = serve_within(bounds).await;
+    let mut clients = JoinSet::new();
+    for _ in 0..32 {
+        clients.spawn(reconnect(address));
+    }
+    for _ in 0..50 {
+        let mut probe = TcpStream::connect(address).await.unwrap();
+        // A kubelet that is slow to ask.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        let asked = probe.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").await;
+        assert!(asked.is_ok(), "cut off before it asked");
+        let answer = String::from_utf8(until_closed(probe).await).unwrap();
+        assert!(answer.starts_with("HTTP/1.0 200"), "{answer:?}");
+    }
 }
 
 #[tokio::test]
