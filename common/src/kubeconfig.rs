@@ -78,6 +78,16 @@ impl Sanitized {
         self.proxy.as_ref().unwrap_or(&self.authority)
     }
 
+    /// The kubeconfig with this `proxy-url`.
+    pub fn yaml_through(&self, proxy_url: &str) -> String {
+        let mut config: Value = serde_json::from_str(&self.yaml).unwrap_or_default();
+        let cluster = config.pointer_mut("/clusters/0/cluster");
+        if let Some(cluster) = cluster.and_then(Value::as_object_mut) {
+            cluster.insert("proxy-url".to_owned(), proxy_url.into());
+        }
+        config.to_string()
+    }
+
     /// Whether a credential in it may be good now, give or take clocks that are ten minutes apart.
     ///
     /// # Errors

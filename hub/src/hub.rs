@@ -58,7 +58,7 @@ use crate::member_metrics::{Acting, FleetView};
 use crate::members::Members;
 use crate::metrics::{self, SessionMetrics};
 use crate::notices::Notices;
-use crate::proxy::Shared;
+use crate::proxy::{Shared, Tunnels};
 use crate::session::Sessions;
 use crate::settings::{ProviderKind, Settings};
 use crate::tasks::Tasks;
@@ -430,6 +430,7 @@ async fn main_loop(
         found: Arc::clone(&found),
         sources: sources.clone(),
         kubeconfig_policy: settings.kubeconfig_policy,
+        tunnels: Tunnels::start(settings.kubeconfig_policy).await?,
         connecting: Semaphore::new(CONNECTING),
         watchdog: watchdog.clone(),
     });

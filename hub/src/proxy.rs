@@ -2,6 +2,7 @@
 //! as far as no agent of the member does (design §3, rule 4).
 
 mod reach;
+mod tunnel;
 
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::PathBuf;
@@ -34,6 +35,8 @@ use crate::notices::Notices;
 use crate::voices::{VoiceId, Voices};
 
 use reach::Reached;
+
+pub use tunnel::{TunnelError, Tunnels};
 
 /// How a member is reached.
 #[derive(Clone, Debug)]
@@ -84,6 +87,8 @@ pub struct Shared {
     pub sources: watch::Receiver<Sources>,
     /// What kubeconfigs may contain.
     pub kubeconfig_policy: kubeconfig::Policy,
+    /// By which Helm reaches members.
+    pub tunnels: Tunnels,
     /// Members that are asked who they are at the same time: a fleet is not dialled all at once.
     pub connecting: Semaphore,
     pub watchdog: Watchdog,

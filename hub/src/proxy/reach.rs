@@ -11,7 +11,7 @@ use krypton_agent::clock::{self, Boot};
 use krypton_agent::newest::Newest as _;
 use krypton_common::conditions::{State, Truth};
 use krypton_common::error_chain::chain;
-use krypton_common::kubeconfig::{Authority, Sanitized, refused_address};
+use krypton_common::kubeconfig::{Authority, Sanitized};
 use kube::Client;
 use kube::api::Api;
 use tempfile::TempPath;
@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
+use super::tunnel::judged_addresses;
 use super::{Access, Shared};
 use crate::discovery::{Origin, Unresolved};
 use crate::expiry::Validity;
@@ -30,7 +31,6 @@ const IDENTIFY_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// What lives shorter is replaced by a program, and its last hours are nobody's business.
 const LONG_LIVED: SignedDuration = SignedDuration::from_hours(24);
-const RESOLVE_DEADLINE: Duration = Duration::from_secs(5);
 /// A source is not looked at again more often because its credential is refused.
 const DOUBT_EVERY: Duration = Duration::from_secs(10);
 
@@ -135,7 +135,12 @@ pub(super) async fn reach(
             first_hop = Some(sanitized.first_hop().clone());
             validity = validity_of(&sanitized, clock::wall());
             let config = home::member_config(&sanitized.yaml).await;
-            let made = config.map(|config| (config, sanitized.yaml.clone()));
+            let for_helm = match &sanitized.proxy {
+                // The operator of the hub has allowed it, and it resolves the server's name.
+                Some(_) => sanitized.yaml.clone(),
+                None => sanitized.yaml_through(&shared.tunnels.url(&sanitized.authority)),
+            };
+            let made = config.map(|config| (config, for_helm));
             (Some(origin), made.map_err(ReachError::Config))
         }
         Access::Home(config) => {
@@ -243,22 +248,8 @@ pub(super) async fn identify(
 /// another resolver, is not known: TLS must still hold there.
 async fn leads_astray(shared: &Shared, first_hop: Option<&Authority>) -> Option<String> {
     let hop = first_hop?;
-    let found = tokio::net::lookup_host((hop.host.as_str(), hop.port));
-    let found = match tokio::time::timeout(RESOLVE_DEADLINE, found).await {
-        Ok(Ok(found)) => found,
-        Ok(Err(error)) => return Some(format!("{} cannot be resolved: {error}", hop.host)),
-        Err(_) => {
-            let within = RESOLVE_DEADLINE.as_secs();
-            return Some(format!("{} is not resolved within {within} s", hop.host));
-        }
-    };
-    let policy = &shared.kubeconfig_policy;
-    let mut refused = found.filter_map(|to| Some((to.ip(), refused_address(to.ip(), policy)?)));
-    let (ip, remedy) = refused.next()?;
-    Some(format!(
-        "the server's name {} stands for {ip}, which is not allowed: {remedy}",
-        hop.host
-    ))
+    let judged = judged_addresses(&hop.host, hop.port, &shared.kubeconfig_policy).await;
+    judged.err().map(|refusal| chain(&refusal))
 }
 
 /// What a call comes to within its time, with what went wrong as a person reads it.

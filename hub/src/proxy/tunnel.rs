@@ -1,0 +1,381 @@
+//! Helm's way to a member that is reached by a kubeconfig: an HTTP proxy on loopback that knows CONNECT alone. Helm
+//! resolves names itself and follows redirects of a server that is not trusted; through here it reaches the server of
+//! its kubeconfig, at an address that was judged, and nothing else.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::hmac;
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use hyper::header::PROXY_AUTHORIZATION;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use krypton_common::error_chain::chain;
+use krypton_common::kubeconfig::{Authority, Policy, refused_address};
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::sync::Semaphore;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
+
+/// A Helm run has two or three connections.
+const CONNECTIONS: usize = 512;
+/// Of a request, of a look-up and of a connection.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// hyper's least.
+const REQUEST_MAX: usize = 8 * 1024;
+const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
+const USER: &str = "helm";
+
+#[derive(Debug, Error)]
+#[error("listening on loopback for Helm's connections to members failed")]
+pub struct TunnelError(#[source] io::Error);
+
+/// Why there is no connection. Helm shows the text.
+#[derive(Debug, Error)]
+pub(super) enum Refusal {
+    #[error("only CONNECT is answered")]
+    Method,
+    #[error("this kubeconfig does not lead there: a redirect of the server is not followed")]
+    Elsewhere,
+    #[error("{host} is not resolved within {} s", DEADLINE.as_secs())]
+    Slow { host: String },
+    #[error("{host} cannot be resolved")]
+    Unresolved {
+        host: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the server's name {host} stands for {ip}, which is not allowed: {remedy}")]
+    Address {
+        host: String,
+        ip: IpAddr,
+        remedy: &'static str,
+    },
+    #[error("no address of {host} can be connected to")]
+    Unreachable {
+        host: String,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Refusal {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Elsewhere | Self::Address { .. } => StatusCode::FORBIDDEN,
+            Self::Slow { .. } | Self::Unresolved { .. } | Self::Unreachable { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
+        }
+    }
+}
+
+/// The proxy, until it is dropped.
+#[derive(Debug)]
+pub struct Tunnels {
+    address: SocketAddr,
+    key: hmac::Key,
+    _serving: AbortOnDropHandle<()>,
+}
+
+impl Tunnels {
+    /// Listens on loopback. Names are judged by `policy`.
+    ///
+    /// # Errors
+    /// When there is no loopback to listen on.
+    pub async fn start(policy: Policy) -> Result<Self, TunnelError> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+        let listener = listener.map_err(TunnelError)?;
+        let address = listener.local_addr().map_err(TunnelError)?;
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &rand::random::<[u8; 32]>());
+        let serving = tokio::spawn(serve(listener, key.clone(), policy).in_current_span());
+        Ok(Self {
+            address,
+            key,
+            _serving: AbortOnDropHandle::new(serving),
+        })
+    }
+
+    /// The `proxy-url` of a kubeconfig for this server. It is a credential, and good for this server alone.
+    pub(super) fn url(&self, server: &Authority) -> String {
+        let password = password(&self.key, &target(&server.host, server.port));
+        format!("http://{USER}:{password}@{}", self.address)
+    }
+}
+
+fn target(host: &str, port: u16) -> String {
+    format!("{}:{port}", host.to_ascii_lowercase())
+}
+
+fn password(key: &hmac::Key, target: &str) -> String {
+    URL_SAFE_NO_PAD.encode(hmac::sign(key, target.as_bytes()))
+}
+
+async fn serve(listener: TcpListener, key: hmac::Key, policy: Policy) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        // Closed by nobody.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "accepting a connection of Helm failed");
+                tokio::time::sleep(AFTER_FAILED_ACCEPT).await;
+                continue;
+            }
+        };
+        let (key, place) = (key.clone(), Arc::new(place));
+        let serving = async move {
+            let service = service_fn(|request| {
+                let answer = answer(request, key.clone(), policy, Arc::clone(&place));
+                async { Ok::<_, Infallible>(answer.await) }
+            });
+            let served = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(DEADLINE)
+                .max_buf_size(REQUEST_MAX)
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades()
+                .await;
+            if let Err(error) = served {
+                tracing::debug!(error = %chain(&error), "a connection of Helm ended");
+            }
+        };
+        tokio::spawn(serving.in_current_span());
+    }
+}
+
+/// Connects, and carries what follows the answer. `place` is taken up until then.
+async fn answer<P: Send + 'static>(
+    request: Request<Incoming>,
+    key: hmac::Key,
+    policy: Policy,
+    place: P,
+) -> Response<String> {
+    let server = match connect(&request, &key, &policy).await {
+        Ok(server) => server,
+        Err(refusal) => {
+            let why = chain(&refusal);
+            tracing::warn!(%why, "a connection of Helm was refused");
+            let mut response = Response::new(String::new());
+            *response.status_mut() = refusal.status();
+            // Helm shows nothing else of the answer.
+            if let Ok(reason) = ReasonPhrase::try_from(why.into_bytes()) {
+                response.extensions_mut().insert(reason);
+            }
+            return response;
+        }
+    };
+    let carrying = async move {
+        if let Ok(helm) = hyper::upgrade::on(request).await {
+            carry(TokioIo::new(helm), server).await;
+        }
+        drop(place);
+    };
+    tokio::spawn(carrying.in_current_span());
+    Response::new(String::new())
+}
+
+async fn connect(
+    request: &Request<Incoming>,
+    key: &hmac::Key,
+    policy: &Policy,
+) -> Result<TcpStream, Refusal> {
+    if request.method() != Method::CONNECT {
+        return Err(Refusal::Method);
+    }
+    let authority = request.uri().authority().ok_or(Refusal::Elsewhere)?;
+    let port = authority.port_u16().ok_or(Refusal::Elsewhere)?;
+    let host = authority.host().trim_matches(['[', ']']);
+    let given = request.headers().get(PROXY_AUTHORIZATION);
+    let given = given.and_then(|given| given.to_str().ok());
+    if !given.is_some_and(|given| is_for(given, key, &target(host, port))) {
+        return Err(Refusal::Elsewhere);
+    }
+    dial(host, port, policy).await
+}
+
+/// Whether the credential is the one for this target.
+fn is_for(authorization: &str, key: &hmac::Key, target: &str) -> bool {
+    let given = authorization.strip_prefix("Basic ");
+    let given = given.and_then(|given| STANDARD.decode(given).ok());
+    let given = given.and_then(|given| String::from_utf8(given).ok());
+    let tag = given.as_deref().and_then(|given| {
+        let (_user, password) = given.split_once(':')?;
+        URL_SAFE_NO_PAD.decode(password).ok()
+    });
+    tag.is_some_and(|tag| hmac::verify(key, target.as_bytes(), &tag).is_ok())
+}
+
+async fn dial(host: &str, port: u16, policy: &Policy) -> Result<TcpStream, Refusal> {
+    let addresses = judged_addresses(host, port, policy).await?;
+    let connecting = tokio::time::timeout(DEADLINE, TcpStream::connect(&*addresses)).await;
+    let connected = connecting.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    connected.map_err(|source| Refusal::Unreachable {
+        host: host.to_owned(),
+        source,
+    })
+}
+
+/// What a name stands for. One address that the policy does not allow refuses the name as a whole.
+pub(super) async fn judged_addresses(
+    host: &str,
+    port: u16,
+    policy: &Policy,
+) -> Result<Vec<SocketAddr>, Refusal> {
+    let name = || host.to_owned();
+    let found = tokio::time::timeout(DEADLINE, lookup_host((host, port))).await;
+    let found = found.map_err(|_| Refusal::Slow { host: name() })?;
+    let found = found.map_err(|source| Refusal::Unresolved {
+        host: name(),
+        source,
+    })?;
+    let addresses: Vec<SocketAddr> = found.collect();
+    let refused = addresses.iter().find_map(|address| {
+        let ip = address.ip();
+        Some((ip, refused_address(ip, policy)?))
+    });
+    match refused {
+        Some((ip, remedy)) => Err(Refusal::Address {
+            host: name(),
+            ip,
+            remedy,
+        }),
+        None => Ok(addresses),
+    }
+}
+
+/// Until either side ends: TLS needs no half of a connection.
+async fn carry(helm: TokioIo<hyper::upgrade::Upgraded>, server: TcpStream) {
+    let (mut from_helm, mut to_helm) = tokio::io::split(helm);
+    let (mut from_server, mut to_server) = server.into_split();
+    let ended = tokio::select! {
+        up = tokio::io::copy(&mut from_helm, &mut to_server) => up,
+        down = tokio::io::copy(&mut from_server, &mut to_helm) => down,
+    };
+    if let Err(error) = ended {
+        tracing::debug!(error = %chain(&error), "a connection of Helm to a member ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    fn loopback() -> Policy {
+        Policy {
+            allow_loopback: true,
+            ..Policy::default()
+        }
+    }
+
+    fn authority(host: &str, port: u16) -> Authority {
+        let host = host.to_owned();
+        Authority { host, port }
+    }
+
+    fn authorization(url: &str) -> String {
+        let (_, rest) = url.split_once("//").unwrap();
+        let (credential, _) = rest.split_once('@').unwrap();
+        format!("Basic {}", STANDARD.encode(credential))
+    }
+
+    /// The head of the answer, and the connection.
+    async fn ask(tunnels: &Tunnels, request: &str) -> (String, TcpStream) {
+        let mut stream = TcpStream::connect(tunnels.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        (String::from_utf8(head).unwrap(), stream)
+    }
+
+    fn connect_to(target: &str, authorization: &str) -> String {
+        format!(
+            "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nProxy-Authorization: {authorization}\r\n\r\n"
+        )
+    }
+
+    #[tokio::test]
+    async fn helm_reaches_the_server_of_its_kubeconfig() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = server.local_addr().unwrap().port();
+        let tunnels = Tunnels::start(loopback()).await.unwrap();
+        let pass = authorization(&tunnels.url(&authority("localhost", port)));
+        let request = connect_to(&format!("LOCALHOST:{port}"), &pass);
+        let (head, mut helm) = ask(&tunnels, &request).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        let (mut there, _) = server.accept().await.unwrap();
+        let mut word = [0; 5];
+        helm.write_all(b"hello").await.unwrap();
+        there.read_exact(&mut word).await.unwrap();
+        assert_eq!(&word, b"hello");
+        there.write_all(b"world").await.unwrap();
+        helm.read_exact(&mut word).await.unwrap();
+        assert_eq!(&word, b"world");
+        drop(helm);
+        assert_eq!(there.read(&mut [0]).await.unwrap(), 0, "ended with Helm");
+    }
+
+    #[tokio::test]
+    async fn helm_reaches_no_other_server() {
+        let tunnels = Tunnels::start(loopback()).await.unwrap();
+        let other = Tunnels::start(loopback()).await.unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = server.local_addr().unwrap().port();
+        let (here, there) = (format!("127.0.0.1:{port}"), "127.0.0.1:1");
+        let pass = authorization(&tunnels.url(&authority("127.0.0.1", port)));
+        let foreign = authorization(&other.url(&authority("127.0.0.1", port)));
+        for (request, answer) in [
+            (connect_to(there, &pass), "403 this kubeconfig"),
+            (connect_to(&here, &foreign), "403 this kubeconfig"),
+            (connect_to(&here, "Basic aGVsbTo="), "403 this kubeconfig"),
+            (connect_to(&here, ""), "403 this kubeconfig"),
+            (
+                format!(
+                    "GET http://{here}/ HTTP/1.1\r\nHost: {here}\r\nProxy-Authorization: {pass}\r\n\r\n"
+                ),
+                "405 only CONNECT",
+            ),
+        ] {
+            let (head, _) = ask(&tunnels, &request).await;
+            let expected = format!("HTTP/1.1 {answer}");
+            assert!(head.starts_with(&expected), "{request}{head}");
+        }
+        // The first that the server sees is the one that is allowed.
+        let (head, mut helm) = ask(&tunnels, &connect_to(&here, &pass)).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        helm.write_all(b"hello").await.unwrap();
+        let (mut first, _) = server.accept().await.unwrap();
+        let mut word = [0; 5];
+        first.read_exact(&mut word).await.unwrap();
+        assert_eq!(&word, b"hello");
+    }
+
+    #[tokio::test]
+    async fn names_of_forbidden_addresses_are_refused() {
+        let tunnels = Tunnels::start(Policy::default()).await.unwrap();
+        let pass = authorization(&tunnels.url(&authority("localhost", 1)));
+        let (head, _) = ask(&tunnels, &connect_to("localhost:1", &pass)).await;
+        assert!(
+            head.starts_with("HTTP/1.1 403 the server's name localhost"),
+            "{head}"
+        );
+        assert!(head.contains("--insecure-kubeconfig-loopback"), "{head}");
+    }
+}
