@@ -2,8 +2,9 @@
 
 use anyhow::{Context as _, Result};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Gate, Hub, HubOptions, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
+    gate,
     port::Port,
 };
 use serde_json::json;
@@ -90,6 +91,35 @@ async fn a_newer_kubeconfig_takes_over_when_it_is_answered_and_the_last_good_one
     desk.member_shows("edge-1", &[RESOLVED, CONNECTED])
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn helm_run_outlasts_a_rotation_of_its_kubeconfig() {
+    let gate = Gate::new().unwrap();
+    let repository = ChartRepository::start(&[gate.chart()]).await.unwrap();
+    let mut pair = Pair::start("outlasts", Mode::Proxy, Parts::WithControllers)
+        .await
+        .unwrap();
+    pair.open(chart_flags(&repository, "gate", "1.0.0"))
+        .await
+        .unwrap();
+    let (desk, at_home, name) = (pair.desk(), Desk::at(pair.home()), pair.name());
+    desk.create("default", "acme", json!({})).await.unwrap();
+    let hook = gate::hook(&desk, "acme", None).await.unwrap();
+
+    let newer = pair.cluster().kubeconfig_with_next_token();
+    at_home.add_member(name, &newer).await.unwrap();
+    let hub = pair.hub().unwrap();
+    eventually("the newer kubeconfig to be used", PATIENCE, async || {
+        let taken = "a newer kubeconfig of the same cluster is in use";
+        Ok(hub.log()?.contains(taken).then_some(()))
+    })
+    .await
+    .unwrap();
+    gate::open(&desk, "acme", &hook).await.unwrap();
+    desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+    let log = pair.hub().unwrap().log().unwrap();
+    assert_eq!(log.matches("running helm").count(), 1, "{log}");
 }
 
 #[tokio::test]
