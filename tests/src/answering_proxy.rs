@@ -2,7 +2,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
     fs,
+    io::Write as _,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{
@@ -14,13 +16,14 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use axum::{
     Router,
-    body::{Body, to_bytes},
+    body::{Body, Bytes, to_bytes},
     extract::{Request, State},
-    http::{Method, StatusCode, Uri, header},
+    http::{HeaderValue, Method, StatusCode, Uri, header},
     response::{IntoResponse, Response},
     serve::Listener,
 };
-use futures::StreamExt;
+use flate2::{Compression, write::GzEncoder};
+use futures::{Stream, StreamExt};
 use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use kube::{
     Client, Config,
@@ -66,6 +69,10 @@ pub enum Answer {
     Nothing,
     /// A watch that ends as soon as it has begun. Nothing else is changed.
     Closed,
+    /// Spaces without end.
+    Endless,
+    /// 16 GiB of spaces, packed, for whoever takes packed answers, as Helm does.
+    Bomb,
 }
 
 /// What is answered by the proxy, and how.
@@ -82,7 +89,9 @@ impl Lie {
         let of_verb = match self.answer {
             Answer::Nothing => asked.verb == Verb::List,
             Answer::Closed => asked.verb == Verb::Watch,
-            Answer::Status(_) | Answer::Page(_) => self.verbs.contains(&asked.verb),
+            Answer::Status(_) | Answer::Page(_) | Answer::Endless | Answer::Bomb => {
+                self.verbs.contains(&asked.verb)
+            }
         };
         of_verb && (self.resources.is_empty() || self.resources.contains(&asked.resource.as_str()))
     }
@@ -325,7 +334,8 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     if lists_first {
         return status(410, &asked);
     }
-    let lie = now.filter(|lie| lie.is_of(&asked));
+    let packed = request.headers().get(header::ACCEPT_ENCODING).is_some();
+    let lie = now.filter(|lie| lie.is_of(&asked) && (packed || lie.answer != Answer::Bomb));
     match lie.map(|lie| lie.answer) {
         Some(answer) => {
             shared.lied.fetch_add(1, Ordering::SeqCst);
@@ -333,6 +343,17 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
                 Answer::Status(code) => status(code, &asked),
                 Answer::Page(code) => page(code),
                 Answer::Closed => of_json(Vec::new()),
+                Answer::Endless => {
+                    let spaces = Bytes::from_static(&[b' '; 64 << 10]);
+                    streamed(futures::stream::repeat(spaces))
+                }
+                Answer::Bomb => {
+                    let part = packed_spaces(16 << 20);
+                    let mut bomb = streamed(futures::stream::repeat(part).take(1 << 10));
+                    let gzip = HeaderValue::from_static("gzip");
+                    bomb.headers_mut().insert(header::CONTENT_ENCODING, gzip);
+                    bomb
+                }
                 Answer::Nothing => {
                     lock(&shared.listed).insert(asked.resource);
                     emptied(forward(&shared, request, true).await).await
@@ -362,6 +383,19 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             Response::from_parts(parts, Body::from_stream(stream))
         }
     }
+}
+
+fn streamed(parts: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    let body = Body::from_stream(parts.map(Ok::<_, Infallible>));
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// One member of a gzip file, which may have many.
+fn packed_spaces(bytes: usize) -> Bytes {
+    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+    // Memory takes it all.
+    drop(packed.write_all(&vec![b' '; bytes]));
+    packed.finish().unwrap_or_default().into()
 }
 
 /// As JSON where it is to be read.

@@ -30,6 +30,7 @@ mod handling;
 mod handover;
 mod harness;
 mod helm_away;
+mod hostile_server;
 mod in_a_pod;
 mod input;
 mod install;

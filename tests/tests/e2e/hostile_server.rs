@@ -1,0 +1,112 @@
+//! A member whose API server answers without end: that concerns this member alone.
+
+use std::fs;
+
+use krypton_tests::{
+    Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Lie, Parts,
+    answering_proxy::{READS, Verb},
+    fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
+};
+use serde_json::json;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
+const EDGE: &str = "edge-1";
+/// Half of what the hub's chart gives it.
+const HUB_MEMORY: u64 = 640 << 20;
+
+/// Home, which is a member itself, and another member that is reached through a proxy.
+struct Scene {
+    proxy: AnsweringProxy,
+    hub: Hub,
+    at_home: Desk,
+    at_edge: Desk,
+    _clusters: [Cluster; 2],
+    _repository: ChartRepository,
+    _values: ValuesFile,
+}
+
+impl Scene {
+    async fn set(name: &str) -> Self {
+        let repository = ChartRepository::start(&[ChartSource::small("1.0.0")])
+            .await
+            .unwrap();
+        let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
+        let (home, edge) = tokio::try_join!(
+            Cluster::start(&names[0], Parts::WithControllers),
+            Cluster::start(&names[1], Parts::WithControllers),
+        )
+        .unwrap();
+        let proxy = AnsweringProxy::before(&edge).await.unwrap();
+        let values = ValuesFile::new("{replicaCount: 0}").unwrap();
+        let options = HubOptions::new(home.kubeconfig())
+            .args(chart_flags(&repository, "small", "1.0.0"))
+            .args([values_flag(&values)]);
+        let mut hub = Hub::start(&options).unwrap();
+        hub.ready(PATIENCE).await.unwrap();
+        let at_home = Desk::at(&home);
+        let kubeconfig = fs::read_to_string(proxy.kubeconfig()).unwrap();
+        at_home.add_member(EDGE, &kubeconfig).await.unwrap();
+        at_home.member_shows(EDGE, &[HEALTHY]).await.unwrap();
+        Self {
+            proxy,
+            hub,
+            at_home,
+            at_edge: Desk::at(&edge),
+            _clusters: [home, edge],
+            _repository: repository,
+            _values: values,
+        }
+    }
+
+    /// The other member is served, and the hub keeps its memory.
+    async fn others_are_served(&self) {
+        let desk = &self.at_home;
+        desk.create("default", "acme", json!({})).await.unwrap();
+        desk.shows("default", "acme", &[ALL_READY]).await.unwrap();
+        let memory = self.hub.rss_bytes().unwrap();
+        assert!(memory < HUB_MEMORY, "{memory}");
+    }
+
+    async fn ends_well(&self) {
+        self.proxy.tell_the_truth();
+        let desk = &self.at_edge;
+        desk.shows("default", "edgy", &[ALL_READY]).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn endless_answers_concern_their_own_member() {
+    let scene = Scene::set("endless").await;
+    scene.proxy.lie(Lie {
+        verbs: READS,
+        resources: &[],
+        answer: Answer::Endless,
+    });
+    let limited = ("Healthy", "False", "ResponseLimitExceeded");
+    scene.at_home.member_shows(EDGE, &[limited]).await.unwrap();
+    scene.others_are_served().await;
+    let created = scene.at_edge.create("default", "edgy", json!({}));
+    created.await.unwrap();
+    scene.ends_well().await;
+}
+
+#[tokio::test]
+async fn gzip_bomb_ends_its_own_helm_run() {
+    let scene = Scene::set("bomb").await;
+    scene.proxy.lie(Lie {
+        verbs: &[Verb::List],
+        resources: &["secrets"],
+        answer: Answer::Bomb,
+    });
+    let desk = &scene.at_edge;
+    desk.create("default", "edgy", json!({})).await.unwrap();
+    let error = format!("ClusterError/{EDGE}");
+    let expected = (error.as_str(), "True", "InstallFailed");
+    let tenant = desk.shows("default", "edgy", &[expected]).await.unwrap();
+    let conditions = tenant.status.unwrap().conditions;
+    let said = &condition(&conditions, &error).unwrap().message;
+    assert!(said.contains("MiB of memory"), "{said}");
+    scene.others_are_served().await;
+    scene.ends_well().await;
+}
