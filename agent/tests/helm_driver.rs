@@ -103,7 +103,6 @@ readlink /proc/self/fd/0 >stdin
     let expected = [
         "GOMAXPROCS",
         "GOMEMLIMIT",
-        "GOTRACEBACK",
         "HELM_CACHE_HOME",
         "HELM_CONFIG_HOME",
         "HELM_DATA_HOME",

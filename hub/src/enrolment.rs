@@ -56,29 +56,25 @@ const UID_MAX: usize = 64;
 /// Why there is no certificate. What is told to the agent is what `Display` says.
 #[derive(Debug, Error)]
 enum EnrolmentError {
-    #[error("the hub is busy with other enrolments; this one is to be tried again")]
+    #[error("the hub is busy with other enrolments; try again later")]
     Busy,
     #[error(
         "too many enrolments from {} were refused; the next one is looked at in {} s", .0.whose, .0.wait.as_secs() + 1
     )]
     TooOften(TooOften),
-    #[error("the hub had no answer of its home cluster within {} s; this is to be tried again", DEADLINE.as_secs())]
+    #[error("the hub had no answer of its home cluster within {} s; try again later", DEADLINE.as_secs())]
     Deadline,
-    #[error(
-        "the hub could not read or mark the join token; its log says why, this is to be tried again"
-    )]
+    #[error("the hub could not read or mark the join token; its log says why, try again later")]
     Token(#[source] TokenError),
     #[error(
-        "the hub could not read, make or mark the EdgeCluster {cluster}; its log says why, this is to be tried again"
+        "the hub could not read, make or mark the EdgeCluster {cluster}; its log says why, try again later"
     )]
     EdgeCluster {
         cluster: String,
         #[source]
         source: KubeError,
     },
-    #[error(
-        "the EdgeCluster {cluster} comes, goes or changes all the time; this is to be tried again"
-    )]
+    #[error("the EdgeCluster {cluster} comes, goes or changes all the time; try again later")]
     Unsteady { cluster: String },
     #[error("the EdgeCluster {cluster} is being deleted; the cluster can join when it is gone")]
     BeingDeleted { cluster: String },
@@ -221,7 +217,7 @@ impl Enrolment {
         match self.lead.writes(Boot::now()) {
             true => Ok(()),
             false => Err(Status::unavailable(
-                "home does not answer this hub; this is to be tried again",
+                "home does not answer this hub; try again later",
             )),
         }
     }
@@ -288,8 +284,8 @@ impl Enrolment {
         })
     }
 
-    /// The EdgeCluster that the token is for; an unused token may make a new one. Deleting an EdgeCluster revokes all
-    /// tokens that were made before.
+    /// The EdgeCluster that the token is for; an unused token may make a new one. Deleting an EdgeCluster voids
+    /// all older tokens.
     async fn edge_cluster_of(
         &self,
         token: &Record,

@@ -110,7 +110,7 @@ pub struct Record {
     pub expires: Timestamp,
     /// Digest of the public key that has used it.
     pub used_by: Option<String>,
-    /// UID of the EdgeCluster that it was used for, or that was there when it was made.
+    /// UID of the EdgeCluster that it was used for, or that existed at its creation.
     pub edge_cluster: Option<String>,
     /// UID of the cluster that it was used on.
     pub cluster_uid: Option<String>,
@@ -158,7 +158,7 @@ pub enum Refusal {
     )]
     OtherCluster { cluster: String },
     #[error(
-        "EdgeCluster {cluster} has been deleted since the join token was made; run 'kubectl krypton join {cluster}' again"
+        "EdgeCluster {cluster} has been deleted since the join token was issued; run 'kubectl krypton join {cluster}' again"
     )]
     Gone { cluster: String },
 }
@@ -385,8 +385,8 @@ pub async fn redeem(
     })
 }
 
-/// Whether an EdgeCluster for which another token was used, after this one was made, is not the present one any more.
-/// Its deletion revoked this token too.
+/// Whether a later deletion of the EdgeCluster voids this unused token. Another token shows that: it was used after
+/// this one was created, for an EdgeCluster that is gone.
 ///
 /// # Errors
 /// When the tokens cannot be listed.

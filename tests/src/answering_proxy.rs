@@ -71,7 +71,7 @@ pub enum Answer {
     Closed,
     /// Spaces without end.
     Endless,
-    /// 16 GiB of spaces, packed, for whoever takes packed answers, as Helm does.
+    /// 16 GiB of spaces in a gzip body, for clients that accept gzip, as Helm does.
     Bomb,
 }
 

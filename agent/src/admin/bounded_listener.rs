@@ -1,5 +1,5 @@
-//! Listens for few connections at a time and closes those that take too long. Where there is no room for one more, the
-//! client address that has the most connections loses its oldest.
+//! Limits the connections of a server in number and time. If there are too many, the server closes the oldest
+//! connection of the client address that has the most.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -105,7 +105,7 @@ impl Listener for BoundedListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (BoundedStream, SocketAddr) {
-        // Those that have a request already are answered before there is one more.
+        // Lets the accepted connections send their requests first.
         tokio::task::yield_now().await;
         let (stream, address) = Listener::accept(&mut self.inner).await;
         let (place, cut) = self.admit(address.ip());

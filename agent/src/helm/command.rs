@@ -60,8 +60,6 @@ pub(super) fn environment(
     set("NO_COLOR", OsStr::new("1"));
     set("GOMEMLIMIT", OsStr::new(MEMORY));
     set("GOMAXPROCS", OsStr::new("2"));
-    // What it says at its end is what went wrong, and not where each of its threads was.
-    set("GOTRACEBACK", OsStr::new("none"));
     if let Some(run) = run {
         set("KUBECACHEDIR", run.cache.as_os_str());
         set("TMPDIR", run.path().as_os_str());

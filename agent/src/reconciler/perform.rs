@@ -695,7 +695,7 @@ impl Performer {
             let stored = secret.as_ref().and_then(|it| release::digest(it).ok());
             if let Ok(Some(digest)) = &ended {
                 self.put_on_record(job, expected, digest, record).await;
-                // What cannot be decoded is read again next, and set aside.
+                // An undecodable Secret is set aside by the next pass.
                 if facts.is_some() && stored.as_ref() != Some(digest) {
                     return Err(trust::tampered(&job.release, expected));
                 }

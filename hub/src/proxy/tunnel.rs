@@ -1,6 +1,7 @@
-//! Helm's way to a member that is reached by a kubeconfig: an HTTP proxy on loopback that knows CONNECT alone. Helm
-//! resolves names itself and follows redirects of a server that is not trusted; through here it reaches the server of
-//! its kubeconfig, at an address that was judged, and nothing else.
+//! The HTTP proxy on loopback through which Helm reaches members with a kubeconfig.
+//!
+//! The API server of such a member is not trusted. Helm resolves its name again and follows its redirects. The proxy
+//! connects only to the server of the kubeconfig, and only to addresses that the policy allows.
 
 use std::convert::Infallible;
 use std::io;
@@ -28,7 +29,7 @@ use tracing::Instrument as _;
 
 /// A Helm run has two or three connections.
 const CONNECTIONS: usize = 512;
-/// Of a request, of a look-up and of a connection.
+/// For reading a request, resolving a name, and connecting.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// hyper's least.
 const REQUEST_MAX: usize = 8 * 1024;
@@ -42,9 +43,9 @@ pub struct TunnelError(#[source] io::Error);
 /// Why there is no connection. Helm shows the text.
 #[derive(Debug, Error)]
 pub(super) enum Refusal {
-    #[error("only CONNECT is answered")]
+    #[error("only CONNECT is supported")]
     Method,
-    #[error("this kubeconfig does not lead there: a redirect of the server is not followed")]
+    #[error("the kubeconfig names another server, and redirects are not followed")]
     Elsewhere,
     #[error("{host} is not resolved within {} s", DEADLINE.as_secs())]
     Slow { host: String },
@@ -124,7 +125,7 @@ fn password(key: &hmac::Key, target: &str) -> String {
 async fn serve(listener: TcpListener, key: hmac::Key, policy: Policy) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
-        // Closed by nobody.
+        // The semaphore is never closed.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else {
             return;
         };
@@ -157,7 +158,7 @@ async fn serve(listener: TcpListener, key: hmac::Key, policy: Policy) {
     }
 }
 
-/// Connects, and carries what follows the answer. `place` is taken up until then.
+/// Connects to the server and copies bytes both ways. Holds `place` until the end.
 async fn answer<P: Send + 'static>(
     request: Request<Incoming>,
     key: hmac::Key,
@@ -229,7 +230,7 @@ async fn dial(host: &str, port: u16, policy: &Policy) -> Result<TcpStream, Refus
     })
 }
 
-/// What a name stands for. One address that the policy does not allow refuses the name as a whole.
+/// The addresses of a name. If the policy refuses one of them, it refuses the name.
 pub(super) async fn judged_addresses(
     host: &str,
     port: u16,
@@ -342,10 +343,10 @@ mod tests {
         let pass = authorization(&tunnels.url(&authority("127.0.0.1", port)));
         let foreign = authorization(&other.url(&authority("127.0.0.1", port)));
         for (request, answer) in [
-            (connect_to(there, &pass), "403 this kubeconfig"),
-            (connect_to(&here, &foreign), "403 this kubeconfig"),
-            (connect_to(&here, "Basic aGVsbTo="), "403 this kubeconfig"),
-            (connect_to(&here, ""), "403 this kubeconfig"),
+            (connect_to(there, &pass), "403 the kubeconfig"),
+            (connect_to(&here, &foreign), "403 the kubeconfig"),
+            (connect_to(&here, "Basic aGVsbTo="), "403 the kubeconfig"),
+            (connect_to(&here, ""), "403 the kubeconfig"),
             (
                 format!(
                     "GET http://{here}/ HTTP/1.1\r\nHost: {here}\r\nProxy-Authorization: {pass}\r\n\r\n"

@@ -393,7 +393,7 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
         "used already on another cluster",
     );
 
-    // Deleting the EdgeCluster revokes: neither its token nor unused ones make it anew.
+    // Deleting the EdgeCluster voids its token and the unused ones.
     let (token_9, their_own) = (token(&client, "edge-9").await.unwrap(), request().unwrap());
     let made_before = token(&client, "edge-9").await.unwrap();
     enrol(&hub, &token_9, &their_own, HERE).await.unwrap();
@@ -463,7 +463,7 @@ async fn a_token_lets_one_agent_in_and_says_why_it_lets_nobody_else_in() {
 
     cluster.stop_apiserver().await.unwrap();
     let away = enrol(&hub, &token_2, &mine, HERE).await;
-    refused(away, Code::Unavailable, "tried again");
+    refused(away, Code::Unavailable, "try again");
 }
 
 #[tokio::test]
