@@ -547,13 +547,18 @@ fn nothing() -> (u16, Value) {
     failure(404, "NotFound", "configmaps \"krypton-hub-join\" not found")
 }
 
+fn no_member() -> (u16, Value) {
+    failure(404, "NotFound", "edgeclusters \"edge-1\" not found")
+}
+
 fn whole_text(error: &KubectlError) -> String {
     krypton_common::error_chain::chain(error)
 }
 
 #[tokio::test]
 async fn a_bundle_is_printed_that_an_agent_can_read_and_the_next_command() {
-    let server = Server::start(vec![join_info("hub:7443\n10.0.0.1:7443"), a_secret()]).await;
+    let info = join_info("hub:7443\n10.0.0.1:7443");
+    let server = Server::start(vec![info, no_member(), a_secret()]).await;
     let printed = server.run(&["join", "edge-1"]).await.unwrap();
     let bundle = krypton_common::bundle::JoinBundle::parse(&printed.stdout).unwrap();
     assert_eq!(bundle.cluster, "edge-1");
@@ -572,8 +577,12 @@ async fn a_bundle_is_printed_that_an_agent_can_read_and_the_next_command() {
         asked[0],
         "/api/v1/namespaces/krypton-system/configmaps/krypton-hub-join"
     );
+    assert_eq!(
+        asked[1],
+        "/apis/mesh.openkcm.io/v1alpha1/edgeclusters/edge-1"
+    );
     assert!(
-        asked[1].starts_with("/api/v1/namespaces/krypton-system/secrets"),
+        asked[2].starts_with("/api/v1/namespaces/krypton-system/secrets"),
         "{asked:?}"
     );
 }
@@ -582,17 +591,23 @@ async fn a_bundle_is_printed_that_an_agent_can_read_and_the_next_command() {
 async fn the_hub_is_looked_for_where_it_may_be() {
     let forbidden = || failure(403, "Forbidden", "configmaps is forbidden: no");
     for first in [nothing(), forbidden()] {
-        let answers = vec![first, nothing(), join_info("hub:1"), a_secret()];
+        let answers = vec![
+            first,
+            nothing(),
+            join_info("hub:1"),
+            no_member(),
+            a_secret(),
+        ];
         let server = Server::start(answers).await;
         server.run(&["join", "edge-1"]).await.unwrap();
-        assert!(server.asked()[3].contains("/team/secrets"));
+        assert!(server.asked()[4].contains("/team/secrets"));
     }
-    let server = Server::start(vec![nothing(), join_info("hub:1"), a_secret()]).await;
+    let server = Server::start(vec![nothing(), join_info("hub:1"), no_member(), a_secret()]).await;
     server.run(&["join", "edge-1"]).await.unwrap();
-    assert!(server.asked()[2].contains("/krypton/secrets"));
-    let server = Server::start(vec![join_info("hub:1"), a_secret()]).await;
+    assert!(server.asked()[3].contains("/krypton/secrets"));
+    let server = Server::start(vec![join_info("hub:1"), no_member(), a_secret()]).await;
     server.run(&["join", "edge-1", "-n", "hub"]).await.unwrap();
-    assert!(server.asked()[1].contains("/hub/secrets"));
+    assert!(server.asked()[2].contains("/hub/secrets"));
 
     let server = Server::start(vec![nothing(), nothing(), nothing()]).await;
     let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
@@ -620,7 +635,7 @@ async fn without_an_address_no_token_is_made_and_one_may_be_named() {
         text.contains("--advertise=HOST:PORT") && text.contains("--address HOST:PORT"),
         "{text}"
     );
-    let server = Server::start(vec![join_info("hub:1"), a_secret()]).await;
+    let server = Server::start(vec![join_info("hub:1"), no_member(), a_secret()]).await;
     let args = [
         "join",
         "edge-1",
@@ -654,7 +669,7 @@ async fn what_the_hub_publishes_is_checked_before_a_token_is_made() {
 #[tokio::test]
 async fn who_may_not_make_tokens_is_told_what_is_missing() {
     let forbidden = failure(403, "Forbidden", "secrets is forbidden: no");
-    let server = Server::start(vec![join_info("hub:1"), forbidden]).await;
+    let server = Server::start(vec![join_info("hub:1"), no_member(), forbidden]).await;
     let text = whole_text(&server.run(&["join", "edge-1"]).await.unwrap_err());
     assert!(
         text.contains("you may create Secrets") && text.contains("\"home\""),
