@@ -291,6 +291,11 @@ impl Daemon {
         fetch(&format!("http://{}/metrics", self.metrics.address())).await
     }
 
+    /// Where it answers probes.
+    pub fn health_address(&self) -> SocketAddr {
+        self.health.address()
+    }
+
     /// Where it serves `/debug/`.
     pub fn debug_address(&self) -> SocketAddr {
         self.debug.address()

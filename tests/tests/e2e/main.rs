@@ -9,6 +9,7 @@
 mod aggregation;
 mod anchor;
 mod apis;
+mod attacks;
 mod chart_crds;
 mod chart_life;
 mod chart_rights;

@@ -146,7 +146,7 @@ impl Attack {
     }
 }
 
-fn rewrite(secret: &mut Secret, change: &impl Fn(&mut Value)) -> Result<()> {
+pub(crate) fn rewrite(secret: &mut Secret, change: &impl Fn(&mut Value)) -> Result<()> {
     let data = secret.data.as_mut().context("no data")?;
     let packed = STANDARD.decode(&data.get("release").context("no release")?.0)?;
     let mut json = Vec::new();
@@ -160,7 +160,7 @@ fn rewrite(secret: &mut Secret, change: &impl Fn(&mut Value)) -> Result<()> {
     Ok(())
 }
 
-fn append(release: &mut Value, document: &str) {
+pub(crate) fn append(release: &mut Value, document: &str) {
     let manifest = release["manifest"].as_str().unwrap_or_default().to_owned();
     release["manifest"] = json!(manifest + document);
 }

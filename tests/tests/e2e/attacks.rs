@@ -1,0 +1,143 @@
+//! Plays the attackers of `docs/security.md` on real control planes, and checks that each attempt fails.
+
+mod bundle;
+mod credential;
+mod home_user;
+mod kubeconfig;
+mod network;
+mod repository;
+mod workspace;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use k8s_openapi::api::coordination::v1::Lease;
+use krypton_agent::dial::Dialer;
+use krypton_tests::{
+    Cluster, Hub, HubOptions, eventually,
+    fleet::{HUB_NAMESPACE, PATIENCE},
+};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use rcgen::{CertificateParams, KeyPair, SanType};
+use rustls::ClientConfig;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::{Code, Status};
+
+/// The longest that one attempt of an attacker takes.
+const ATTEMPT: Duration = Duration::from_secs(30);
+const CONNECTED: (&str, &str, &str) = ("Connected", "True", "Connected");
+
+/// A hub without a chart, which is ready.
+async fn hub_alone(home: &Cluster) -> Hub {
+    let flags = ["--self-cluster=false", "--chart-repo=http://127.0.0.1:9"];
+    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    hub
+}
+
+/// Waits until the hub has renewed its Lease a few times, which gives it the time to react to an attempt.
+async fn hub_lives_on(home: &Cluster) {
+    let leases: Api<Lease> = Api::namespaced(home.client(), HUB_NAMESPACE);
+    let renewed = async || {
+        let spec = leases.get("krypton-hub").await?.spec.unwrap_or_default();
+        Ok::<_, anyhow::Error>(spec.renew_time)
+    };
+    for _ in 0..4 {
+        let before = renewed().await.unwrap();
+        eventually("the hub to renew its Lease", PATIENCE, async || {
+            Ok((renewed().await? != before).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+}
+
+/// A client of an account that may edit this namespace, and nothing beyond.
+async fn intruder(cluster: &Cluster, namespace: &str) -> Client {
+    let account = format!("--serviceaccount={namespace}:mallory");
+    let make = ["create", "serviceaccount", "mallory", "-n", namespace];
+    cluster.kubectl(make).await.unwrap();
+    let bind = ["create", "rolebinding", "mallory", "--clusterrole=edit"];
+    let bind = bind.into_iter().chain([account.as_str(), "-n", namespace]);
+    cluster.kubectl(bind).await.unwrap();
+    let token = ["create", "token", "mallory", "-n", namespace];
+    let token = cluster.kubectl(token).await.unwrap();
+    let kubeconfig = Kubeconfig::from_yaml(&cluster.kubeconfig_with(token.trim())).unwrap();
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options);
+    Client::try_from(config.await.unwrap()).unwrap()
+}
+
+fn is_forbidden<T>(answer: &kube::Result<T>) -> bool {
+    matches!(answer, Err(kube::Error::Api(status)) if status.code == 403)
+}
+
+/// A server that no program of ours may connect to.
+struct Lure {
+    address: std::net::SocketAddr,
+    connections: Arc<AtomicUsize>,
+    _accepting: AbortOnDropHandle<()>,
+}
+
+impl Lure {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&connections);
+        let accepting = tokio::spawn(async move {
+            while listener.accept().await.is_ok() {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Self {
+            address,
+            connections,
+            _accepting: AbortOnDropHandle::new(accepting),
+        }
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    fn kubeconfig(&self) -> String {
+        let server = format!("https://{}", self.address);
+        json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        })
+        .to_string()
+    }
+}
+
+/// A request for a certificate, with these names in it.
+fn signing_request(names: &[String]) -> Vec<u8> {
+    let mut params = CertificateParams::default();
+    let names = names.iter().map(|name| name.as_str().try_into().unwrap());
+    params.subject_alt_names = names.map(SanType::URI).collect();
+    let request = params.serialize_request(&KeyPair::generate().unwrap());
+    request.unwrap().der().to_vec()
+}
+
+fn dialer(addresses: &[String], tls: ClientConfig) -> Dialer {
+    Dialer::new(addresses.to_vec(), Arc::new(ArcSwap::from_pointee(tls)))
+}
+
+fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, words: &str) -> String {
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), code, "{status:?}");
+    assert!(status.message().contains(words), "{status:?}");
+    status.message().to_owned()
+}

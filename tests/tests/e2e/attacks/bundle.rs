@@ -1,0 +1,112 @@
+//! Holders of old join bundles, at the agents' port of a real hub.
+
+use krypton_agent::clock::wall as now;
+use krypton_common::bundle::JoinBundle;
+use krypton_common::tls;
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_hub::authority::Authority;
+use krypton_hub::join_token;
+use krypton_proto::v1::{EnrollRequest, EnrollResponse};
+use krypton_tests::fleet::{HUB_NAMESPACE, PATIENCE};
+use krypton_tests::{Cluster, Parts, bundle, eventually};
+use kube::api::{DeleteParams, ListParams};
+use kube::{Api, ResourceExt};
+use tonic::{Code, Status};
+
+use super::{dialer, hub_alone, refused, signing_request};
+
+const HERE: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
+
+async fn enrol(
+    bundle: &JoinBundle,
+    token: &str,
+    request: &[u8],
+    cluster_uid: &str,
+) -> Result<EnrollResponse, Status> {
+    let tls = tls::client_config(&bundle.roots().unwrap(), None).unwrap();
+    let hub = dialer(&bundle.addresses, tls).connect().await.unwrap();
+    let request = EnrollRequest {
+        token: token.to_owned(),
+        certificate_request: request.to_vec().into(),
+        cluster_uid: cluster_uid.to_owned(),
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let answer = hub.enrollment().enroll(request).await?;
+    Ok(answer.into_inner())
+}
+
+#[tokio::test]
+async fn old_bundle_grants_no_certificate() {
+    let home = Cluster::start("attack-bundle", Parts::ControlPlane);
+    let home = home.await.unwrap();
+    let _hub = hub_alone(&home).await;
+    let read = async |name| JoinBundle::parse(&bundle(&home, name).await.unwrap()).unwrap();
+    let denied = Code::PermissionDenied;
+    let (mine, theirs) = (signing_request(&[]), signing_request(&[]));
+
+    let used = read("edge-1").await;
+    let token = used.token.as_str();
+    enrol(&used, token, &mine, HERE).await.unwrap();
+    let again = enrol(&used, token, &theirs, HERE).await;
+    refused(again, denied, "used already by another key");
+    let elsewhere = enrol(&used, token, &mine, "elsewhere").await;
+    refused(elsewhere, denied, "used already on another cluster");
+
+    // An unknown token, a wrong secret and the token of a second hub get the same answer.
+    let (name, _) = token.split_once('.').unwrap();
+    let unknown = format!("{}.{}", "0".repeat(16), "0".repeat(64));
+    let (client, life) = (home.client(), join_token::LONGEST_LIFE);
+    let made = async |namespace, at| {
+        let made = join_token::make(client.clone(), namespace, "edge-1", life, at);
+        made.await.unwrap().token
+    };
+    let of_another_hub = made("kube-public", now()).await;
+    let guess = format!("{name}.{}", "0".repeat(64));
+    let mut told = Vec::new();
+    for wrong in [guess, unknown, of_another_hub] {
+        let answer = enrol(&used, &wrong, &theirs, HERE).await;
+        told.push(refused(answer, denied, "not known here"));
+    }
+    told.dedup();
+    assert_eq!(told.len(), 1, "{told:?}");
+    let day_before_yesterday = now() - jiff::SignedDuration::from_hours(48);
+    let expired = made(HUB_NAMESPACE, day_before_yesterday).await;
+    let late = enrol(&used, &expired, &theirs, HERE).await;
+    refused(late, denied, "expired at");
+    // This hub cannot present a certificate of the second hub's CA.
+    let foreign = Authority::generate("other.krypton", now()).unwrap();
+    let tls = tls::client_config(&foreign.roots(), None).unwrap();
+    let led_here = dialer(&used.addresses, tls).connect().await;
+    assert!(led_here.is_err(), "{led_here:?}");
+
+    // No bundle from before the deletion creates the EdgeCluster again.
+    let [used, before] = [read("edge-9").await, read("edge-9").await];
+    enrol(&used, &used.token, &mine, HERE).await.unwrap();
+    let meanwhile = read("edge-9").await;
+    let members: Api<EdgeCluster> = Api::all(home.client());
+    let params = DeleteParams::default();
+    members.delete("edge-9", &params).await.unwrap();
+    let old = [&used, &before, &meanwhile];
+    for bundle in old {
+        let back = enrol(bundle, &bundle.token, &mine, HERE).await;
+        refused(back, denied, "has been deleted since");
+    }
+    let names = async || {
+        let all = members.list(&ListParams::default()).await.unwrap();
+        let names = all.items.iter().map(ResourceExt::name_any);
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(names().await, ["edge-1"]);
+    // The same holds after an operator has invited its successor.
+    eventually("a later bundle to be good", PATIENCE, async || {
+        let invited = read("edge-9").await;
+        let enrolled = enrol(&invited, &invited.token, &theirs, HERE).await;
+        Ok(Some(enrolled?))
+    })
+    .await
+    .unwrap();
+    for bundle in old {
+        let back = enrol(bundle, &bundle.token, &mine, HERE).await;
+        refused(back, denied, "");
+    }
+}

@@ -1,0 +1,343 @@
+//! The owner of a stolen agent credential, at the agents' port of a real hub.
+
+use krypton_agent::clock::wall as now;
+use krypton_agent::dial::Connection;
+use krypton_agent::identity::{Enrolled, Store};
+use krypton_common::conditions::{ClusterState, State, Truth};
+use krypton_common::member::MemberReport;
+use krypton_common::spiffe::SpiffeId;
+use krypton_common::tenant::{TenantKey, TenantReport};
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_hub::authority::read_agent_certificate;
+use krypton_proto::v1::{
+    AgentMessage, Deployment, DeploymentState, Desired, FetchChartRequest, Heartbeat, Hello,
+    HubMessage, Placed, PlacedState, RenewRequest, Report, Tenant, agent_message::Kind as Said,
+    hub_message::Kind as Say,
+};
+use krypton_tests::fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE};
+use krypton_tests::fleet::{ValuesFile, chart_flags, values_flag};
+use krypton_tests::{
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
+    kubectl_krypton,
+};
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use super::{ATTEMPT, CONNECTED, dialer, hub_lives_on, refused, signing_request};
+
+const HERE: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
+const SECRET_VALUE: &str = "only-for-edge-2";
+
+/// A session of the thief.
+struct Session {
+    say: mpsc::Sender<AgentMessage>,
+    heard: Streaming<HubMessage>,
+    /// The desired states that the hub has sent.
+    desired: Vec<Desired>,
+}
+
+impl Session {
+    async fn open(hub: &Connection, cluster_uid: &str) -> Result<Self, Status> {
+        let (say, said) = mpsc::channel(4);
+        let hello = Hello {
+            protocol_min: 1,
+            protocol_max: 1,
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            replica: "edge-2".to_owned(),
+            cluster_uid: cluster_uid.to_owned(),
+            kubernetes_version: "v1.36.3".to_owned(),
+            applied: None,
+            now: now().as_second(),
+            trusts: None,
+        };
+        let kind = Some(Said::Hello(hello));
+        say.send(AgentMessage { kind }).await.unwrap();
+        let heard = hub.fleet().connect(ReceiverStream::new(said)).await?;
+        let mut session = Self {
+            say,
+            heard: heard.into_inner(),
+            desired: Vec::new(),
+        };
+        session.hear(|said| matches!(said, Say::Welcome(_))).await?;
+        Ok(session)
+    }
+
+    async fn say(&self, kind: Said) {
+        let message = AgentMessage { kind: Some(kind) };
+        self.say.send(message).await.unwrap();
+    }
+
+    /// Waits for a message that is wanted.
+    async fn hear(&mut self, wanted: impl Fn(&Say) -> bool) -> Result<(), Status> {
+        loop {
+            let heard = tokio::time::timeout(ATTEMPT, self.heard.message()).await;
+            let message = heard.expect("the hub says something")?;
+            let said = message.and_then(|it| it.kind).expect("a message");
+            if wanted(&said) {
+                return Ok(());
+            }
+            if let Say::Desired(desired) = said {
+                self.desired.push(desired);
+            }
+        }
+    }
+
+    /// Reports the objects of edge-2 as its own, and waits until the hub has read the report.
+    async fn claim(&mut self, deployment_uid: &str) {
+        let key = |name: &str| TenantKey {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+        };
+        let failed = TenantReport {
+            observed_generation: 1,
+            applied_chart: "https://charts.example.org/mine:6.6.6".to_owned(),
+            next: None,
+            state: ClusterState {
+                ready: State::new(Truth::False, "InstallFailed", "stolen"),
+                progress: None,
+                error: Some(State::new(Truth::True, "InstallFailed", "stolen")),
+            },
+        };
+        let holder = MemberReport {
+            synced: true,
+            ready: true,
+            writing: true,
+            connected: true,
+            holder: Some("agent/thief".to_owned()),
+            ..MemberReport::default()
+        };
+        let tenants = ["acme", "edge-2"].map(|name| Tenant::new(&key(name), Some(&failed)));
+        let state = tenants[0].state.clone();
+        let gone = DeploymentState {
+            uid: deployment_uid.to_owned(),
+            gone: true,
+            state: state.clone(),
+            deeds: Vec::new(),
+        };
+        let lifted = PlacedState {
+            uid: deployment_uid.to_owned(),
+            observed_generation: 1,
+            gone: true,
+            placed: state.and_then(|state| state.ready),
+        };
+        self.say(Said::Report(Report {
+            deployments: vec![Deployment {
+                namespace: "default".to_owned(),
+                name: "paris".to_owned(),
+                state: Some(gone),
+            }],
+            placed: vec![Placed {
+                namespace: "default".to_owned(),
+                name: "acme".to_owned(),
+                state: Some(lifted),
+            }],
+            tenants: tenants.to_vec(),
+            member: Some((&holder).into()),
+            complete: Some(0),
+        }))
+        .await;
+        // The hub requests a full report when the digest is wrong.
+        self.say(Said::Heartbeat(Heartbeat {
+            tenants: 1,
+            digest_high: 2,
+            digest_low: 3,
+        }))
+        .await;
+        let asked = self.hear(|said| matches!(said, Say::Resync(_))).await;
+        asked.unwrap();
+    }
+}
+
+/// Home, edge-1 whose agent is taken over, and edge-2.
+struct Fleet {
+    hub: Hub,
+    home: Cluster,
+    desk: Desk,
+    edges: [Cluster; 2],
+    members: [Membership; 2],
+    _repository: ChartRepository,
+    _values: ValuesFile,
+}
+
+impl Fleet {
+    async fn start() -> Self {
+        let charts = [ChartSource::small("1.0.0")];
+        let (repository, home, one, two) = tokio::try_join!(
+            ChartRepository::start(&charts),
+            Cluster::start("attack-agent-home", Parts::ControlPlane),
+            Cluster::start("attack-agent-one", Parts::ControlPlane),
+            Cluster::start("attack-agent-two", Parts::WithControllers),
+        )
+        .unwrap();
+        let values = ValuesFile::new("replicaCount: 0").unwrap();
+        let flags = ["--self-cluster=false", "--ensure-watch-crds"];
+        let options = HubOptions::new(home.kubeconfig())
+            .args(chart_flags(&repository, "small", "1.0.0"))
+            .args(flags.map(str::to_owned))
+            .args([values_flag(&values)]);
+        let mut hub = Hub::start(&options).unwrap();
+        let first = Membership::join(Mode::Agent, &mut hub, &home, &one, "edge-1");
+        let first = first.await.unwrap();
+        let second = Membership::join(Mode::Agent, &mut hub, &home, &two, "edge-2");
+        let members = [first, second.await.unwrap()];
+        let desk = Desk::at(&home);
+        for member in ["edge-1", "edge-2"] {
+            desk.member_shows(member, &[CONNECTED]).await.unwrap();
+        }
+        Self {
+            hub,
+            desk,
+            home,
+            edges: [one, two],
+            members,
+            _repository: repository,
+            _values: values,
+        }
+    }
+
+    fn all(&self) -> Api<EdgeCluster> {
+        Api::all(self.home.client())
+    }
+
+    /// The status of edge-2 on home, without times.
+    async fn shown(&self) -> String {
+        let status = self.all().get("edge-2").await.unwrap().status.unwrap();
+        let conditions = status.conditions.iter();
+        let conditions: Vec<_> = conditions
+            .map(|it| (&it.type_, &it.status, &it.reason))
+            .collect();
+        let keys = status.agent_keys.as_ref().map(|keys| &keys.current.serial);
+        format!(
+            "{:?} {:?} {keys:?} {:?} {conditions:?}",
+            status.cluster_uid, status.holder, status.tenants
+        )
+    }
+
+    /// The message of a KryptonDeployment's object, or nothing when it is gone.
+    async fn deployment(&self, path: &str) -> String {
+        let path = format!("-o=jsonpath={{{path}}}");
+        let get = ["get", "kryptondeployment", "paris", "--ignore-not-found"];
+        let got = self.home.kubectl(get.into_iter().chain([path.as_str()]));
+        got.await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn stolen_agent_credential_reaches_no_other_member() {
+    let mut fleet = Box::pin(Fleet::start()).await;
+    let desk = fleet.desk.clone();
+    let own = Patch::Merge(json!({"spec": {"values": {"message": SECRET_VALUE}}}));
+    let params = PatchParams::default();
+    fleet.all().patch("edge-2", &params, &own).await.unwrap();
+    let aimed = json!({"clusterRef": {"secretName": "edge-2"}});
+    desk.create("default", "acme", aimed).await.unwrap();
+    let at_edge = Desk::at(&fleet.edges[1]);
+    at_edge.create("default", "acme", json!({})).await.unwrap();
+    let ready = [("Ready", "True", "AllClustersReady")];
+    let at_home = desk.shows("default", "acme", &ready).await.unwrap();
+    let chart = at_home.status.unwrap().last_applied_chart;
+    let paris = json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1",
+        "kind": "KryptonDeployment",
+        "metadata": {"name": "paris", "namespace": "default"},
+        "spec": {"account": {"name": "acme"}, "region": {"name": "edge-2"}},
+    });
+    fleet.home.apply(&paris.to_string()).await.unwrap();
+    eventually("paris to be deployed", PATIENCE, async || {
+        Ok((fleet.deployment(".status.phase").await == "Ready").then_some(()))
+    })
+    .await
+    .unwrap();
+    let uid = fleet.deployment(".metadata.uid").await;
+
+    // The thief replaces edge-1's agent.
+    let agent = fleet.members[0].agent().unwrap();
+    agent.stop().await.unwrap();
+    let stolen = Store::new(fleet.edges[0].client(), SYSTEM_NAMESPACE.to_owned());
+    let stolen = stolen.load().await.unwrap().identity;
+    let enrolled: Enrolled = stolen.enrolled.clone().unwrap();
+    let tls = enrolled.client_config(&stolen.key).unwrap();
+    let hub = dialer(&enrolled.addresses, tls).connect().await.unwrap();
+    let recorded = async |name: &str| {
+        let status = fleet.all().get(name).await.unwrap().status.unwrap();
+        status.cluster_uid.unwrap()
+    };
+    let (first, second) = (recorded("edge-1").await, recorded("edge-2").await);
+    let before = fleet.shown().await;
+
+    for elsewhere in [HERE, &second] {
+        let refused = Session::open(&hub, elsewhere).await.err().unwrap();
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+        assert!(!refused.message().contains(&first), "{refused:?}");
+    }
+    let told = desk.told("default", "edge-1", "CredentialUsedTwice");
+    told.await.unwrap();
+
+    // Its session receives the state of edge-1, and reports on edge-1 only.
+    let mut session = Session::open(&hub, &first).await.unwrap();
+    session.claim(&uid).await;
+    let desired = session.desired.last().unwrap();
+    let values = desired.chart.as_ref().unwrap().values.clone();
+    let values = String::from_utf8(values.to_vec()).unwrap();
+    assert!(!values.contains(SECRET_VALUE), "{values}");
+    assert_eq!(desired.deployments, []);
+    assert_eq!(desired.placed, []);
+    let member = fleet.all().get("edge-2").await.unwrap().status.unwrap();
+    let digest = member.applied.unwrap().digest;
+    assert_ne!(digest, desired.digest);
+    let chart_of_another = FetchChartRequest {
+        digest,
+        ..FetchChartRequest::default()
+    };
+    let fetched = hub.fleet().fetch_chart(chart_of_another).await;
+    refused(fetched.map(drop), Code::NotFound, "");
+    let id = SpiffeId::of_certificate(&enrolled.certificates[0]).unwrap();
+    let named = SpiffeId::cluster(&id.trust_domain, "edge-2").to_string();
+    let request = RenewRequest {
+        certificate_request: signing_request(&[named]).into(),
+    };
+    let renewed = hub.fleet().renew(request.clone()).await.unwrap();
+    let renewed = renewed.into_inner().certificates;
+    let renewed = read_agent_certificate(&id.trust_domain, &renewed[0]).unwrap();
+    assert_eq!(renewed.cluster, "edge-1");
+    hub_lives_on(&fleet.home).await;
+    assert_eq!(fleet.shown().await, before);
+    let at_home = desk.shows("default", "acme", &ready).await.unwrap();
+    assert_eq!(at_home.status.unwrap().last_applied_chart, chart);
+
+    // Its report ends no deletion that waits for edge-2.
+    let agent = fleet.members[1].agent().unwrap();
+    agent.stop().await.unwrap();
+    let delete = ["delete", "kryptondeployment", "paris", "--wait=false"];
+    fleet.home.kubectl(delete).await.unwrap();
+    let mut session = Session::open(&hub, &first).await.unwrap();
+    session.claim(&uid).await;
+    hub_lives_on(&fleet.home).await;
+    assert_eq!(fleet.deployment(".metadata.uid").await, uid);
+    fleet.members[1].start_again(&fleet.edges[1]).unwrap();
+    eventually("paris to be gone", PATIENCE, async || {
+        Ok(fleet
+            .deployment(".metadata.uid")
+            .await
+            .is_empty()
+            .then_some(()))
+    })
+    .await
+    .unwrap();
+
+    // A ban ends its session.
+    kubectl_krypton(&fleet.home, &["ban", "edge-1"])
+        .await
+        .unwrap();
+    let ended = session.hear(|_| false).await.err().unwrap();
+    assert!(ended.message().contains("banned"), "{ended:?}");
+    let renewed = hub.fleet().renew(request).await;
+    refused(renewed.map(drop), Code::PermissionDenied, "banned");
+    let back = Session::open(&hub, &first).await;
+    refused(back.map(drop), Code::PermissionDenied, "banned");
+    assert!(!fleet.hub.log().unwrap().contains("panicked"));
+}

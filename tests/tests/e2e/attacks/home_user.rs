@@ -1,0 +1,193 @@
+//! A user of home with one namespace, who may write Secrets, Tenants and KryptonDeployments there.
+
+use k8s_openapi::api::core::v1::Secret;
+use krypton_common::names;
+use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
+use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_crds::tenant::Tenant;
+use krypton_tests::fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag};
+use krypton_tests::{ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts, eventually};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use super::{CONNECTED, Lure, hub_lives_on, intruder, is_forbidden};
+
+const TEAM: &str = "team";
+const RIGHTS: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: installer, namespace: team}
+rules: [{apiGroups: [mesh.openkcm.io], resources: [tenants, kryptondeployments], verbs: ['*']}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: installer, namespace: team}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: installer}
+subjects: [{kind: ServiceAccount, name: mallory, namespace: team}]
+";
+
+/// A Secret with the labels of discovery and a kubeconfig for the lure.
+fn labelled(name: &str, lure: &Lure, member: Option<&str>) -> Secret {
+    let annotations = member.map(|member| json!({names::MEMBER_NAME_ANNOTATION: member}));
+    let secret = json!({
+        "metadata": {
+            "name": name,
+            "labels": {
+                names::DISCOVERY_LABEL: "true",
+                names::OPEN_TO_DEPLOYMENTS_LABEL: "true",
+            },
+            "annotations": annotations,
+        },
+        "stringData": {names::KUBECONFIG_KEY: lure.kubeconfig()},
+    });
+    serde_json::from_value(secret).unwrap()
+}
+
+/// Creates a KryptonDeployment as the user, and returns the reason for which it has no cluster.
+async fn reason(mallory: &Client, name: &str, region: Value) -> String {
+    let spec = json!({"account": {"name": "mallory"}, "region": region});
+    let object = KryptonDeployment::new(name, serde_json::from_value(spec).unwrap());
+    let all: Api<KryptonDeployment> = Api::namespaced(mallory.clone(), TEAM);
+    all.create(&PostParams::default(), &object).await.unwrap();
+    eventually(&format!("{name} to be refused"), PATIENCE, async || {
+        let status = all.get(name).await?.status.unwrap_or_default();
+        let found = condition(&status.conditions, "TargetClusterResolved");
+        match found.filter(|found| found.status == "False") {
+            Some(found) => Ok(Some(found.reason.clone())),
+            None => anyhow::bail!("{:?}", status.conditions),
+        }
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn user_of_one_home_namespace_gets_no_member() {
+    let charts = [ChartSource::small("1.0.0")];
+    let (repository, home, edge) = tokio::try_join!(
+        ChartRepository::start(&charts),
+        Cluster::start("attack-user-home", Parts::WithControllers),
+        Cluster::start("attack-user-edge", Parts::WithControllers),
+    )
+    .unwrap();
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let flags = [
+        "--kubeconfig-namespaces=default,team",
+        "--no-cross-namespace-refs=true",
+        "--place-tenants=true",
+        "--ensure-watch-crds=true",
+    ];
+    let options = HubOptions::new(home.kubeconfig())
+        .args(chart_flags(&repository, "small", "1.0.0"))
+        .args(flags.map(str::to_owned))
+        .args([values_flag(&values)]);
+    home.kubectl(["create", "namespace", TEAM]).await.unwrap();
+    let hub = Hub::start(&options).unwrap();
+    let desk = Desk::at(&home);
+    let kubeconfig = edge.kubeconfig_with_token();
+    desk.add_member("edge-1", &kubeconfig).await.unwrap();
+    let members: Api<EdgeCluster> = Api::all(home.client());
+    let source = async |name: &str| members.get(name).await.unwrap().spec.source_ref;
+    let params = PatchParams::default();
+    for name in ["edge-1", "self-cluster"] {
+        desk.member_shows(name, &[CONNECTED]).await.unwrap();
+        let own = Patch::Merge(json!({"spec": {"allowedNamespaces": ["default"]}}));
+        members.patch(name, &params, &own).await.unwrap();
+    }
+    let uid = async |name: &str| members.get(name).await.unwrap().status.unwrap().cluster_uid;
+    let before = [uid("edge-1").await, uid("self-cluster").await];
+    let own = source("self-cluster").await;
+    // A Secret of a second team.
+    home.kubectl(["create", "namespace", "vault"])
+        .await
+        .unwrap();
+    let literal = format!("--from-literal=kubeconfig={kubeconfig}");
+    let secret = [
+        "create", "secret", "generic", "edge-1", "-n", "vault", &literal,
+    ];
+    home.kubectl(secret).await.unwrap();
+
+    let mallory = intruder(&home, TEAM).await;
+    home.apply(RIGHTS).await.unwrap();
+    let lure = Lure::start().await;
+    let secrets: Api<Secret> = Api::namespaced(mallory.clone(), TEAM);
+    for secret in [
+        labelled("edge-1", &lure, None),
+        labelled("as-edge-1", &lure, Some("edge-1")),
+        labelled("self-cluster", &lure, None),
+        labelled("as-self-cluster", &lure, Some("self-cluster")),
+        labelled("mallory", &lure, None),
+    ] {
+        secrets
+            .create(&PostParams::default(), &secret)
+            .await
+            .unwrap();
+    }
+    let waits = [
+        ("TargetClusterResolved", "False", "NotAccepted"),
+        ("Connected", "False", "NotAccepted"),
+    ];
+    desk.member_shows("mallory", &waits).await.unwrap();
+    desk.told("default", "edge-1", "NameTaken").await.unwrap();
+    // The user can neither accept the member nor take over another.
+    let theirs: Api<EdgeCluster> = Api::all(mallory.clone());
+    let of_mine = json!({"kind": "Secret", "namespace": TEAM, "name": "mallory"});
+    for (name, spec) in [
+        ("mallory", json!({"accepted": true})),
+        ("edge-1", json!({"sourceRef": of_mine})),
+    ] {
+        let patch = Patch::Merge(json!({ "spec": spec }));
+        let answer = theirs.patch(name, &params, &patch).await;
+        assert!(is_forbidden(&answer), "{answer:?}");
+    }
+
+    let secret = |name: &str, namespace: &str| {
+        let secret = json!({"name": name, "namespace": namespace});
+        json!({"name": "paris", "kubeconfig": {"secret": secret}})
+    };
+    for (name, region, expected) in [
+        ("by-region", json!({"name": "edge-1"}), "SecretNotAllowed"),
+        ("of-hub", secret("edge-1", "default"), "NamespaceNotAllowed"),
+        ("of-vault", secret("edge-1", "vault"), "SecretNotAllowed"),
+        ("of-home", secret("self-cluster", ""), "NamespaceNotAllowed"),
+        (
+            "of-home-too",
+            secret("self-cluster", TEAM),
+            "NamespaceNotAllowed",
+        ),
+        ("own", secret("mallory", TEAM), "NotAccepted"),
+        ("own-other", secret("as-edge-1", TEAM), "NameTaken"),
+    ] {
+        assert_eq!(reason(&mallory, name, region).await, expected, "{name}");
+    }
+    // The member does not accept Tenants of this namespace.
+    let tenants: Api<Tenant> = Api::namespaced(mallory.clone(), TEAM);
+    let aimed = json!({"clusterRef": {"secretName": "edge-1"}, "workspace": TEAM});
+    let tenant = Tenant::new("raid", serde_json::from_value(aimed).unwrap());
+    tenants
+        .create(&PostParams::default(), &tenant)
+        .await
+        .unwrap();
+    let refused = ("Placed", "False", "NamespaceNotAllowed");
+    desk.shows(TEAM, "raid", &[refused]).await.unwrap();
+
+    hub_lives_on(&home).await;
+    assert_eq!(lure.connections(), 0);
+    let rightful = SourceRef {
+        kind: "Secret".to_owned(),
+        namespace: Some("default".to_owned()),
+        name: Some("edge-1".to_owned()),
+    };
+    assert_eq!(source("edge-1").await, Some(rightful));
+    assert_eq!(source("self-cluster").await, own);
+    assert_eq!([uid("edge-1").await, uid("self-cluster").await], before);
+    for name in ["edge-1", "self-cluster"] {
+        desk.member_shows(name, &[CONNECTED]).await.unwrap();
+    }
+    for cluster in [&home, &edge] {
+        let releases = Desk::at(cluster).releases().await.unwrap();
+        assert!(releases.is_empty(), "{releases:?}");
+    }
+    assert!(!hub.log().unwrap().contains("panicked"));
+}

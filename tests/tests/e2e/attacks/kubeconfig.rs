@@ -1,0 +1,211 @@
+//! A supplier of kubeconfig Secrets, which make the hub run programs, read files or connect to its own machine.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use krypton_tests::fleet::{Desk, PATIENCE, condition};
+use krypton_tests::{Cluster, Hub, HubOptions, Parts};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{CONNECTED, Lure, hub_lives_on};
+
+const INVALID: [(&str, &str, &str); 2] = [
+    ("TargetClusterResolved", "False", "KubeconfigInvalid"),
+    ("Connected", "False", "KubeconfigInvalid"),
+];
+/// Far above what a hub with three members takes, and far below what the servers send.
+const MEMORY: u64 = 256 << 20;
+
+fn kubeconfig(cluster: &Value, user: &Value) -> String {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+    })
+    .to_string()
+}
+
+/// An API server that answers every request with `head`, and then with `more` for as long as it is read.
+struct HostileServer {
+    address: SocketAddr,
+    certificate: String,
+    _serving: AbortOnDropHandle<()>,
+}
+
+impl HostileServer {
+    async fn start(head: String, more: String) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let names = vec!["127.0.0.1".to_owned()];
+        let certificate = CertificateParams::new(names).unwrap().self_signed(&key);
+        let certificate = certificate.unwrap();
+        let config = ServerConfig::builder().with_no_client_auth();
+        let private = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let config = config.with_single_cert(vec![certificate.der().clone()], private);
+        let acceptor = TlsAcceptor::from(Arc::new(config.unwrap()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(async move {
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                let (acceptor, head, more) = (acceptor.clone(), head.clone(), more.clone());
+                tokio::spawn(async move {
+                    let mut stream = acceptor.accept(tcp).await?;
+                    let read = stream.read(&mut [0; 16 << 10]).await?;
+                    stream.write_all(head.as_bytes()).await?;
+                    while read > 0 && !more.is_empty() {
+                        stream.write_all(more.as_bytes()).await?;
+                    }
+                    stream.shutdown().await
+                });
+            }
+        });
+        Self {
+            address,
+            certificate: BASE64_STANDARD.encode(certificate.pem()),
+            _serving: AbortOnDropHandle::new(serving),
+        }
+    }
+
+    fn kubeconfig(&self) -> String {
+        let cluster = json!({
+            "server": format!("https://{}", self.address),
+            "certificate-authority-data": self.certificate,
+        });
+        kubeconfig(&cluster, &json!({"token": "t"}))
+    }
+}
+
+#[tokio::test]
+async fn hostile_kubeconfig_supplier_reaches_nothing() {
+    let home = Cluster::start("attack-supplier", Parts::ControlPlane);
+    let home = home.await.unwrap();
+    let desk = Desk::at(&home);
+    let lure = Lure::start().await;
+    let port = lure.address.port();
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("was-run");
+    let token = json!({"token": "t"});
+    let at = |server: &str| {
+        let server = server.replace("PORT", &port.to_string());
+        kubeconfig(&json!({ "server": server }), &token)
+    };
+    let elsewhere = json!({"server": "https://192.0.2.1"});
+    let by = |user: Value| kubeconfig(&elsewhere, &user);
+    let with = |field: &str, value: Value| {
+        let cluster = json!({"server": "https://192.0.2.1", field: value});
+        kubeconfig(&cluster, &token)
+    };
+    let touch = json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "/usr/bin/touch",
+        "args": [&mark],
+        "interactiveMode": "Never",
+    });
+    let provider =
+        json!({"name": "gcp", "config": {"cmd-path": "/usr/bin/touch", "cmd-args": &mark}});
+    let proxy = format!("http://{}", lure.address);
+    let cases = [
+        ("loopback", at("https://127.0.0.1:PORT")),
+        ("localhost", at("https://localhost:PORT")),
+        ("localhost-dot", at("https://localhost.:PORT")),
+        ("loopback-6", at("https://[::1]:PORT")),
+        ("mapped", at("https://[::ffff:127.0.0.1]:PORT")),
+        ("translated", at("https://[64:ff9b::7f00:1]:PORT")),
+        ("this-host", at("https://0.0.0.0:PORT")),
+        ("number", at("https://2130706433:PORT")),
+        ("short", at("https://127.1:PORT")),
+        ("hexadecimal", at("https://0x7f000001:PORT")),
+        ("plain", at("http://192.0.2.1:PORT")),
+        ("metadata", at("https://169.254.169.254")),
+        ("metadata-6", at("https://[fd00:ec2::254]")),
+        ("link-local", at("https://[fe80::1]:PORT")),
+        ("proxy", with("proxy-url", json!(proxy))),
+        ("unverified", with("insecure-skip-tls-verify", json!(true))),
+        (
+            "authority",
+            with("certificate-authority", json!("/etc/hostname")),
+        ),
+        ("exec", by(json!({"exec": touch}))),
+        ("auth-provider", by(json!({"auth-provider": provider}))),
+        ("token-file", by(json!({"tokenFile": "/etc/hostname"}))),
+        (
+            "key",
+            by(json!({"client-certificate": "/etc/hostname", "client-key": "/etc/hostname"})),
+        ),
+        (
+            "other-user",
+            by(json!({"token": "t", "as": "system:admin"})),
+        ),
+    ];
+    for (name, kubeconfig) in &cases {
+        desk.add_member(name, kubeconfig).await.unwrap();
+    }
+    let options = |loopback: bool| {
+        let loopback = format!("--insecure-kubeconfig-loopback={loopback}");
+        let flags = ["--chart-repo=http://127.0.0.1:9".to_owned(), loopback];
+        HubOptions::new(home.kubeconfig()).args(flags)
+    };
+    let mut hub = Hub::start(&options(false)).unwrap();
+    for (name, _) in &cases {
+        desk.member_shows(name, &INVALID).await.unwrap();
+    }
+    hub_lives_on(&home).await;
+    assert_eq!(lure.connections(), 0);
+    assert!(!mark.exists());
+    hub.stop().await.unwrap();
+    for (name, _) in &cases {
+        home.kubectl(["delete", "secret", name]).await.unwrap();
+    }
+
+    // Servers that the hub may reach. They redirect it, or their answers never end.
+    let led_to = format!("https://{}/api", lure.address);
+    let redirect = format!("HTTP/1.1 307 Go\r\nLocation: {led_to}\r\nContent-Length: 0\r\n\r\n");
+    let text = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
+    let endless = format!("{text}Transfer-Encoding: chunked\r\n\r\n");
+    let huge = format!("{text}Content-Length: 1099511627776\r\n\r\n{{\"a\": \"");
+    let bytes = "x".repeat(0x4000);
+    let chunk = format!("4000\r\n{bytes}\r\n");
+    let servers = [
+        (
+            "redirects",
+            HostileServer::start(redirect, String::new()).await,
+        ),
+        ("endless", HostileServer::start(endless, chunk).await),
+        ("huge", HostileServer::start(huge, bytes).await),
+    ];
+    for (name, server) in &servers {
+        desk.add_member(name, &server.kubeconfig()).await.unwrap();
+    }
+    let mut hub = Hub::start(&options(true)).unwrap();
+    hub.ready(PATIENCE).await.unwrap();
+    for (name, words) in [
+        ("redirects", "deserializing response"),
+        ("endless", "has more than 16777216 bytes"),
+        ("huge", "has more than 16777216 bytes"),
+    ] {
+        let refused = ("Connected", "False", "Unreachable");
+        let member = desk.member_shows(name, &[refused]).await.unwrap();
+        let conditions = member.status.unwrap().conditions;
+        let message = &condition(&conditions, "Connected").unwrap().message;
+        assert!(message.contains(words), "{name}: {message}");
+    }
+    hub_lives_on(&home).await;
+    desk.member_shows("self-cluster", &[CONNECTED])
+        .await
+        .unwrap();
+    assert_eq!(lure.connections(), 0);
+    let taken = hub.rss_bytes().unwrap();
+    assert!(taken < MEMORY, "{} MiB", taken >> 20);
+    assert!(!hub.log().unwrap().contains("panicked"));
+}

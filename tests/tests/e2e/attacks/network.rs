@@ -1,0 +1,197 @@
+//! A pod or a stranger that reaches the ports of a hub.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use krypton_agent::clock::wall as now;
+use krypton_common::bundle::JoinBundle;
+use krypton_common::tls::{self, Credential};
+use krypton_hub::authority::Authority;
+use krypton_proto::v1::{FetchChartRequest, RenewRequest};
+use krypton_tests::{Cluster, Membership, Mode, Parts, bundle, fleet::Desk};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+
+use super::{ATTEMPT, CONNECTED, dialer, hub_alone};
+
+const ATTACKERS: usize = 200;
+const PROBES: usize = 30;
+
+async fn connect(from: u8, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((Ipv4Addr::new(127, 0, 0, from), 0).into())?;
+    socket.connect(to).await
+}
+
+/// The answer to these bytes, up to the end of the connection.
+async fn answer(to: SocketAddr, bytes: &[u8]) -> String {
+    let asking = async {
+        let mut stream = TcpStream::connect(to).await.unwrap();
+        let mut answer = Vec::new();
+        // A peer that closes before it has read all resets the connection.
+        if stream.write_all(bytes).await.is_ok() {
+            drop(stream.read_to_end(&mut answer).await);
+        }
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    tokio::time::timeout(ATTEMPT, asking).await.unwrap()
+}
+
+/// Clients at `addresses` addresses from 127.0.0.2 on that hold a connection with the start of a request, and
+/// connect again whenever it is closed.
+fn crowd(
+    to: SocketAddr,
+    addresses: usize,
+    start: &'static [u8],
+) -> (JoinSet<()>, Arc<AtomicUsize>) {
+    let connections = Arc::new(AtomicUsize::new(0));
+    let mut crowd = JoinSet::new();
+    for number in 0..ATTACKERS {
+        let connections = Arc::clone(&connections);
+        let from = u8::try_from(2 + number % addresses).unwrap();
+        crowd.spawn(async move {
+            loop {
+                if let Ok(mut stream) = connect(from, to).await {
+                    connections.fetch_add(1, Ordering::Relaxed);
+                    drop(stream.write_all(start).await);
+                    drop(stream.read_to_end(&mut Vec::new()).await);
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+    }
+    (crowd, connections)
+}
+
+async fn all_there(connections: &AtomicUsize) {
+    let there = async {
+        while connections.load(Ordering::Relaxed) < ATTACKERS {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(ATTEMPT, there).await.unwrap();
+}
+
+#[tokio::test]
+async fn pod_on_the_network_stops_no_probe() {
+    let home = Cluster::start("attack-probes", Parts::ControlPlane);
+    let home = home.await.unwrap();
+    let hub = hub_alone(&home).await;
+    let health = hub.health_address();
+    let (crowd, connections) = crowd(health, 1, b"GET /heal");
+    all_there(&connections).await;
+    for number in 0..PROBES {
+        let probe = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+        let answer = answer(health, probe).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{number}: {answer:?}");
+    }
+    drop(crowd);
+
+    // Requests of a page in your browser after you have forwarded the port.
+    let debug = hub.debug_address();
+    let before = hub.debug("log").await.unwrap();
+    for (target, hosts) in [
+        ("/debug/log", "Host: example.org\r\n"),
+        ("/debug/log", "Host: localhost\r\nHost: example.org\r\n"),
+        ("http://example.org/debug/log", "Host: localhost\r\n"),
+        ("http://example.org/debug/log", "Host: example.org\r\n"),
+    ] {
+        for method in ["GET", "PUT"] {
+            let rest = "Connection: close\r\nContent-Length: 5\r\n\r\ntrace";
+            let request = format!("{method} {target} HTTP/1.1\r\n{hosts}{rest}");
+            let answer = answer(debug, request.as_bytes()).await;
+            let refused = answer.starts_with("HTTP/1.1 403");
+            assert!(refused, "{request:?}: {answer:?}");
+        }
+    }
+    assert_eq!(hub.debug("log").await.unwrap(), before);
+}
+
+#[tokio::test]
+async fn stranger_on_the_network_is_not_answered() {
+    let (home, edge) = tokio::try_join!(
+        Cluster::start("attack-stranger-home", Parts::ControlPlane),
+        Cluster::start("attack-stranger-edge", Parts::ControlPlane),
+    )
+    .unwrap();
+    let mut hub = hub_alone(&home).await;
+    let port = hub.agents_address();
+    for junk in [
+        &b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+        &[0; 4096],
+        &[0x16, 0x03, 0x01, 0xff, 0xff, 0x01],
+    ] {
+        let answer = answer(port, junk).await;
+        // At most an alert of TLS.
+        assert!(answer.len() <= 16, "{answer:?}");
+    }
+    let bundle = bundle(&home, "edge-1").await.unwrap();
+    let bundle = JoinBundle::parse(&bundle).unwrap();
+    let roots = bundle.roots().unwrap();
+    let mut store = RootCertStore::empty();
+    store.add(roots[0].clone()).unwrap();
+    let old = ClientConfig::builder_with_protocol_versions(&[&rustls::version::TLS12])
+        .with_root_certificates(store)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let tcp = TcpStream::connect(port).await.unwrap();
+    let old = tokio_rustls::TlsConnector::from(Arc::new(old));
+    let refused = old.connect(name, tcp).await.unwrap_err().to_string();
+    assert!(refused.contains("ProtocolVersion"), "{refused}");
+
+    // Without a certificate, and with a forged certificate in the name of a member.
+    let authority = Authority::generate("krypton", now()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let request = CertificateParams::default().serialize_request(&key);
+    let life = Duration::from_secs(3600);
+    let forged = Credential {
+        certificates: authority
+            .sign_agent(request.unwrap().der(), "edge-1", "uid", now(), life)
+            .unwrap(),
+        key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+    };
+    for credential in [None, Some(forged)] {
+        let tls = tls::client_config(&roots, credential).unwrap();
+        let Ok(hub) = dialer(&bundle.addresses, tls).connect().await else {
+            continue;
+        };
+        let nothing = ReceiverStream::new(tokio::sync::mpsc::channel(1).1);
+        let mut fleet = hub.fleet();
+        let answers = [
+            fleet.connect(nothing).await.map(drop),
+            fleet.renew(RenewRequest::default()).await.map(drop),
+            fleet
+                .fetch_chart(FetchChartRequest::default())
+                .await
+                .map(drop),
+        ];
+        for answer in answers {
+            let code = answer.unwrap_err().code();
+            let unknown = [Code::Unauthenticated, Code::Unknown, Code::Unavailable];
+            assert!(unknown.contains(&code), "{code:?}");
+        }
+    }
+
+    // An agent joins while clients at eight addresses fill the port.
+    let (crowd, connections) = crowd(port, 8, &[0x16, 0x03, 0x01]);
+    all_there(&connections).await;
+    let joined = Membership::join(Mode::Agent, &mut hub, &home, &edge, "edge-1");
+    let _member = joined.await.unwrap();
+    let desk = Desk::at(&home);
+    desk.member_shows("edge-1", &[CONNECTED]).await.unwrap();
+    drop(crowd);
+    assert!(!hub.log().unwrap().contains("panicked"));
+}

@@ -1,0 +1,172 @@
+//! A chart repository with links to the hub's machine and harmful archives.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+
+use axum::Router;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use krypton_common::fingerprint::sha256_hex;
+use krypton_tests::fleet::{PATIENCE, ValuesFile, values_flag};
+use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, eventually};
+use tokio::net::TcpListener;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Lure;
+
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const BOMB: u64 = 200 << 20;
+
+/// An address of this machine other than loopback, if it has one.
+fn outward() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    Some(address).filter(|address| !address.is_loopback() && !address.is_unspecified())
+}
+
+/// An archive of a chart with one more entry: this path, and so many bytes.
+fn archive(version: &str, path: &str, size: u64) -> Vec<u8> {
+    let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+    let chart = format!("{{apiVersion: v2, name: small, version: {version}}}");
+    let mut add = |path: &str, size: u64, content: &mut dyn std::io::Read| {
+        let mut header = tar::Header::new_gnu();
+        // The library refuses to write a path with `..`.
+        header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
+        header.set_size(size);
+        header.set_mode(0o644);
+        header.set_cksum();
+        tar.append(&header, content).unwrap();
+    };
+    add(
+        "small/Chart.yaml",
+        chart.len() as u64,
+        &mut chart.as_bytes(),
+    );
+    add(path, size, &mut std::io::repeat(b' ').take(size));
+    tar.into_inner().unwrap().finish().unwrap()
+}
+
+#[derive(Clone, Default)]
+struct Hostile {
+    files: BTreeMap<String, Vec<u8>>,
+    redirects: BTreeMap<String, String>,
+    entries: String,
+}
+
+impl Hostile {
+    /// Lists a version with the digest of `content`, to be fetched from `url`.
+    fn list(&mut self, version: &str, url: &str, content: &[u8]) {
+        let digest = sha256_hex(content);
+        self.entries += &format!(
+            "  - {{apiVersion: v2, name: small, version: {version}, digest: {digest}, urls: ['{url}']}}\n"
+        );
+    }
+
+    fn serve(&mut self, version: &str, content: Vec<u8>) {
+        let path = format!("small-{version}.tgz");
+        self.list(version, &path, &content);
+        self.files.insert(format!("/{path}"), content);
+    }
+
+    fn answer(&self, uri: &Uri) -> Response {
+        if uri.path() == "/index.yaml" {
+            return format!("apiVersion: v1\nentries:\n  small:\n{}", self.entries).into_response();
+        }
+        if let Some(to) = self.redirects.get(uri.path()) {
+            return (StatusCode::FOUND, [(header::LOCATION, to.clone())]).into_response();
+        }
+        match self.files.get(uri.path()) {
+            Some(file) => file.clone().into_response(),
+            None => StatusCode::NOT_FOUND.into_response(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn hostile_repository_reaches_nothing() {
+    let lure = Lure::start().await;
+    let address = outward().unwrap_or(Ipv4Addr::LOCALHOST.into());
+    // A repository on loopback may lead to loopback.
+    let away = match address.is_loopback() {
+        true => "http://169.254.169.254".to_owned(),
+        false => format!("http://{}", lure.address),
+    };
+    let charts = [ChartSource::small("1.0.0")];
+    let good = ChartRepository::start(&charts).await.unwrap().files();
+    let (_, good) = good.iter().find(|(path, _)| path.ends_with("tgz")).unwrap();
+    let mut hostile = Hostile::default();
+    hostile.serve("1.0.0", good.to_vec());
+    hostile.list("2.0.0", &format!("{away}/small-2.0.0.tgz"), good);
+    hostile.list("3.0.0", "onwards.tgz", good);
+    let on = format!("{away}/small-3.0.0.tgz");
+    hostile.redirects.insert("/onwards.tgz".to_owned(), on);
+    let mark = "krypton-attack-mark";
+    let path = format!("small/../../../../../../../../tmp/{mark}");
+    hostile.serve("4.0.0", archive("4.0.0", &path, 16));
+    hostile.serve("5.0.0", archive("5.0.0", "small/values.yaml", BOMB));
+    hostile.list("6.0.0", "small-1.0.0.tgz", b"another content");
+    let listener = TcpListener::bind((address, 0)).await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let app = Router::new().fallback(move |uri: Uri| async move { hostile.answer(&uri) });
+    let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let _serving = AbortOnDropHandle::new(serving);
+
+    let values = ValuesFile::new("replicaCount: 0").unwrap();
+    let pair = Pair::start("attack-charts", Mode::SelfCluster, Parts::WithControllers);
+    let mut pair = pair.await.unwrap();
+    let flags = |version: &str| {
+        let flags = [
+            ("chart-repo", url.as_str()),
+            ("chart-name", "small"),
+            ("chart-version", version),
+            ("chart-install-crds", "false"),
+            ("retry-max", "5s"),
+        ];
+        let flags = flags.map(|(flag, value)| format!("--{flag}={value}"));
+        flags
+            .into_iter()
+            .chain([values_flag(&values)])
+            .collect::<Vec<_>>()
+    };
+    pair.open(flags("1.0.0")).await.unwrap();
+    let desk = pair.desk();
+    let acme = ("default", "acme");
+    desk.create(acme.0, acme.1, serde_json::json!({}))
+        .await
+        .unwrap();
+    desk.shows(acme.0, acme.1, &[ALL_READY]).await.unwrap();
+    let release = pair.release("acme");
+    let before = desk.releases().await.unwrap();
+    let error = pair.condition("ClusterError");
+    for (version, words) in [
+        ("2.0.0", "led to a loopback, link-local or metadata address"),
+        ("3.0.0", "led to a loopback, link-local or metadata address"),
+        ("4.0.0", ".."),
+        ("5.0.0", "is larger than"),
+        ("6.0.0", "sha256 is"),
+    ] {
+        pair.stop().await.unwrap();
+        pair.open(flags(version)).await.unwrap();
+        let refused = (error.as_str(), "True", "ChartNotLoaded");
+        desk.shows(acme.0, acme.1, &[refused]).await.unwrap();
+        let hub = pair.hub().unwrap();
+        eventually(&format!("{version} to be refused"), PATIENCE, async || {
+            let log = hub.log()?;
+            match log.contains(words) {
+                true => Ok(Some(())),
+                false => anyhow::bail!("{log}"),
+            }
+        })
+        .await
+        .unwrap();
+        assert_eq!(desk.releases().await.unwrap(), before, "{version}");
+    }
+    let revisions = desk.revisions("acme", &release).await.unwrap();
+    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    assert_eq!(lure.connections(), 0);
+    assert!(!std::env::temp_dir().join(mark).exists());
+}

@@ -1,0 +1,256 @@
+//! A user who can edit the workspace of a release tries to become cluster-admin.
+
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
+use krypton_crds::tenant::Tenant;
+use krypton_tests::fleet::{
+    Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
+};
+use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, eventually};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+
+use super::{intruder, is_forbidden};
+use crate::tampering::{append, rewrite};
+
+const WORKSPACE: &str = "acme";
+const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
+const BINDING: &str = "apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: takeover}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
+subjects: [{kind: ServiceAccount, name: mallory, namespace: acme}]
+";
+const EVENTS: [&str; 8] = [
+    "pre-install",
+    "post-install",
+    "pre-upgrade",
+    "post-upgrade",
+    "pre-rollback",
+    "post-rollback",
+    "pre-delete",
+    "post-delete",
+];
+
+/// The binding as an object of the release, and as a hook of each kind.
+fn take_over(release: &mut Value) {
+    append(release, &format!("\n---\n{BINDING}"));
+    release["hooks"] = json!([{
+        "name": "takeover", "kind": "ClusterRoleBinding", "path": "small/templates/hook.yaml",
+        "manifest": BINDING, "events": EVENTS, "last_run": {"phase": ""},
+    }]);
+    // Helm renders an upgrade from the chart, but some commands from the chart that is stored.
+    let template = json!({"name": "templates/takeover.yaml", "data": BINDING.as_bytes()});
+    if let Some(templates) = release["chart"]["templates"].as_array_mut() {
+        templates.push(template);
+    }
+}
+
+/// The user, with the rights of ClusterRole `edit` in the workspace.
+struct Editor {
+    client: Client,
+    secrets: Api<Secret>,
+    release: String,
+    desk: Desk,
+}
+
+impl Editor {
+    /// The stored revisions, by name.
+    async fn stored(&self) -> Vec<Secret> {
+        let labels = format!("owner=helm,name={}", self.release);
+        let params = ListParams::default().labels(&labels);
+        self.secrets.list(&params).await.unwrap().items
+    }
+
+    async fn tamper(&self) {
+        let name = self.stored().await.pop().unwrap().name_any();
+        eventually("the release Secret to be changed", PATIENCE, async || {
+            let mut secret = self.secrets.get(&name).await?;
+            rewrite(&mut secret, &take_over)?;
+            let params = PostParams::default();
+            Ok(Some(self.secrets.replace(&name, &params, &secret).await?))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Adds a revision that Helm never wrote.
+    async fn forge(&self, number: usize, status: &str) {
+        let mut secret = self.stored().await.pop().unwrap();
+        let change = |release: &mut Value| {
+            release["version"] = json!(number);
+            release["info"]["status"] = json!(status);
+            take_over(release);
+        };
+        rewrite(&mut secret, &change).unwrap();
+        let labels = secret.labels_mut();
+        labels.insert("version".to_owned(), number.to_string());
+        labels.insert("status".to_owned(), status.to_owned());
+        labels.insert("mesh.openkcm.io/run".to_owned(), "upgrade-0000".to_owned());
+        let name = format!("sh.helm.release.v1.{}.v{number}", self.release);
+        secret.metadata.name = Some(name);
+        secret.metadata.resource_version = None;
+        secret.metadata.uid = None;
+        let params = PostParams::default();
+        self.secrets.create(&params, &secret).await.unwrap();
+    }
+
+    /// Deletes all that is stored of the release.
+    async fn forget(&self) {
+        for secret in self.stored().await {
+            let params = DeleteParams::default();
+            let gone = self.secrets.delete(&secret.name_any(), &params).await;
+            gone.unwrap();
+        }
+    }
+
+    async fn is_rendered_again(&self) {
+        let deployed = self.desk.newest_is(WORKSPACE, &self.release, 1, "deployed");
+        deployed.await.unwrap();
+    }
+
+    /// Waits for the agent, and checks that the user has no further rights.
+    async fn gains_nothing(&self) {
+        self.desk.lease_renewed().await.unwrap();
+        let bindings: Api<ClusterRoleBinding> = Api::all(self.desk.client.clone());
+        let binding = bindings.get_opt("takeover").await.unwrap();
+        assert_eq!(binding, None);
+        let everything = SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some("*".to_owned()),
+                group: Some("*".to_owned()),
+                resource: Some("*".to_owned()),
+                ..ResourceAttributes::default()
+            }),
+            ..SelfSubjectAccessReviewSpec::default()
+        };
+        let review = SelfSubjectAccessReview {
+            spec: everything,
+            ..SelfSubjectAccessReview::default()
+        };
+        let reviews: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
+        let review = reviews.create(&PostParams::default(), &review).await;
+        assert!(!review.unwrap().status.unwrap().allowed);
+    }
+
+    /// Tries each write outside the rights of the user.
+    async fn is_kept_out(&self) {
+        let client = || self.client.clone();
+        let params = (PostParams::default(), PatchParams::default());
+        let binding: ClusterRoleBinding = serde_json::from_value(json!({
+            "metadata": {"name": "takeover"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        }))
+        .unwrap();
+        let bindings = Api::all(client());
+        assert!(is_forbidden(&bindings.create(&params.0, &binding).await));
+        let admin: RoleBinding = serde_json::from_value(json!({
+            "metadata": {"name": "takeover"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
+        }))
+        .unwrap();
+        let bindings = Api::namespaced(client(), WORKSPACE);
+        assert!(is_forbidden(&bindings.create(&params.0, &admin).await));
+
+        let records: Api<Secret> = Api::namespaced(client(), SYSTEM_NAMESPACE);
+        assert!(is_forbidden(&records.list(&ListParams::default()).await));
+        let system: Api<Secret> = Api::namespaced(self.desk.client.clone(), SYSTEM_NAMESPACE);
+        let all = system.list(&ListParams::default()).await.unwrap().items;
+        assert!(!all.is_empty());
+        let patch =
+            Patch::Merge(json!({"metadata": {"annotations": {"mesh.openkcm.io/adopt": "x"}}}));
+        for secret in all {
+            let name = secret.name_any();
+            assert!(is_forbidden(&records.patch(&name, &params.1, &patch).await));
+        }
+        let forged = Secret::default();
+        assert!(is_forbidden(&records.create(&params.0, &forged).await));
+        let tenants: Api<Tenant> = Api::namespaced(client(), HUB_NAMESPACE);
+        let annotated = tenants.patch("acme", &params.1, &patch).await;
+        assert!(is_forbidden(&annotated));
+        let namespaces: Api<Namespace> = Api::all(client());
+        let annotated = namespaces.patch(WORKSPACE, &params.1, &patch).await;
+        assert!(is_forbidden(&annotated));
+    }
+}
+
+#[tokio::test]
+async fn workspace_editor_gets_no_cluster_rights() {
+    let charts = [ChartSource::small("1.0.0")];
+    let repository = ChartRepository::start(&charts).await.unwrap();
+    let values = ValuesFile::new("{replicaCount: 0, message: v1}").unwrap();
+    let pair = Pair::start("attack-editor", Mode::Agent, Parts::WithControllers);
+    let mut pair = pair.await.unwrap();
+    let mut flags = chart_flags(&repository, "small", "1.0.0");
+    flags.push(values_flag(&values));
+    let more = [
+        "--drift=heal",
+        "--drift-interval=1s",
+        "--remediation=rollback",
+    ];
+    flags.extend(more.map(str::to_owned));
+    pair.open(flags).await.unwrap();
+    let desk = pair.desk();
+    desk.create(HUB_NAMESPACE, "acme", json!({})).await.unwrap();
+    let ready = async || {
+        desk.shows(HUB_NAMESPACE, "acme", &[ALL_READY])
+            .await
+            .unwrap()
+    };
+    ready().await;
+    let client = intruder(pair.cluster(), WORKSPACE).await;
+    let editor = Editor {
+        secrets: Api::namespaced(client.clone(), WORKSPACE),
+        client,
+        release: pair.release("acme"),
+        desk: desk.clone(),
+    };
+    let error = pair.condition("ClusterError");
+    let tampered = async || {
+        let tampered = (error.as_str(), "True", "ReleaseTampered");
+        let shown = desk.shows(HUB_NAMESPACE, "acme", &[tampered]).await;
+        shown.unwrap();
+    };
+    editor.is_kept_out().await;
+
+    // Krypton neither heals from the user's changes, nor upgrades over them, nor rolls back to them.
+    editor.tamper().await;
+    tampered().await;
+    editor.gains_nothing().await;
+    for status in ["deployed", "failed", "pending-rollback"] {
+        editor.forge(2, status).await;
+        editor.gains_nothing().await;
+        let name = format!("sh.helm.release.v1.{}.v2", editor.release);
+        let params = DeleteParams::default();
+        // The agent may have taken it away as the rest of an interrupted run.
+        drop(editor.secrets.delete(&name, &params).await);
+    }
+    values.write("{replicaCount: 0, message: v2}").unwrap();
+    editor.gains_nothing().await;
+    // Without any revision, the chart is rendered again.
+    editor.forget().await;
+    editor.is_rendered_again().await;
+    ready().await;
+    editor.gains_nothing().await;
+    // A forged revision over a good one, when the chart changes.
+    editor.forge(2, "failed").await;
+    values.write("{replicaCount: 0, message: v3}").unwrap();
+    editor.gains_nothing().await;
+    editor.forget().await;
+    editor.is_rendered_again().await;
+    ready().await;
+
+    // The removal runs no hook of the user.
+    editor.forge(2, "deployed").await;
+    desk.delete(HUB_NAMESPACE, "acme").await.unwrap();
+    editor.gains_nothing().await;
+    editor.forget().await;
+    desk.gone(HUB_NAMESPACE, "acme").await.unwrap();
+    let bindings: Api<ClusterRoleBinding> = Api::all(desk.client.clone());
+    let binding = bindings.get_opt("takeover").await.unwrap();
+    assert_eq!(binding, None);
+}
