@@ -21,11 +21,13 @@ use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 use thiserror::Error;
 
+mod ambiguous;
 mod digest;
 mod hooks;
 mod objects;
 mod strict;
 
+pub(crate) use ambiguous::check_keys;
 pub use digest::digest;
 pub(crate) use digest::digest_of;
 pub(crate) use hooks::has_delete_hooks;

@@ -4,6 +4,7 @@ mod cert_manager;
 mod leftovers;
 mod occupants;
 mod rollback;
+mod stored;
 mod telling;
 mod trust;
 mod unreadable;
@@ -50,7 +51,6 @@ use crate::index::{
 use crate::newest::Newest as _;
 use crate::plan::{self, Action, Attempt, Plan, Run, repair};
 use crate::release::{self, Release, Status};
-use crate::release_record::ReleaseRecord;
 use crate::report::ReportBoard;
 use crate::status::Told;
 use crate::subject::{Subject, SubjectKey};
@@ -662,11 +662,19 @@ impl Performer {
             again,
             cache_key: self.member.name.clone(),
         };
-        let record = match again {
-            // It compares with nothing that is stored.
-            true => ReleaseRecord::default(),
-            false => self.check_upgrade(job).await?,
+        let stored = match self.stored(job, done).await? {
+            Ok(stored) => stored,
+            Err(unreadable) => {
+                let (secret, error) = *unreadable;
+                let ready = Some(ready);
+                return self.set_aside(job, &secret, &error, ready, done).await;
+            }
         };
+        // Another attempt to install compares with nothing that is stored.
+        if !again {
+            self.check_upgrade(job, &stored).await?;
+        }
+        let record = stored.record;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(self.tools.helm.upgrade(ready.slot, &upgrade, &self.stop));
@@ -767,16 +775,17 @@ impl Performer {
         if job.subject.is_going() || job.desired.retire {
             self.say(job, done).await?;
         }
-        // Helm passes over what it cannot decode, and would go by the revision before without a word.
-        if let Some(newest) = &job.newest
-            && let Some(secret) = self.revision_secret(&job.release, newest.revision).await?
-            && let Err(error) = release::decode(&secret)
-        {
-            let ready = Some(ready);
-            return self.set_aside(job, &secret, &error, ready, done).await;
-        }
+        let stored = match self.stored(job, done).await? {
+            Ok(stored) => stored,
+            // Helm passes over what it cannot decode, and would go by the revision before without a word.
+            Err(unreadable) => {
+                let (secret, error) = *unreadable;
+                let ready = Some(ready);
+                return self.set_aside(job, &secret, &error, ready, done).await;
+            }
+        };
         self.sweep_before_uninstall(job).await?;
-        let hooks = self.check_uninstall(job, done).await?;
+        let hooks = self.check_uninstall(job, &stored, done).await?;
         let uninstall = Uninstall {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),

@@ -50,23 +50,27 @@ impl Performer {
         };
         self.sign(job, &current, newest.revision + 1).await?;
         self.say(job, done).await?;
-        let (record, current, good) = tokio::try_join!(
-            self.release_record(&job.release),
-            self.revision_secret(&job.release, newest.revision),
-            self.revision_secret(&job.release, to),
-        )?;
-        let (Some(current), Some(good)) = (current, good) else {
+        let stored = match self.stored(job, done).await? {
+            Ok(stored) => stored,
+            Err(unreadable) => {
+                let (secret, error) = *unreadable;
+                let ready = Some(ready);
+                return self.set_aside(job, &secret, &error, ready, done).await;
+            }
+        };
+        let revisions = (stored.revision(newest.revision), stored.revision(to));
+        let (Some(current), Some(good)) = revisions else {
             return self.relist(job, done).await;
         };
-        self.check_compared(job, &record, &current).await?;
-        let digest = check_rollback(&job.release, &record, &good)?;
+        self.check_compared(job, &stored.record, current).await?;
+        let digest = check_rollback(&job.release, &stored.record, good)?;
         let rollback = Rollback {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
             namespace: job.release.namespace.clone(),
             to,
             timeout: self.member.policy.helm_timeout,
-            server_side: release::decode(&current).is_ok_and(|facts| facts.server_side),
+            server_side: release::decode(current).is_ok_and(|facts| facts.server_side),
             history_max: repair::history(
                 self.member.policy.history_max,
                 &job.revisions,
@@ -89,7 +93,7 @@ impl Performer {
             revision.revision > newest.revision && revision.status == Status::Deployed
         });
         if let (Some(back), Ok(())) = (&back, &ended) {
-            self.put_on_record(job, back.revision, &digest, record)
+            self.put_on_record(job, back.revision, &digest, stored.record)
                 .await;
         }
         let message = match ended {

@@ -15,6 +15,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::discovery::{Scope, pinned_kind};
 
 use super::leftovers::bears_marks;
+use super::stored::Stored;
 use super::{DEADLINE, Done, Fault, Job, Performer, in_time};
 use crate::index::{ReleaseKey, Revision};
 use crate::release::{self, Declared, Status, UNCLEAR};
@@ -89,40 +90,37 @@ impl Performer {
         }
     }
 
-    /// The revision that an upgrade compares with, as Helm chooses it, if it is as Krypton deployed it.
-    pub(super) async fn check_upgrade(&self, job: &Job) -> Result<ReleaseRecord, Fault> {
+    /// Fails unless the revision that an upgrade compares with, as Helm chooses it, is as Krypton deployed it.
+    pub(super) async fn check_upgrade(&self, job: &Job, stored: &Stored) -> Result<(), Fault> {
         let deployed = |it: &&Revision| it.status == Status::Deployed;
         let compared = job.revisions.iter().rfind(deployed);
         let Some(compared) = compared.or(job.newest.as_ref()) else {
-            return Ok(ReleaseRecord::default());
+            return Ok(());
         };
-        let (record, secret) = tokio::try_join!(
-            self.release_record(&job.release),
-            self.revision_secret(&job.release, compared.revision),
-        )?;
-        let secret = secret.ok_or(Fault::Stale)?;
-        self.check_compared(job, &record, &secret).await?;
-        Ok(record)
+        let secret = stored.revision(compared.revision).ok_or(Fault::Stale)?;
+        self.check_compared(job, &stored.record, secret).await
     }
 
     /// Whether `helm uninstall` may run the stored hooks.
-    pub(super) async fn check_uninstall(&self, job: &Job, done: &mut Done) -> Result<bool, Fault> {
+    pub(super) async fn check_uninstall(
+        &self,
+        job: &Job,
+        stored: &Stored,
+        done: &mut Done,
+    ) -> Result<bool, Fault> {
         let Some(newest) = &job.newest else {
             return Ok(true);
         };
-        let (record, secret) = tokio::try_join!(
-            self.release_record(&job.release),
-            self.revision_secret(&job.release, newest.revision),
-        )?;
-        let secret = secret.ok_or(Fault::Stale)?;
-        match verdict(&record, &secret)? {
+        let record = &stored.record;
+        let secret = stored.revision(newest.revision).ok_or(Fault::Stale)?;
+        match verdict(record, secret)? {
             (_, Verdict::Recorded) => return Ok(true),
             (revision, Verdict::Tampered) => return Err(tampered(&job.release, revision)),
             (_, Verdict::Unrecorded) => {}
         }
-        self.fall_back(job, &record, done).await?;
-        self.check_objects(job, newest.revision, &secret).await?;
-        let hooks = release::has_delete_hooks(&secret).unwrap_or(true);
+        self.fall_back(job, record, done).await?;
+        self.check_objects(job, newest.revision, secret).await?;
+        let hooks = release::has_delete_hooks(secret).unwrap_or(true);
         if hooks {
             let message = format!(
                 "uninstalling release {} without its delete hooks: Krypton has not deployed revision {}",
@@ -240,7 +238,7 @@ impl Performer {
     }
 }
 
-fn verdict(record: &ReleaseRecord, secret: &Secret) -> Result<(u32, Verdict), Fault> {
+pub(super) fn verdict(record: &ReleaseRecord, secret: &Secret) -> Result<(u32, Verdict), Fault> {
     let (_, revision) = Revision::of(&secret.metadata).ok_or(Fault::Stale)?;
     // A Secret that cannot be decoded is handled where it is decoded.
     let digest = release::digest(secret).map_err(|_| Fault::Stale)?;

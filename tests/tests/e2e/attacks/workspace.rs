@@ -25,6 +25,12 @@ metadata: {name: takeover}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
 subjects: [{kind: ServiceAccount, name: mallory, namespace: acme}]
 ";
+const VICTIM: &str = "
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: victim}
+";
 const EVENTS: [&str; 8] = [
     "pre-install",
     "post-install",
@@ -253,4 +259,77 @@ async fn workspace_editor_gets_no_cluster_rights() {
     let bindings: Api<ClusterRoleBinding> = Api::all(desk.client.clone());
     let binding = bindings.get_opt("takeover").await.unwrap();
     assert_eq!(binding, None);
+}
+
+/// A copy of the newest revision that takes over, and that Helm reads differently from its labels.
+async fn shadow(editor: &Editor, kind: &str) -> Secret {
+    let mut secret = editor.stored().await.pop().unwrap();
+    let number = if kind == "relabelled" { 2 } else { 99 };
+    let change = |release: &mut Value| {
+        release["version"] = json!(number);
+        release["info"]["status"] = json!("deployed");
+        take_over(release);
+        append(release, VICTIM);
+    };
+    rewrite(&mut secret, &change).unwrap();
+    let stored_as = |number: u32| Some(format!("sh.helm.release.v1.{}.v{number}", editor.release));
+    let labels = secret.labels_mut();
+    labels.insert("version".to_owned(), number.to_string());
+    match kind {
+        "retyped" => {
+            secret.type_ = Some("Opaque".to_owned());
+            secret.metadata.name = stored_as(99);
+        }
+        "renamed" => secret.metadata.name = Some("shadow".to_owned()),
+        _ => {
+            labels.insert("status".to_owned(), "failed".to_owned());
+            secret.metadata.name = stored_as(2);
+        }
+    }
+    secret.metadata.resource_version = None;
+    secret.metadata.uid = None;
+    secret
+}
+
+#[tokio::test]
+async fn shadow_revisions_give_no_cluster_rights() {
+    let started = Pair::with_small_chart("attack-shadow", Mode::SelfCluster).await;
+    let (pair, _repository, values) = started.unwrap();
+    let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
+    let victim = ["create", "namespace", "victim"];
+    pair.cluster().kubectl(victim).await.unwrap();
+    let mut shadows = Vec::new();
+    for kind in ["retyped", "renamed", "relabelled"] {
+        desk.create(HUB_NAMESPACE, kind, json!({})).await.unwrap();
+        desk.shows(HUB_NAMESPACE, kind, &[ALL_READY]).await.unwrap();
+        let client = intruder(pair.cluster(), kind).await;
+        let editor = Editor {
+            secrets: Api::namespaced(client.clone(), kind),
+            client,
+            release: pair.release(kind),
+            desk: desk.clone(),
+        };
+        let secret = shadow(&editor, kind).await;
+        let created = editor.secrets.create(&PostParams::default(), &secret).await;
+        shadows.push((kind, created.unwrap().name_any(), editor));
+    }
+    let refused = [(error.as_str(), "True", "ReleaseTampered")];
+    values.write("{replicaCount: 0, message: v2}").unwrap();
+    for (kind, _, editor) in &shadows {
+        desk.shows(HUB_NAMESPACE, kind, &refused).await.unwrap();
+        editor.gains_nothing().await;
+    }
+    for (kind, _, editor) in &shadows {
+        desk.delete(HUB_NAMESPACE, kind).await.unwrap();
+        desk.shows(HUB_NAMESPACE, kind, &refused).await.unwrap();
+        editor.gains_nothing().await;
+    }
+    for (kind, name, editor) in &shadows {
+        let params = DeleteParams::default();
+        drop(editor.secrets.delete(name, &params).await.unwrap());
+        desk.gone(HUB_NAMESPACE, kind).await.unwrap();
+        editor.gains_nothing().await;
+    }
+    let victim = desk.namespace("victim").await.unwrap().unwrap();
+    assert_eq!(victim.metadata.deletion_timestamp, None);
 }
