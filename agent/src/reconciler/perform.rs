@@ -672,7 +672,7 @@ impl Performer {
         };
         // Another attempt to install compares with nothing that is stored.
         if !again {
-            self.check_upgrade(job, &stored).await?;
+            self.check_upgrade(job, &stored, done).await?;
         }
         let record = stored.record;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
@@ -786,6 +786,8 @@ impl Performer {
         };
         self.sweep_before_uninstall(job).await?;
         let hooks = self.check_uninstall(job, &stored, done).await?;
+        let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
+        self.leave_only(job, &stored, newest).await?;
         let uninstall = Uninstall {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
@@ -800,7 +802,6 @@ impl Performer {
                 .helm
                 .uninstall(ready.slot, &uninstall, &self.stop),
         );
-        let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
         let running = effect!("helm.uninstall", running);
         let ended = self.telling(job, done, newest, running).await;
         self.relist(job, done).await?;

@@ -64,6 +64,8 @@ impl Performer {
         };
         self.check_compared(job, &stored.record, current).await?;
         let digest = check_rollback(&job.release, &stored.record, good)?;
+        self.remove_foreign(job, &stored, newest.revision, done)
+            .await?;
         let rollback = Rollback {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),

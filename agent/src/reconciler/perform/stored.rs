@@ -27,12 +27,17 @@ pub(super) struct Stored {
 pub(super) type Unreadable = Box<(Secret, ReleaseError)>;
 
 impl Stored {
+    fn revisions(&self) -> impl Iterator<Item = (Revision, &Secret)> {
+        self.secrets.iter().filter_map(|secret| {
+            let (_, revision) = Revision::of(&secret.metadata)?;
+            Some((revision, secret))
+        })
+    }
+
     pub(super) fn revision(&self, number: u32) -> Option<&Secret> {
-        let is_it = |secret: &&Secret| {
-            let found = Revision::of(&secret.metadata);
-            found.is_some_and(|(_, revision)| revision.revision == number)
-        };
-        self.secrets.iter().find(is_it)
+        let mut all = self.revisions();
+        let found = all.find(|(revision, _)| revision.revision == number);
+        found.map(|(_, secret)| secret)
     }
 }
 
@@ -56,20 +61,71 @@ impl Performer {
                 return Ok(Err(Box::new((secret.clone(), error))));
             }
         }
-        let planned = |secret: &Secret| {
-            let found = Revision::of(&secret.metadata).map(|(_, revision)| revision);
-            let same = |it: &&Revision| {
-                let found = found.as_ref();
-                found
-                    .is_some_and(|found| (it.revision, it.status) == (found.revision, found.status))
-            };
-            job.revisions.iter().find(same).is_some()
+        let stored = Stored { secrets, record };
+        let planned = |(found, _): (Revision, &Secret)| {
+            let same = |it: &Revision| (it.revision, it.status) == (found.revision, found.status);
+            job.revisions.iter().any(same)
         };
-        if !secrets.iter().all(planned) {
+        if !stored.revisions().all(planned) {
             self.relist(job, done).await?;
             return Err(Fault::Stale);
         }
-        Ok(Ok(Stored { secrets, record }))
+        Ok(Ok(stored))
+    }
+
+    /// Deletes every revision but this one. Helm skips a revision that it cannot decode, and Krypton's decoder is not
+    /// Helm's: an uninstallation must not go by one that was not checked.
+    pub(super) async fn leave_only(
+        &self,
+        job: &Job,
+        stored: &Stored,
+        number: u32,
+    ) -> Result<(), Fault> {
+        for (revision, secret) in stored.revisions() {
+            if revision.revision != number {
+                self.forget(&job.release, &secret.metadata).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what Helm must not go by where it skips the revision that was checked: one that Krypton has not deployed
+    /// and that lists an object of somebody else. Of a failed attempt nothing is kept, as it comes with each retry.
+    pub(super) async fn remove_foreign(
+        &self,
+        job: &Job,
+        stored: &Stored,
+        checked: u32,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
+        let mut removed = false;
+        for (revision, secret) in stored.revisions() {
+            let recorded = verdict(&stored.record, secret)?.1 == Verdict::Recorded;
+            if recorded || revision.revision == checked {
+                continue;
+            }
+            match self.check_objects(job, revision.revision, secret).await {
+                Err(Fault::Shown { message, .. }) => {
+                    tracing::warn!(member = %self.member.name, %message, "removing a revision");
+                }
+                checked => {
+                    checked?;
+                    continue;
+                }
+            }
+            self.still_permitted()?;
+            if revision.status != Status::Failed {
+                self.keep_copy(&job.release, secret, revision.revision)
+                    .await?;
+            }
+            self.forget(&job.release, &secret.metadata).await?;
+            removed = true;
+        }
+        if removed {
+            self.relist(job, done).await?;
+            return Err(Fault::Stale);
+        }
+        Ok(())
     }
 
     async fn secrets_for_helm(&self, job: &Job) -> Result<Vec<Secret>, Fault> {

@@ -91,14 +91,21 @@ impl Performer {
     }
 
     /// Fails unless the revision that an upgrade compares with, as Helm chooses it, is as Krypton deployed it.
-    pub(super) async fn check_upgrade(&self, job: &Job, stored: &Stored) -> Result<(), Fault> {
+    pub(super) async fn check_upgrade(
+        &self,
+        job: &Job,
+        stored: &Stored,
+        done: &mut Done,
+    ) -> Result<(), Fault> {
         let deployed = |it: &&Revision| it.status == Status::Deployed;
         let compared = job.revisions.iter().rfind(deployed);
         let Some(compared) = compared.or(job.newest.as_ref()) else {
             return Ok(());
         };
         let secret = stored.revision(compared.revision).ok_or(Fault::Stale)?;
-        self.check_compared(job, &stored.record, secret).await
+        self.check_compared(job, &stored.record, secret).await?;
+        self.remove_foreign(job, stored, compared.revision, done)
+            .await
     }
 
     /// Whether `helm uninstall` may run the stored hooks.
@@ -171,7 +178,12 @@ impl Performer {
 
     /// Returns an error if the stored manifest lists an object outside the workspace that does not belong to this
     /// release. In the workspace its users can delete everything anyway.
-    async fn check_objects(&self, job: &Job, revision: u32, secret: &Secret) -> Result<(), Fault> {
+    pub(super) async fn check_objects(
+        &self,
+        job: &Job,
+        revision: u32,
+        secret: &Secret,
+    ) -> Result<(), Fault> {
         let release = &job.release;
         let objects =
             release::strict_objects(secret).map_err(|error| Fault::Passing(chain(&error)))?;

@@ -103,7 +103,7 @@ impl Performer {
         self.relist(job, done).await
     }
 
-    async fn keep_copy(
+    pub(super) async fn keep_copy(
         &self,
         release: &ReleaseKey,
         secret: &Secret,

@@ -333,3 +333,69 @@ async fn shadow_revisions_give_no_cluster_rights() {
     let victim = desk.namespace("victim").await.unwrap().unwrap();
     assert_eq!(victim.metadata.deletion_timestamp, None);
 }
+
+#[tokio::test]
+async fn revision_that_helm_skips_gives_no_cluster_rights() {
+    let started = Pair::with_small_chart("attack-skipped", Mode::SelfCluster).await;
+    let (pair, _repository, values) = started.unwrap();
+    let (desk, error) = (pair.desk(), pair.condition("ClusterError"));
+    let victim = ["create", "namespace", "victim"];
+    pair.cluster().kubectl(victim).await.unwrap();
+    desk.create(HUB_NAMESPACE, WORKSPACE, json!({}))
+        .await
+        .unwrap();
+    desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY])
+        .await
+        .unwrap();
+    let client = intruder(pair.cluster(), WORKSPACE).await;
+    let editor = Editor {
+        secrets: Api::namespaced(client.clone(), WORKSPACE),
+        client,
+        release: pair.release(WORKSPACE),
+        desk: desk.clone(),
+    };
+    // Only Helm reads the time.
+    let mut newest = editor.stored().await.pop().unwrap();
+    let spoil = |release: &mut Value| release["info"]["first_deployed"] = json!("never");
+    rewrite(&mut newest, &spoil).unwrap();
+    let (name, params) = (newest.name_any(), PostParams::default());
+    editor
+        .secrets
+        .replace(&name, &params, &newest)
+        .await
+        .unwrap();
+    let mut older = newest.clone();
+    let change = |release: &mut Value| {
+        release["version"] = json!(0);
+        release["info"] = json!({"status": "superseded"});
+        take_over(release);
+        append(release, VICTIM);
+    };
+    rewrite(&mut older, &change).unwrap();
+    older.metadata.name = Some(format!("sh.helm.release.v1.{}.v0", editor.release));
+    let labels = older.labels_mut();
+    labels.insert("version".to_owned(), "0".to_owned());
+    labels.insert("status".to_owned(), "superseded".to_owned());
+    older.metadata.resource_version = None;
+    older.metadata.uid = None;
+
+    editor.secrets.create(&params, &older).await.unwrap();
+    values.write("{replicaCount: 0, message: v2}").unwrap();
+    let failed = (error.as_str(), "True", "UpgradeFailed");
+    desk.shows(HUB_NAMESPACE, WORKSPACE, &[failed])
+        .await
+        .unwrap();
+    editor.gains_nothing().await;
+    // The first one was removed.
+    editor.secrets.create(&params, &older).await.unwrap();
+    desk.delete(HUB_NAMESPACE, WORKSPACE).await.unwrap();
+    let failed = (error.as_str(), "True", "UninstallFailed");
+    desk.shows(HUB_NAMESPACE, WORKSPACE, &[failed])
+        .await
+        .unwrap();
+    editor.gains_nothing().await;
+    let victim = desk.namespace("victim").await.unwrap().unwrap();
+    assert_eq!(victim.metadata.deletion_timestamp, None);
+    editor.forget().await;
+    desk.gone(HUB_NAMESPACE, WORKSPACE).await.unwrap();
+}
