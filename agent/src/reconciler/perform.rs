@@ -35,6 +35,8 @@ use tempfile::TempPath;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tracing::Span;
 
+use self::stored::Foreign;
+use self::trust::compared;
 use super::helm_queue::Ready;
 use super::{Member, Tools};
 use crate::access::{client_as, kubeconfig_as};
@@ -662,7 +664,13 @@ impl Performer {
             again,
             cache_key: self.member.name.clone(),
         };
-        let stored = match self.stored(job, done).await? {
+        // Another attempt to install compares with nothing that is stored.
+        let compared = compared(job).filter(|_| !again);
+        let foreign = match compared {
+            Some(_) => Foreign::Remove,
+            None => Foreign::Keep,
+        };
+        let stored = match self.stored(job, compared.as_slice(), foreign, done).await? {
             Ok(stored) => stored,
             Err(unreadable) => {
                 let (secret, error) = *unreadable;
@@ -670,9 +678,9 @@ impl Performer {
                 return self.set_aside(job, &secret, &error, ready, done).await;
             }
         };
-        // Another attempt to install compares with nothing that is stored.
-        if !again {
-            self.check_upgrade(job, &stored, done).await?;
+        if let Some(compared) = compared {
+            let secret = stored.revision(compared).ok_or(Fault::Stale)?;
+            self.check_compared(job, &stored.record, secret).await?;
         }
         let record = stored.record;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
@@ -775,7 +783,8 @@ impl Performer {
         if job.subject.is_going() || job.desired.retire {
             self.say(job, done).await?;
         }
-        let stored = match self.stored(job, done).await? {
+        let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
+        let stored = match self.stored(job, &[newest], Foreign::Keep, done).await? {
             Ok(stored) => stored,
             // Helm passes over what it cannot decode, and would go by the revision before without a word.
             Err(unreadable) => {
@@ -786,7 +795,6 @@ impl Performer {
         };
         self.sweep_before_uninstall(job).await?;
         let hooks = self.check_uninstall(job, &stored, done).await?;
-        let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
         self.leave_only(job, &stored, newest).await?;
         let uninstall = Uninstall {
             kubeconfig: self.member.kubeconfig.clone(),

@@ -6,7 +6,7 @@ mod home_user;
 mod kubeconfig;
 mod network;
 mod repository;
-mod workspace;
+pub(crate) mod workspace;
 
 use std::sync::{
     Arc,

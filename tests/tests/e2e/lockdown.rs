@@ -7,6 +7,8 @@ use krypton_tests::{
 };
 use serde_json::{Value, json};
 
+use crate::attacks::workspace::Editor;
+
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const TEAMS: [&str; 2] = ["team-a", "team-b"];
 
@@ -94,6 +96,34 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) {
         let found = pair.cluster().kubectl(get.iter().chain(object).copied());
         assert_eq!(found.await.unwrap(), "");
     }
+    // The author's own word hands nothing over.
+    let adopt = [
+        "annotate",
+        "tenant",
+        "raid",
+        "-n",
+        TEAMS[0],
+        "mesh.openkcm.io/adopt=true",
+    ];
+    pair.cluster().kubectl(adopt).await.unwrap();
+    // A user who may edit the namespace changes the stored release.
+    let editor = Editor::of(&pair, TEAMS[0], "acme").await;
+    let error = format!("ClusterError/{member}");
+    let tampered = (error.as_str(), "True", "ReleaseTampered");
+    editor.tamper().await;
+    desk.shows(TEAMS[0], "acme", &[tampered]).await.unwrap();
+    editor.gains_nothing().await;
+    editor.forget().await;
+    desk.shows(TEAMS[0], "acme", &[ALL_READY]).await.unwrap();
+    editor.forge(2, "failed").await;
+    editor.gains_nothing().await;
+    editor.forget().await;
+    desk.shows(TEAMS[0], "acme", &[ALL_READY]).await.unwrap();
+    let refused = (error.as_str(), "True", "NamespaceNotOwned");
+    desk.shows(TEAMS[0], "raid", &[refused]).await.unwrap();
+    let raid = pair.release("raid");
+    assert_eq!(desk.revisions(TEAMS[1], &raid).await.unwrap(), []);
+
     // It goes as it came.
     desk.delete(TEAMS[0], "acme").await.unwrap();
     desk.gone(TEAMS[0], "acme").await.unwrap();

@@ -7,6 +7,7 @@ use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
+use super::stored::Foreign;
 use super::trust::check_rollback;
 use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, suspended, unavailable};
 use crate::effect;
@@ -50,7 +51,8 @@ impl Performer {
         };
         self.sign(job, &current, newest.revision + 1).await?;
         self.say(job, done).await?;
-        let stored = match self.stored(job, done).await? {
+        let keep = [newest.revision, to];
+        let stored = match self.stored(job, &keep, Foreign::Remove, done).await? {
             Ok(stored) => stored,
             Err(unreadable) => {
                 let (secret, error) = *unreadable;
@@ -64,8 +66,6 @@ impl Performer {
         };
         self.check_compared(job, &stored.record, current).await?;
         let digest = check_rollback(&job.release, &stored.record, good)?;
-        self.remove_foreign(job, &stored, newest.revision, done)
-            .await?;
         let rollback = Rollback {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),

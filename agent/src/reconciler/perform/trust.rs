@@ -4,7 +4,7 @@
 //! Helm reads the Secret again after the check. A write in between is acted on; the check is the last thing before
 //! Helm starts, so that time is the start of a process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
@@ -24,8 +24,15 @@ use crate::status::Told;
 
 const RECORD_TRIES: u32 = 3;
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
-/// Objects outside the workspace that are checked one by one.
+/// Objects of a revision outside the workspace that are checked one by one.
 const CHECKED_MOST: usize = 200;
+
+/// What was found while the revisions of one release were checked: each object and kind is read once.
+#[derive(Default)]
+pub(super) struct Owned {
+    kinds: BTreeMap<(String, String), Option<(ApiResource, Scope)>>,
+    objects: BTreeSet<Declared>,
+}
 
 impl Performer {
     pub(in crate::reconciler) async fn release_record(
@@ -86,26 +93,11 @@ impl Performer {
         match verdict(record, secret)? {
             (_, Verdict::Recorded) => Ok(()),
             (revision, Verdict::Tampered) => Err(tampered(&job.release, revision)),
-            (revision, Verdict::Unrecorded) => self.check_objects(job, revision, secret).await,
+            (revision, Verdict::Unrecorded) => {
+                let mut owned = Owned::default();
+                self.check_objects(job, revision, secret, &mut owned).await
+            }
         }
-    }
-
-    /// Fails unless the revision that an upgrade compares with, as Helm chooses it, is as Krypton deployed it.
-    pub(super) async fn check_upgrade(
-        &self,
-        job: &Job,
-        stored: &Stored,
-        done: &mut Done,
-    ) -> Result<(), Fault> {
-        let deployed = |it: &&Revision| it.status == Status::Deployed;
-        let compared = job.revisions.iter().rfind(deployed);
-        let Some(compared) = compared.or(job.newest.as_ref()) else {
-            return Ok(());
-        };
-        let secret = stored.revision(compared.revision).ok_or(Fault::Stale)?;
-        self.check_compared(job, &stored.record, secret).await?;
-        self.remove_foreign(job, stored, compared.revision, done)
-            .await
     }
 
     /// Whether `helm uninstall` may run the stored hooks.
@@ -126,7 +118,9 @@ impl Performer {
             (_, Verdict::Unrecorded) => {}
         }
         self.fall_back(job, record, done).await?;
-        self.check_objects(job, newest.revision, secret).await?;
+        let mut owned = Owned::default();
+        self.check_objects(job, newest.revision, secret, &mut owned)
+            .await?;
         let hooks = release::has_delete_hooks(secret).unwrap_or(true);
         if hooks {
             let message = format!(
@@ -183,6 +177,7 @@ impl Performer {
         job: &Job,
         revision: u32,
         secret: &Secret,
+        owned: &mut Owned,
     ) -> Result<(), Fault> {
         let release = &job.release;
         let objects =
@@ -191,9 +186,15 @@ impl Performer {
             return Err(claims(release, revision, UNCLEAR));
         };
         let client = &self.member.helm_client;
-        let mut kinds: BTreeMap<(String, String), Option<(ApiResource, Scope)>> = BTreeMap::new();
+        let Owned {
+            kinds,
+            objects: known,
+        } = owned;
         let mut checked = 0;
         for object in objects {
+            if known.contains(&object) {
+                continue;
+            }
             let kind = (object.api_version.clone(), object.kind.clone());
             if !kinds.contains_key(&kind) {
                 let found = self.kind(&object).await?;
@@ -228,6 +229,7 @@ impl Performer {
                 let named = format!("{} {}", object.kind, object.name);
                 return Err(claims(release, revision, &named));
             }
+            known.insert(object);
         }
         Ok(())
     }
@@ -248,6 +250,13 @@ impl Performer {
             Err(_) => Err(Fault::Passing("discovering kinds: no response".to_owned())),
         }
     }
+}
+
+/// The revision that an upgrade compares with, as Helm chooses it.
+pub(super) fn compared(job: &Job) -> Option<u32> {
+    let deployed = |it: &&Revision| it.status == Status::Deployed;
+    let compared = job.revisions.iter().rfind(deployed);
+    compared.or(job.newest.as_ref()).map(|it| it.revision)
 }
 
 pub(super) fn verdict(record: &ReleaseRecord, secret: &Secret) -> Result<(u32, Verdict), Fault> {

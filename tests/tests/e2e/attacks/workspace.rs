@@ -9,7 +9,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_tests::fleet::{
     Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
 };
-use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, eventually};
+use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, eventually, in_both_modes};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ fn take_over(release: &mut Value) {
 }
 
 /// The user, with the rights of ClusterRole `edit` in the workspace.
-struct Editor {
+pub(crate) struct Editor {
     client: Client,
     secrets: Api<Secret>,
     release: String,
@@ -65,6 +65,16 @@ struct Editor {
 }
 
 impl Editor {
+    pub(crate) async fn of(pair: &Pair, workspace: &str, tenant: &str) -> Self {
+        let client = intruder(pair.cluster(), workspace).await;
+        Self {
+            secrets: Api::namespaced(client.clone(), workspace),
+            client,
+            release: pair.release(tenant),
+            desk: pair.desk(),
+        }
+    }
+
     /// The stored revisions, by name.
     async fn stored(&self) -> Vec<Secret> {
         let labels = format!("owner=helm,name={}", self.release);
@@ -72,7 +82,7 @@ impl Editor {
         self.secrets.list(&params).await.unwrap().items
     }
 
-    async fn tamper(&self) {
+    pub(crate) async fn tamper(&self) {
         let name = self.stored().await.pop().unwrap().name_any();
         eventually("the release Secret to be changed", PATIENCE, async || {
             let mut secret = self.secrets.get(&name).await?;
@@ -85,7 +95,7 @@ impl Editor {
     }
 
     /// Adds a revision that Helm never wrote.
-    async fn forge(&self, number: usize, status: &str) {
+    pub(crate) async fn forge(&self, number: usize, status: &str) {
         let mut secret = self.stored().await.pop().unwrap();
         let change = |release: &mut Value| {
             release["version"] = json!(number);
@@ -106,7 +116,7 @@ impl Editor {
     }
 
     /// Deletes all that is stored of the release.
-    async fn forget(&self) {
+    pub(crate) async fn forget(&self) {
         for secret in self.stored().await {
             let params = DeleteParams::default();
             let gone = self.secrets.delete(&secret.name_any(), &params).await;
@@ -120,7 +130,7 @@ impl Editor {
     }
 
     /// Waits for the agent, and checks that the user has no further rights.
-    async fn gains_nothing(&self) {
+    pub(crate) async fn gains_nothing(&self) {
         self.desk.lease_renewed().await.unwrap();
         let bindings: Api<ClusterRoleBinding> = Api::all(self.desk.client.clone());
         let binding = bindings.get_opt("takeover").await.unwrap();
@@ -184,12 +194,13 @@ impl Editor {
     }
 }
 
-#[tokio::test]
-async fn workspace_editor_gets_no_cluster_rights() {
+in_both_modes!(workspace_editor_gets_no_cluster_rights);
+
+async fn workspace_editor_gets_no_cluster_rights(mode: Mode) {
     let charts = [ChartSource::small("1.0.0")];
     let repository = ChartRepository::start(&charts).await.unwrap();
     let values = ValuesFile::new("{replicaCount: 0, message: v1}").unwrap();
-    let pair = Pair::start("attack-editor", Mode::Agent, Parts::WithControllers);
+    let pair = Pair::start("attack-editor", mode, Parts::WithControllers);
     let mut pair = pair.await.unwrap();
     let mut flags = chart_flags(&repository, "small", "1.0.0");
     flags.push(values_flag(&values));
@@ -208,13 +219,7 @@ async fn workspace_editor_gets_no_cluster_rights() {
             .unwrap()
     };
     ready().await;
-    let client = intruder(pair.cluster(), WORKSPACE).await;
-    let editor = Editor {
-        secrets: Api::namespaced(client.clone(), WORKSPACE),
-        client,
-        release: pair.release("acme"),
-        desk: desk.clone(),
-    };
+    let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     let error = pair.condition("ClusterError");
     let tampered = async || {
         let tampered = (error.as_str(), "True", "ReleaseTampered");
@@ -302,13 +307,7 @@ async fn shadow_revisions_give_no_cluster_rights() {
     for kind in ["retyped", "renamed", "relabelled"] {
         desk.create(HUB_NAMESPACE, kind, json!({})).await.unwrap();
         desk.shows(HUB_NAMESPACE, kind, &[ALL_READY]).await.unwrap();
-        let client = intruder(pair.cluster(), kind).await;
-        let editor = Editor {
-            secrets: Api::namespaced(client.clone(), kind),
-            client,
-            release: pair.release(kind),
-            desk: desk.clone(),
-        };
+        let editor = Editor::of(&pair, kind, kind).await;
         let secret = shadow(&editor, kind).await;
         let created = editor.secrets.create(&PostParams::default(), &secret).await;
         shadows.push((kind, created.unwrap().name_any(), editor));
@@ -347,13 +346,7 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() {
     desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY])
         .await
         .unwrap();
-    let client = intruder(pair.cluster(), WORKSPACE).await;
-    let editor = Editor {
-        secrets: Api::namespaced(client.clone(), WORKSPACE),
-        client,
-        release: pair.release(WORKSPACE),
-        desk: desk.clone(),
-    };
+    let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
     // Only Helm reads the time.
     let mut newest = editor.stored().await.pop().unwrap();
     let spoil = |release: &mut Value| release["info"]["first_deployed"] = json!("never");
