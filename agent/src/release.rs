@@ -409,7 +409,7 @@ impl<R: Read> Read for Limited<R> {
     }
 }
 
-fn pack(json: &[u8]) -> io::Result<Vec<u8>> {
+pub(crate) fn pack(json: &[u8]) -> io::Result<Vec<u8>> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
     gzip.write_all(json)?;
     Ok(STANDARD.encode(gzip.finish()?).into_bytes())

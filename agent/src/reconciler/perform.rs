@@ -148,6 +148,7 @@ pub(super) enum ReleaseNews {
 }
 
 /// Why an action did not succeed.
+#[derive(Debug)]
 pub(super) enum Fault {
     /// To be shown, and tried again after a back-off; `permanent` when only a change can help.
     Shown {
@@ -682,6 +683,7 @@ impl Performer {
             let secret = stored.revision(compared).ok_or(Fault::Stale)?;
             self.check_compared(job, &stored.record, secret).await?;
         }
+        self.check_again(job, &stored).await?;
         let record = stored.record;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
@@ -795,7 +797,16 @@ impl Performer {
         };
         self.sweep_before_uninstall(job).await?;
         let hooks = self.check_uninstall(job, &stored, done).await?;
-        self.leave_only(job, &stored, newest).await?;
+        // The deletions announce the run, so it takes place at another time.
+        if self.leave_only(job, &stored, newest).await? {
+            self.relist(job, done).await?;
+            return Err(Fault::Stale);
+        }
+        if hooks {
+            self.wait_unannounced().await;
+        }
+        self.check_again(job, &stored).await?;
+        self.still_permitted()?;
         let uninstall = Uninstall {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),

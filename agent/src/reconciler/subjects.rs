@@ -514,6 +514,7 @@ impl Reconciler {
         match fault {
             Fault::Stale => {
                 let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
+                let pause = pause.mul_f64(1.0 + rand::random::<f64>());
                 slot.stale += 1;
                 slot.not_before = Some(Boot(now.0 + pause));
             }

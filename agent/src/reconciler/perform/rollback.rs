@@ -66,6 +66,9 @@ impl Performer {
         };
         self.check_compared(job, &stored.record, current).await?;
         let digest = check_rollback(&job.release, &stored.record, good)?;
+        self.wait_unannounced().await;
+        self.check_again(job, &stored).await?;
+        self.still_permitted()?;
         let rollback = Rollback {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),

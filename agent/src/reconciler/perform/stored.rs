@@ -4,6 +4,7 @@
 //! payload; Krypton's watch reads them from labels. A user of the workspace can create Secrets in which they differ.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -13,20 +14,27 @@ use kube::api::{ListParams, ObjectList};
 
 use super::trust::{Owned, tampered, verdict};
 use super::{Done, Fault, Job, Performer, in_time};
-use crate::index::Revision;
+use crate::index::{ReleaseKey, Revision};
 use crate::release::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
 use crate::release_record::{ReleaseRecord, Verdict};
 
-/// A revision takes up to a MiB, so only one page is in memory.
-const PAGE: u32 = 5;
-/// Helm keeps ten revisions by default, and so does Krypton; the Go operator kept all.
+/// A revision takes up to 1.4 MB of a response, which may have 16 MiB. Only one page is in memory.
+const PAGE: u32 = 10;
+/// The Go operator kept all revisions.
 const MOST_REVISIONS: usize = 2000;
+
+/// Reading and checking all of them. A revision may unpack to 64 MiB.
+const READ_ALL: Duration = Duration::from_secs(60);
+const METADATA_PAGE: u32 = 500;
+/// Helm reads the Secret some 0.2 s after the check.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// The revisions of a release that Helm would find, and what is on record of them.
 pub(super) struct Stored {
     /// With content: only those that the caller asked for.
     kept: BTreeMap<u32, Secret>,
-    all: Vec<ObjectMeta>,
+    /// By name, also Secrets that are no revisions.
+    seen: BTreeMap<String, ObjectMeta>,
     pub(super) record: ReleaseRecord,
 }
 
@@ -57,34 +65,53 @@ impl Performer {
         foreign: Foreign,
         done: &mut Done,
     ) -> Result<Result<Stored, Unreadable>, Fault> {
+        let reading = Box::pin(self.read_stored(job, keep, foreign));
+        let read = tokio::time::timeout(READ_ALL, reading).await;
+        let late = || Fault::Passing("reading the release's revisions takes too long".to_owned());
+        let (stored, stale) = match read.map_err(|_| late())?? {
+            Ok(read) => read,
+            Err(unreadable) => return Ok(Err(unreadable)),
+        };
+        if stale {
+            self.relist(job, done).await?;
+            return Err(Fault::Stale);
+        }
+        Ok(Ok(stored))
+    }
+
+    /// Returns also whether the plan rests on other revisions than there are.
+    async fn read_stored(
+        &self,
+        job: &Job,
+        keep: &[u32],
+        foreign: Foreign,
+    ) -> Result<Result<(Stored, bool), Unreadable>, Fault> {
         let record = match job.revisions.is_empty() {
             true => ReleaseRecord::default(),
             false => self.release_record(&job.release).await?,
         };
         let mut stored = Stored {
             kept: BTreeMap::new(),
-            all: Vec::new(),
+            seen: BTreeMap::new(),
             record,
         };
         let mut owned = Owned::default();
         let mut stale = false;
-        let labels = format!("owner=helm,name={}", job.release.name);
-        let mut params = ListParams::default().labels(&labels).limit(PAGE);
+        let mut params = of_release(job).limit(PAGE);
         loop {
             let page = self.revisions_page(job, &params).await?;
-            for secret in page.items {
-                if is_empty(&secret) {
-                    continue;
-                }
-                let revision = match check(job, &stored.record, &secret)? {
-                    Ok(revision) => revision,
-                    Err(error) => return Ok(Err(Box::new((secret, error)))),
+            for (secret, checked) in examined(&job.release, &mut stored.record, page.items).await? {
+                let meta = secret.metadata.clone();
+                stored.seen.insert(secret.name_any(), meta);
+                let revision = match checked? {
+                    Checked::NoRevision => continue,
+                    Checked::Unreadable(error) => return Ok(Err(Box::new((secret, error)))),
+                    Checked::Revision(revision) => revision,
                 };
                 let same = |it: &Revision| {
                     (it.revision, it.status) == (revision.revision, revision.status)
                 };
                 stale |= !job.revisions.iter().any(same);
-                stored.all.push(secret.metadata.clone());
                 if keep.contains(&revision.revision) {
                     stored.kept.insert(revision.revision, secret);
                 } else if foreign == Foreign::Remove {
@@ -94,19 +121,50 @@ impl Performer {
                         .await?;
                 }
             }
-            if stored.all.len() > MOST_REVISIONS {
+            if stored.seen.len() > MOST_REVISIONS {
                 return Err(too_many(job));
             }
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
-                None => break,
+                None => return Ok(Ok((stored, stale))),
             }
         }
-        if stale {
-            self.relist(job, done).await?;
-            return Err(Fault::Stale);
+    }
+
+    /// Fails if any revision has changed since it was checked. Called last before Helm starts.
+    pub(super) async fn check_again(&self, job: &Job, stored: &Stored) -> Result<(), Fault> {
+        if stored.seen.is_empty() {
+            return Ok(());
         }
-        Ok(Ok(stored))
+        let api = self.secrets(&job.release);
+        let mut params = of_release(job).limit(METADATA_PAGE);
+        let mut found = 0;
+        loop {
+            let listing = api.list_metadata(&params);
+            let page = in_time("listing the release's revisions", listing).await?;
+            for item in &page.items {
+                let meta = &item.metadata;
+                let seen = meta.name.as_ref().and_then(|name| stored.seen.get(name));
+                let same = |seen: &&ObjectMeta| {
+                    (&seen.uid, &seen.resource_version) == (&meta.uid, &meta.resource_version)
+                };
+                if seen.is_none_or(|seen| !same(&seen)) {
+                    return Err(moving(job, meta));
+                }
+                found += 1;
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None if found == stored.seen.len() => return Ok(()),
+                None => return Err(Fault::Stale),
+            }
+        }
+    }
+
+    /// Helm applies what is stored. A user of the workspace who sees the run coming must not know when Helm reads it.
+    pub(super) async fn wait_unannounced(&self) {
+        let wait = LONGEST_WAIT.mul_f64(rand::random());
+        tokio::time::sleep(wait).await;
     }
 
     async fn revisions_page(
@@ -118,20 +176,23 @@ impl Performer {
         in_time("reading the release's revisions", api.list(params)).await
     }
 
-    /// Deletes every revision but this one. Helm skips a revision that it cannot decode, and Krypton's decoder is not
-    /// Helm's: an uninstallation must not use one that was not checked.
+    /// Deletes every revision but this one, and returns whether there were any. Helm skips a revision that it cannot
+    /// decode, and Krypton's decoder is not Helm's: an uninstallation must not use one that was not checked.
     pub(super) async fn leave_only(
         &self,
         job: &Job,
         stored: &Stored,
         number: u32,
-    ) -> Result<(), Fault> {
-        for meta in &stored.all {
-            if Revision::of(meta).is_some_and(|(_, revision)| revision.revision != number) {
-                self.forget(&job.release, meta).await?;
-            }
+    ) -> Result<bool, Fault> {
+        let other = |meta: &&ObjectMeta| {
+            Revision::of(meta).is_some_and(|(_, revision)| revision.revision != number)
+        };
+        let mut others = false;
+        for meta in stored.seen.values().filter(other) {
+            self.forget(&job.release, meta).await?;
+            others = true;
         }
-        Ok(())
+        Ok(others)
     }
 
     /// Returns whether the revision was removed. Of a failed attempt no copy is kept, as each retry makes another.
@@ -166,39 +227,76 @@ impl Performer {
     }
 }
 
-/// Helm skips a Secret without a payload. It is no revision, whatever its labels are.
-fn is_empty(secret: &Secret) -> bool {
-    let payload = secret.data.as_ref().and_then(|data| data.get(DATA_KEY));
-    payload.is_none_or(|payload| payload.0.is_empty())
+fn of_release(job: &Job) -> ListParams {
+    ListParams::default().labels(&format!("owner=helm,name={}", job.release.name))
 }
 
-/// The inner error is of a Secret that cannot be decoded.
-fn check(
-    job: &Job,
-    record: &ReleaseRecord,
-    secret: &Secret,
-) -> Result<Result<Revision, ReleaseError>, Fault> {
+enum Checked {
+    NoRevision,
+    Unreadable(ReleaseError),
+    Revision(Revision),
+}
+
+/// Decoding takes long, so it happens beside the runtime's threads.
+async fn examined(
+    release: &ReleaseKey,
+    record: &mut ReleaseRecord,
+    secrets: Vec<Secret>,
+) -> Result<Vec<(Secret, Result<Checked, Fault>)>, Fault> {
+    let (of, known) = (release.clone(), std::mem::take(record));
+    let examining = tokio::task::spawn_blocking(move || {
+        let one = |secret| {
+            let checked = check(&of, &known, &secret);
+            (secret, checked)
+        };
+        let all = secrets.into_iter().map(one).collect();
+        (known, all)
+    });
+    let all;
+    (*record, all) = examining.await.map_err(|_| Fault::Stale)?;
+    Ok(all)
+}
+
+fn check(release: &ReleaseKey, record: &ReleaseRecord, secret: &Secret) -> Result<Checked, Fault> {
     let revision = Revision::of(&secret.metadata)
-        .filter(|(release, _)| *release == job.release)
+        .filter(|(of, _)| of == release)
         .filter(|_| secret.type_.as_deref() == Some(SECRET_TYPE));
     let Some((_, revision)) = revision else {
+        let payload = secret.data.as_ref().and_then(|data| data.get(DATA_KEY));
+        // Helm skips a Secret without a payload.
+        if payload.is_none_or(|payload| payload.0.is_empty()) {
+            return Ok(Checked::NoRevision);
+        }
         let what = "has the labels of the release and not the name or type of a revision";
         return Err(misleading(secret, what));
     };
     let facts = match release::check_keys(secret).and_then(|()| release::decode(secret)) {
         Ok(facts) => facts,
-        Err(error) => return Ok(Err(error)),
+        Err(error) => return Ok(Checked::Unreadable(error)),
     };
     if facts.status != revision.status {
         let what = "has another status in its payload than in its label";
         return Err(misleading(secret, what));
     }
-    // What a failed attempt wrote was never recorded.
+    // A failed attempt was never recorded.
     let was_deployed = matches!(revision.status, Status::Deployed | Status::Superseded);
     if was_deployed && verdict(record, secret)?.1 == Verdict::Tampered {
-        return Err(tampered(&job.release, revision.revision));
+        return Err(tampered(release, revision.revision));
     }
-    Ok(Ok(revision))
+    Ok(Checked::Revision(revision))
+}
+
+/// Permanent: a loop that waits for the right moment gets one attempt for each of the longest pauses.
+fn moving(job: &Job, meta: &ObjectMeta) -> Fault {
+    let name = meta.name.as_deref().unwrap_or_default();
+    Fault::Shown {
+        reason: reason::RELEASE_TAMPERED,
+        message: format!(
+            "Secret {}/{name} was written while Helm was about to start; find out who writes it",
+            job.release.namespace
+        ),
+        permanent: true,
+    }
 }
 
 fn too_many(job: &Job) -> Fault {
@@ -221,5 +319,105 @@ fn misleading(secret: &Secret, what: &str) -> Fault {
             "Secret {namespace}/{name} {what}, so Helm could take it for another revision; delete it"
         ),
         permanent: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::super::trust::check_rollback;
+    use super::*;
+
+    const RELEASE: &str = "tenant-acme";
+
+    fn key() -> ReleaseKey {
+        ReleaseKey {
+            namespace: "acme".to_owned(),
+            name: RELEASE.to_owned(),
+        }
+    }
+
+    fn secret(name: &str, kind: &str, payload: &str) -> Secret {
+        let labels = [
+            ("owner", "helm"),
+            ("name", RELEASE),
+            ("version", "1"),
+            ("status", "deployed"),
+        ];
+        let data = match payload {
+            "" => None,
+            json => Some(ByteString(release::pack(json.as_bytes()).unwrap())),
+        };
+        Secret {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                namespace: Some("acme".to_owned()),
+                labels: Some(
+                    labels
+                        .map(|(label, value)| (label.to_owned(), value.to_owned()))
+                        .into(),
+                ),
+                ..ObjectMeta::default()
+            },
+            type_: Some(kind.to_owned()),
+            data: data.map(|data| [(DATA_KEY.to_owned(), data)].into()),
+            ..Secret::default()
+        }
+    }
+
+    fn payload(status: &str, manifest: &str) -> String {
+        serde_json::json!({
+            "name": RELEASE, "namespace": "acme", "version": 1, "manifest": manifest,
+            "info": {"status": status}, "chart": {"metadata": {"name": "small", "version": "1.0.0"}},
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn only_what_helm_reads_alike_is_a_revision() {
+        let first = release::secret_name(RELEASE, 1);
+        let good = payload("deployed", "");
+        let judged = |name: &str, kind: &str, payload: &str| {
+            let checked = check(
+                &key(),
+                &ReleaseRecord::default(),
+                &secret(name, kind, payload),
+            );
+            match checked {
+                Ok(Checked::Revision(revision)) => format!("revision {}", revision.revision),
+                Ok(Checked::NoRevision) => "none".to_owned(),
+                Ok(Checked::Unreadable(_)) => "unreadable".to_owned(),
+                Err(fault) => fault.text().to_owned(),
+            }
+        };
+        assert_eq!(judged(&first, SECRET_TYPE, &good), "revision 1");
+        // Helm skips these two, and would not skip the same with a payload.
+        assert_eq!(judged("copy", SECRET_TYPE, ""), "none");
+        assert_eq!(judged(&first, "Opaque", ""), "none");
+        assert!(judged("copy", SECRET_TYPE, &good).contains("name or type"));
+        assert!(judged(&first, "Opaque", &good).contains("name or type"));
+        assert_eq!(judged(&first, SECRET_TYPE, ""), "unreadable");
+        let other = payload("superseded", "");
+        assert!(judged(&first, SECRET_TYPE, &other).contains("another status"));
+    }
+
+    #[test]
+    fn changed_revision_is_never_rolled_back_to() {
+        let first = release::secret_name(RELEASE, 1);
+        let written = secret(&first, SECRET_TYPE, &payload("superseded", "a: 1"));
+        let digest = release::digest(&written).unwrap();
+        let mut record = ReleaseRecord::default();
+        record.digests.insert(1, digest.clone());
+        assert_eq!(check_rollback(&key(), &record, &written).unwrap(), digest);
+        let changed = secret(&first, SECRET_TYPE, &payload("superseded", "a: 2"));
+        let refused = check_rollback(&key(), &record, &changed).unwrap_err();
+        assert!(refused.text().contains("has changed"), "{}", refused.text());
+        let unknown = check_rollback(&key(), &ReleaseRecord::default(), &written).unwrap_err();
+        assert!(
+            unknown.text().contains("has not deployed"),
+            "{}",
+            unknown.text()
+        );
     }
 }

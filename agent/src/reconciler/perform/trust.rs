@@ -1,8 +1,8 @@
 //! Whether a stored release may be acted on. The users of a workspace can write to its Secrets, so a revision counts
 //! only if its digest is on record in `krypton-system`.
 //!
-//! Helm reads the Secret again after the check. A write in between is acted on; the check is the last thing before
-//! Helm starts, so that time is the start of a process.
+//! Helm reads the Secret again after the check. A write in between is acted on. The last request before Helm starts
+//! lists the metadata of all revisions, so that time is the start of a process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -100,7 +100,8 @@ impl Performer {
         }
     }
 
-    /// Whether `helm uninstall` may run the stored hooks.
+    /// Whether `helm uninstall` runs the stored hooks. Without delete hooks it must not, as a user of the workspace
+    /// could add one after the check.
     pub(super) async fn check_uninstall(
         &self,
         job: &Job,
@@ -108,12 +109,15 @@ impl Performer {
         done: &mut Done,
     ) -> Result<bool, Fault> {
         let Some(newest) = &job.newest else {
-            return Ok(true);
+            return Ok(false);
         };
         let record = &stored.record;
         let secret = stored.revision(newest.revision).ok_or(Fault::Stale)?;
         match verdict(record, secret)? {
-            (_, Verdict::Recorded) => return Ok(true),
+            (_, Verdict::Recorded) => {
+                return release::has_delete_hooks(secret)
+                    .map_err(|error| Fault::Passing(chain(&error)));
+            }
             (revision, Verdict::Tampered) => return Err(tampered(&job.release, revision)),
             (_, Verdict::Unrecorded) => {}
         }

@@ -392,3 +392,61 @@ async fn revision_that_helm_skips_gives_no_cluster_rights() {
     editor.forget().await;
     desk.gone(HUB_NAMESPACE, WORKSPACE).await.unwrap();
 }
+
+/// Older revisions go before an uninstallation, so a user who sees that knows what comes next.
+#[tokio::test]
+async fn announced_uninstall_gives_no_cluster_rights() {
+    let started = Pair::with_small_chart("attack-announced", Mode::SelfCluster).await;
+    let (pair, _repository, values) = started.unwrap();
+    let desk = pair.desk();
+    let victim = ["create", "namespace", "victim"];
+    pair.cluster().kubectl(victim).await.unwrap();
+    desk.create(HUB_NAMESPACE, WORKSPACE, json!({}))
+        .await
+        .unwrap();
+    desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY])
+        .await
+        .unwrap();
+    let editor = Editor::of(&pair, WORKSPACE, WORKSPACE).await;
+    values.write("{replicaCount: 0, message: v2}").unwrap();
+    desk.newest_is(WORKSPACE, &editor.release, 2, "deployed")
+        .await
+        .unwrap();
+    desk.shows(HUB_NAMESPACE, WORKSPACE, &[ALL_READY])
+        .await
+        .unwrap();
+    let [first, newest]: [Secret; 2] = editor.stored().await.try_into().unwrap();
+    let mut changed = newest.clone();
+    let change = |release: &mut Value| {
+        take_over(release);
+        append(release, VICTIM);
+    };
+    rewrite(&mut changed, &change).unwrap();
+    let (first, newest) = (first.name_any(), newest.name_any());
+
+    desk.delete(HUB_NAMESPACE, WORKSPACE).await.unwrap();
+    eventually("the first revision to be gone", PATIENCE, async || {
+        Ok(editor
+            .secrets
+            .get_opt(&first)
+            .await?
+            .is_none()
+            .then_some(()))
+    })
+    .await
+    .unwrap();
+    let params = PostParams::default();
+    let written = editor.secrets.replace(&newest, &params, &changed).await;
+    written.unwrap();
+
+    let error = pair.condition("ClusterError");
+    let refused = (error.as_str(), "True", "ReleaseTampered");
+    desk.shows(HUB_NAMESPACE, WORKSPACE, &[refused])
+        .await
+        .unwrap();
+    editor.gains_nothing().await;
+    let victim = desk.namespace("victim").await.unwrap().unwrap();
+    assert_eq!(victim.metadata.deletion_timestamp, None);
+    editor.forget().await;
+    desk.gone(HUB_NAMESPACE, WORKSPACE).await.unwrap();
+}
