@@ -298,8 +298,9 @@ async fn three_hundred_revisions_are_adopted_by_one_read_and_go_with_the_next_up
         trimmed - deleted
     );
     assert_eq!(trimmed - deleted, u64::from(REVISIONS - 2));
+    // Helm reads each revision that it deletes, and Krypton all once, in pages.
     assert!(
-        upgraded - adopted < 100 + u64::from(REVISIONS),
+        upgraded - adopted < 150 + u64::from(REVISIONS),
         "{} reads of Secrets",
         upgraded - adopted
     );
