@@ -13,6 +13,7 @@ use kube::api::{ListParams, ObjectList};
 
 use super::trust::{Owned, tampered, verdict};
 use super::{Done, Fault, Job, Performer, in_time};
+use crate::bound::{self, Pages};
 use crate::index::Revision;
 use crate::release::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
 use crate::release_record::{ReleaseRecord, Verdict};
@@ -70,8 +71,10 @@ impl Performer {
         let mut stale = false;
         let labels = format!("owner=helm,name={}", job.release.name);
         let mut params = ListParams::default().labels(&labels).limit(PAGE);
+        let mut pages = Pages::default();
         loop {
             let page = self.revisions_page(job, &params).await?;
+            let objects = page.items.len();
             for secret in page.items {
                 if is_empty(&secret) {
                     continue;
@@ -84,6 +87,8 @@ impl Performer {
                     (it.revision, it.status) == (revision.revision, revision.status)
                 };
                 stale |= !job.revisions.iter().any(same);
+                let kept = pages.keep(bound::weight(&secret.metadata));
+                kept.map_err(|_| too_many(job))?;
                 stored.all.push(secret.metadata.clone());
                 if keep.contains(&revision.revision) {
                     stored.kept.insert(revision.revision, secret);
@@ -97,9 +102,9 @@ impl Performer {
             if stored.all.len() > MOST_REVISIONS {
                 return Err(too_many(job));
             }
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => break,
+            let more = pages.follow(&mut params, page.metadata, objects);
+            if !more.map_err(|_| too_many(job))? {
+                break;
             }
         }
         if stale {
