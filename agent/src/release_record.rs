@@ -19,6 +19,7 @@ use crate::bound::{Beyond, Pages};
 use crate::effect;
 use crate::fence::SYSTEM_NAMESPACE;
 use crate::index::{RUN_LABEL, ReleaseKey, Revision};
+use crate::ledger::LEDGER_NAME;
 use crate::release::{self, Status};
 
 const KEY: &str = "record.json";
@@ -152,13 +153,35 @@ impl ReleaseRecord {
 /// Records the revisions that a version of Krypton without records has deployed. This happens once per cluster: later,
 /// a revision without a record is not trusted.
 ///
+/// Call it before the desired state is recorded. A cluster without a recorded desired state has never been managed, so
+/// a release with Krypton's labels is forged there.
+///
 /// # Errors
 /// If the API server does not return them all. The next call starts again and repeats nothing that is done.
 pub async fn record_existing(client: &Client) -> Result<(), RecordError> {
-    let marker = in_time(api(client).get_metadata_opt(MARKER)).await?;
+    let secrets = api(client);
+    let marker = in_time(secrets.get_metadata_opt(MARKER)).await?;
     if marker.is_some() {
         return Ok(());
     }
+    let managed = in_time(secrets.get_metadata_opt(LEDGER_NAME)).await?;
+    if managed.is_some() {
+        record_all(client).await?;
+    }
+    let marker = Secret {
+        metadata: ObjectMeta {
+            name: Some(MARKER.to_owned()),
+            ..ObjectMeta::default()
+        },
+        ..Secret::default()
+    };
+    let params = PostParams::default();
+    let marking = secrets.create(&params, &marker);
+    in_time(effect!("release-record.mark", marking)).await?;
+    Ok(())
+}
+
+async fn record_all(client: &Client) -> Result<(), RecordError> {
     let all: Api<Secret> = Api::all(client.clone());
     let mut params = ListParams::default()
         .labels(&format!("owner=helm,{RUN_LABEL}"))
@@ -185,17 +208,7 @@ pub async fn record_existing(client: &Client) -> Result<(), RecordError> {
         .into_iter()
         .map(|(release, revisions)| record_release(client.clone(), release, revisions));
     let recording = stream::iter(recording).buffer_unordered(AT_ONCE);
-    recording.try_collect::<()>().await?;
-    let marker = Secret {
-        metadata: ObjectMeta {
-            name: Some(MARKER.to_owned()),
-            ..ObjectMeta::default()
-        },
-        ..Secret::default()
-    };
-    let (api, params) = (api(client), PostParams::default());
-    in_time(effect!("release-record.mark", api.create(&params, &marker))).await?;
-    Ok(())
+    recording.try_collect::<()>().await
 }
 
 async fn record_release(
@@ -346,6 +359,18 @@ mod tests {
         json!({"metadata": {"name": "sh.helm.release.v1.a.v1", "namespace": "acme",
             "labels": {"owner": "helm", "name": "a", "version": "1", "status": "deployed",
                 "mesh.openkcm.io/run": "install-1"}}})
+    }
+
+    #[tokio::test]
+    async fn only_a_managed_cluster_has_releases_to_record() {
+        for (managed, expected) in [
+            (true, vec![name(&release("a")), MARKER.to_owned()]),
+            (false, vec![MARKER.to_owned()]),
+        ] {
+            let (client, written) = cluster(managed, 2);
+            record_existing(&client).await.unwrap();
+            assert_eq!(*written.lock().unwrap(), expected, "managed: {managed}");
+        }
     }
 
     #[tokio::test]
