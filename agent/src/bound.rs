@@ -7,7 +7,7 @@ use kube::core::ListMeta;
 use serde::Serialize;
 use thiserror::Error;
 
-/// Objects of one list.
+/// Objects of one list, or of all watches of one untrusted server.
 pub const OBJECTS: usize = 200_000;
 /// Pages of one list.
 pub const PAGES: usize = 4000;
@@ -21,8 +21,8 @@ pub enum Beyond {
     Objects,
     #[error("it has more than {PAGES} pages")]
     Pages,
-    #[error("its objects take more than {BYTES} bytes")]
-    Bytes,
+    #[error("its objects take more than {0} bytes")]
+    Bytes(usize),
 }
 
 /// What was read of one list so far.
@@ -62,7 +62,7 @@ impl Pages {
     pub fn keep(&mut self, bytes: usize) -> Result<(), Beyond> {
         self.bytes = self.bytes.saturating_add(bytes);
         match self.bytes > BYTES {
-            true => Err(Beyond::Bytes),
+            true => Err(Beyond::Bytes(BYTES)),
             false => Ok(()),
         }
     }
@@ -118,6 +118,6 @@ mod tests {
         assert_eq!(follow("", 0), Ok(false));
         assert_eq!(follow("", 1), Err(Beyond::Objects));
         assert_eq!(pages.keep(BYTES), Ok(()));
-        assert_eq!(pages.keep(1), Err(Beyond::Bytes));
+        assert_eq!(pages.keep(1), Err(Beyond::Bytes(BYTES)));
     }
 }
