@@ -1,5 +1,7 @@
 //! What the watches of one member have shown: plain values, fed by `apply`, `delete` and the relists.
 
+mod kept;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hash;
 use std::sync::Arc;
@@ -12,10 +14,12 @@ use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::Tenant;
 use kube::runtime::watcher::Event;
 
+use crate::bound::{self, Beyond};
 use crate::release::{self, Status, WorkloadKind};
 use crate::subject::{Subject, SubjectKey};
 use crate::workload::{WorkloadKey, WorkloadState};
 use crate::workspace_words::Words;
+use kept::{Heap, Kept};
 
 /// Label on a release Secret: the full fingerprint of what was installed.
 pub const FINGERPRINT_LABEL: &str = "mesh.openkcm.io/fingerprint";
@@ -133,31 +137,49 @@ pub enum CrdState {
     Present,
 }
 
+/// Bytes that are kept of an untrusted server.
+const KEPT_BYTES: usize = 64 << 20;
+/// Bytes that the key of a Tenant takes at most, about.
+const WAITING_BYTES: usize = 512;
+/// Bytes of a name. No API server has longer ones.
+const LONGEST_NAME: usize = 253;
+
 /// An answer is on its way for a Helm run at most, in which not nearly as many go.
 const GONE_MOST: usize = 4096;
 
 /// A map that a watch feeds: a single event never takes it back in time, a relist replaces it whole.
 #[derive(Debug)]
 pub struct Watched<K, V> {
-    items: BTreeMap<K, (u64, V)>,
-    listing: Option<BTreeMap<K, (u64, V)>>,
+    items: Kept<K, V>,
+    listing: Option<Kept<K, V>>,
+    /// Objects of the list so far, whether they are kept or not.
+    listed: usize,
     synced: bool,
     /// When those have gone, by resourceVersion, of which an answer may still be on its way; [`GONE_MOST`] at most.
-    gone: BTreeMap<K, u64>,
+    gone: Kept<K, ()>,
 }
 
 impl<K, V> Default for Watched<K, V> {
     fn default() -> Self {
         Self {
-            items: BTreeMap::new(),
+            items: Kept::default(),
             listing: None,
+            listed: 0,
             synced: false,
-            gone: BTreeMap::new(),
+            gone: Kept::default(),
         }
     }
 }
 
-impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
+impl<K: Ord + Clone + Heap, V: PartialEq + Clone + Heap> Watched<K, V> {
+    /// Objects, and the bytes that they take. A list in progress replaces what is kept.
+    fn size(&self) -> (usize, usize) {
+        let listing = self.listing.as_ref();
+        let bytes = listing.map_or(0, Kept::bytes).max(self.items.bytes());
+        let objects = self.listed.max(self.items.len());
+        (objects, bytes + self.gone.bytes())
+    }
+
     pub fn get(&self, key: &K) -> Option<&V> {
         self.items.get(key).map(|(_, value)| value)
     }
@@ -190,7 +212,7 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
         let gone = self
             .gone
             .get(&key)
-            .is_some_and(|end| *end >= resource_version);
+            .is_some_and(|(end, ())| *end >= resource_version);
         match gone {
             true => None,
             false => self.apply(key, resource_version, value),
@@ -202,18 +224,18 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
     fn apply(&mut self, key: K, resource_version: u64, value: V) -> Option<K> {
         // A list in pages is as old as its first page: what we did since is not in it.
         if let Some(listing) = &mut self.listing {
-            listing.insert(key.clone(), (resource_version, value.clone()));
+            listing.insert(key.clone(), resource_version, value.clone());
         }
         if let Some((known, old)) = self.items.get(&key) {
             if *known > resource_version {
                 return None;
             }
             if *old == value {
-                self.items.insert(key, (resource_version, value));
+                self.items.insert(key, resource_version, value);
                 return None;
             }
         }
-        self.items.insert(key.clone(), (resource_version, value));
+        self.items.insert(key.clone(), resource_version, value);
         Some(key)
     }
 
@@ -245,24 +267,25 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
                     if self.gone.len() >= GONE_MOST {
                         self.gone.clear();
                     }
-                    self.gone.insert(key.clone(), version);
+                    self.gone.insert(key.clone(), version, ());
                     self.delete(&key, version)
                 })
                 .into_iter()
                 .collect(),
             Event::Init => {
-                self.listing = Some(BTreeMap::new());
+                (self.listing, self.listed) = (Some(Kept::default()), 0);
                 // A restored etcd counts from further back.
                 self.gone.clear();
                 BTreeSet::new()
             }
             Event::InitApply(object) => {
+                self.listed += 1;
                 if let (Some((key, version, value)), Some(listing)) =
                     (read(object), self.listing.as_mut())
                 {
                     let newer = listing.get(&key).is_some_and(|(known, _)| *known > version);
                     if !newer {
-                        listing.insert(key, (version, value));
+                        listing.insert(key, version, value);
                     }
                 }
                 BTreeSet::new()
@@ -272,7 +295,8 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
     }
 
     fn replace(&mut self) -> BTreeSet<K> {
-        let listing = self.listing.take().unwrap_or_default();
+        let listing = self.listing.take().unwrap_or_default().into_entries();
+        self.listed = 0;
         let mut changed: BTreeSet<K> = self
             .items
             .keys()
@@ -285,7 +309,7 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Watched<K, V> {
         // A list is read from a quorum, so it is the truth even where it is older than what we knew:
         // that is what a restored etcd looks like.
         for (key, (version, value)) in listing {
-            let old = self.items.insert(key.clone(), (version, value));
+            let old = self.items.insert(key.clone(), version, value);
             if old.as_ref().map(|(_, value)| value) != self.get(&key) {
                 changed.insert(key);
             }
@@ -348,6 +372,41 @@ impl Index {
             && self.revisions.synced()
             && self.workspaces.synced()
             && self.workloads.values().all(Watched::synced)
+    }
+
+    /// By what the watches show more than is kept of an untrusted server. `waiting` keys are kept beside the index.
+    pub fn beyond(&self, waiting: usize) -> Option<Beyond> {
+        let sizes = [
+            self.tenants.size(),
+            self.revisions.size(),
+            self.workspaces.size(),
+            self.crd.size(),
+        ];
+        let all = sizes
+            .into_iter()
+            .chain(self.workloads.values().map(Watched::size));
+        let (mut objects, mut bytes) = (waiting, waiting * WAITING_BYTES);
+        for size in all {
+            objects += size.0;
+            bytes += size.1;
+        }
+        match () {
+            () if objects > bound::OBJECTS => Some(Beyond::Objects),
+            () if bytes > KEPT_BYTES => Some(Beyond::Bytes(KEPT_BYTES)),
+            () => None,
+        }
+    }
+
+    /// Drops all that the watches have shown, until they have listed again.
+    pub fn forget_watched(&mut self) {
+        let tenants = self.tenants.iter().map(|(key, _)| key.clone());
+        let tenants = tenants.map(SubjectKey::Tenant).collect();
+        self.tenants = Watched::default();
+        self.revisions = Watched::default();
+        self.workspaces = Watched::default();
+        self.workloads = WORKLOAD_KINDS.map(|kind| (kind, Watched::default())).into();
+        self.crd = Watched::default();
+        self.claim(tenants);
     }
 
     /// What of the lists is still outstanding, for people.
@@ -695,9 +754,10 @@ impl From<ObjectMeta> for ObjectMetaOf {
 }
 
 pub fn tenant_key(meta: &ObjectMeta) -> Option<TenantKey> {
+    let named = |name: &Option<String>| name.clone().filter(|name| name.len() <= LONGEST_NAME);
     Some(TenantKey {
-        namespace: meta.namespace.clone()?,
-        name: meta.name.clone()?,
+        namespace: named(&meta.namespace)?,
+        name: named(&meta.name)?,
     })
 }
 
@@ -780,6 +840,114 @@ mod tests {
             watched.event(event, Some);
         }
         assert_eq!(watched.learn("a", 3, "restored"), Some("a"));
+    }
+
+    fn meta(name: &str) -> ObjectMeta {
+        ObjectMeta {
+            namespace: Some("acme".to_owned()),
+            name: Some(name.to_owned()),
+            uid: Some("11111111-2222-3333-4444-555555555555".to_owned()),
+            resource_version: Some("123456789".to_owned()),
+            ..ObjectMeta::default()
+        }
+    }
+
+    fn tenant(name: &str, label: usize) -> Tenant {
+        let mut tenant = Tenant::new(name, krypton_crds::tenant::TenantSpec::default());
+        tenant.metadata = meta(name);
+        tenant.metadata.labels = Some([("label".to_owned(), "x".repeat(label))].into());
+        tenant
+    }
+
+    fn secret(number: usize) -> ObjectMeta {
+        let name = format!("tenant-acme-{number:06}");
+        let labels = [
+            ("name", &*name),
+            ("version", "1"),
+            ("status", "deployed"),
+            (FINGERPRINT_LABEL, &"f".repeat(63)),
+            (OWNER_UID_LABEL, "11111111-2222-3333-4444-555555555555"),
+            (OWNER_NAMESPACE_LABEL, "tenants-of-acme"),
+            (RUN_LABEL, "upgrade-0123456789abcdef"),
+        ];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        ObjectMeta {
+            labels: Some(labels.into()),
+            ..meta(&release::secret_name(&name, 1))
+        }
+    }
+
+    #[test]
+    fn honest_cluster_is_within_the_bounds() {
+        let mut index = Index::new("one", None);
+        for number in 0..100_000 {
+            index.release_event(Event::Apply(secret(number)));
+        }
+        for number in 0..500 {
+            index.tenant_event(Event::Apply(tenant(&number.to_string(), 10_000)));
+        }
+        assert_eq!(index.beyond(500), None);
+        assert_eq!(index.revisions.iter().count(), 100_000);
+    }
+
+    #[test]
+    fn endless_server_exceeds_the_bounds() {
+        type Show = fn(&mut Index, usize);
+        let large = |index: &mut Index, number: usize| {
+            index.tenant_event(Event::Apply(tenant(&number.to_string(), 300_000)));
+        };
+        let listed = |index: &mut Index, number: usize| {
+            if number == 0 {
+                index.tenant_event(Event::Init);
+            }
+            index.tenant_event(Event::InitApply(tenant(&number.to_string(), 300_000)));
+        };
+        let same = |index: &mut Index, number: usize| {
+            if number == 0 {
+                index.release_event::<ObjectMeta>(Event::Init);
+            }
+            index.release_event(Event::InitApply(meta("none")));
+        };
+        let gone = |index: &mut Index, number: usize| {
+            let name = format!("{number}{}", "n".repeat(100_000));
+            index.workspace_event(Event::Apply(meta(&name)));
+            index.workspace_event(Event::Delete(meta(&name)));
+        };
+        let shows: [(Show, usize, Beyond); 4] = [
+            (large, 300, Beyond::Bytes(KEPT_BYTES)),
+            (listed, 300, Beyond::Bytes(KEPT_BYTES)),
+            (same, 250_000, Beyond::Objects),
+            (gone, 2000, Beyond::Bytes(KEPT_BYTES)),
+        ];
+        for (number, (show, most, beyond)) in shows.into_iter().enumerate() {
+            let mut index = Index::new("one", None);
+            let found = (0..most).find_map(|number| {
+                show(&mut index, number);
+                index.beyond(0)
+            });
+            assert_eq!(found, Some(beyond), "{number}");
+            index.forget_watched();
+            assert_eq!((index.beyond(0), index.ready()), (None, false));
+            assert!(index.claims.is_empty() && index.claimed.is_empty());
+        }
+        assert_eq!(
+            Index::new("one", None).beyond(250_000),
+            Some(Beyond::Objects)
+        );
+    }
+
+    #[test]
+    fn bytes_are_given_back() {
+        let mut index = Index::new("one", None);
+        for size in [10, 1000, 10] {
+            index.tenant_event(Event::Apply(tenant("acme", size)));
+        }
+        index.tenant_event(Event::Init);
+        index.tenant_event(Event::InitApply(tenant("other", 10)));
+        index.tenant_event(Event::InitDone);
+        index.tenant_event(Event::Delete(tenant("other", 10)));
+        index.tenant_event(Event::Init);
+        assert_eq!(index.tenants.size(), (0, 0));
     }
 
     #[test]

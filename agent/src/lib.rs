@@ -11,6 +11,7 @@
 pub mod access;
 pub mod admin;
 pub mod anchor;
+pub mod bound;
 pub mod chart;
 mod chart_crds;
 pub mod clock;

@@ -258,6 +258,8 @@ async fn main_loop(
         )
         .remediated(flags.retries, flags.remediation)
         .with_history(flags.history_max),
+        // It is of the agent's own cluster.
+        beyond: None,
     };
     let tools = Tools {
         helm,

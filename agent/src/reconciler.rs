@@ -3,6 +3,7 @@
 //!
 //! Level-triggered: nothing is queued but the names of those that are to be looked at, each once.
 
+mod bounds;
 mod digests;
 mod drift;
 mod helm_queue;
@@ -35,6 +36,7 @@ use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
+use crate::access::Report;
 use crate::chart::ChartCache;
 use crate::clock::{self, Boot};
 use crate::drift::DriftMetrics;
@@ -52,6 +54,7 @@ use crate::subject::{Subject, SubjectKey};
 use crate::watchdog::Watchdog;
 use crate::work_metrics::{Depths, Part, WorkMetrics};
 use crate::workload;
+use bounds::Bounds;
 use digests::{Digests, OwnChart};
 use drift::Rounds;
 use helm_queue::HelmQueue;
@@ -99,6 +102,8 @@ pub struct Member {
     /// The longest pause between two attempts.
     pub retry_max: Duration,
     pub policy: Policy,
+    /// Receives what its watches show beyond the bounds; `None` if its API server is trusted, which has no bounds.
+    pub beyond: Option<Report>,
 }
 
 impl std::fmt::Debug for Member {
@@ -202,6 +207,7 @@ async fn reconcile(
     });
     let mut reconciler = Reconciler {
         index: Index::new(&member.name, member.source_namespace.as_deref()),
+        bounds: Bounds::new(member.beyond.clone()),
         member,
         performer,
         board,
@@ -337,6 +343,7 @@ struct Reconciler {
     performer: Arc<Performer>,
     board: Arc<ReportBoard>,
     index: Index,
+    bounds: Bounds,
     desired: watch::Receiver<Arc<DesiredState>>,
     hold: watch::Receiver<Hold>,
     /// What is wanted of the Lease now.
@@ -394,6 +401,8 @@ impl Reconciler {
         let mut allowed = self.member.allowed.clone();
         loop {
             let now = Boot::now();
+            self.bounds
+                .apply(&self.member.client, &mut watches, &mut tenants, now);
             self.see_to_member(now);
             if std::mem::take(&mut self.list_anew) {
                 self.index.list_tenants_anew();
@@ -496,6 +505,9 @@ impl Reconciler {
     }
 
     fn see(&mut self, seen: Seen, tenants: &mut Option<Watch>) {
+        if self.bounds.ended() {
+            return;
+        }
         let dirty = match seen {
             Seen::Tenant(event) => {
                 let event = self.decoded(event);
@@ -554,6 +566,15 @@ impl Reconciler {
         };
         self.problem = None;
         self.dirty.extend(dirty);
+        let excess = self
+            .bounds
+            .check(&mut self.index, self.dirty.len(), Boot::now());
+        if excess.is_some() {
+            self.problem = excess;
+            // Of the other Tenants only the names are kept, which may be without number.
+            self.dirty = self.slots.keys().cloned().collect();
+            self.look_at_all();
+        }
     }
 
     /// Drops a Tenant that does not decode, by name and with the reason, and Tenants that are not
@@ -618,6 +639,7 @@ impl Reconciler {
             .chain(self.placings.wake())
             .chain(self.workspaces.wake(now))
             .chain(self.version_wake().filter(|at| *at > now))
+            .chain(self.bounds.wake())
             .min()
     }
 }

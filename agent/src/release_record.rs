@@ -15,9 +15,11 @@ use kube::{Client, ResourceExt};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::bound::{Beyond, Pages};
 use crate::effect;
 use crate::fence::SYSTEM_NAMESPACE;
 use crate::index::{RUN_LABEL, ReleaseKey, Revision};
+use crate::ledger::LEDGER_NAME;
 use crate::release::{self, Status};
 
 const KEY: &str = "record.json";
@@ -38,6 +40,8 @@ pub enum RecordError {
     Call(#[source] kube::Error),
     #[error("failed to record the existing releases: no response within {} s", DEADLINE.as_secs())]
     Deadline,
+    #[error("failed to record the existing releases: the list of their Secrets does not end")]
+    Endless(#[source] Beyond),
 }
 
 /// The digests of one release's revisions.
@@ -149,18 +153,41 @@ impl ReleaseRecord {
 /// Records the revisions that a version of Krypton without records has deployed. This happens once per cluster: later,
 /// a revision without a record is not trusted.
 ///
+/// Call it before the desired state is recorded. A cluster without a recorded desired state has never been managed, so
+/// a release with Krypton's labels is forged there.
+///
 /// # Errors
 /// If the API server does not return them all. The next call starts again and repeats nothing that is done.
 pub async fn record_existing(client: &Client) -> Result<(), RecordError> {
-    let marker = in_time(api(client).get_metadata_opt(MARKER)).await?;
+    let secrets = api(client);
+    let marker = in_time(secrets.get_metadata_opt(MARKER)).await?;
     if marker.is_some() {
         return Ok(());
     }
+    let managed = in_time(secrets.get_metadata_opt(LEDGER_NAME)).await?;
+    if managed.is_some() {
+        record_all(client).await?;
+    }
+    let marker = Secret {
+        metadata: ObjectMeta {
+            name: Some(MARKER.to_owned()),
+            ..ObjectMeta::default()
+        },
+        ..Secret::default()
+    };
+    let params = PostParams::default();
+    let marking = secrets.create(&params, &marker);
+    in_time(effect!("release-record.mark", marking)).await?;
+    Ok(())
+}
+
+async fn record_all(client: &Client) -> Result<(), RecordError> {
     let all: Api<Secret> = Api::all(client.clone());
     let mut params = ListParams::default()
         .labels(&format!("owner=helm,{RUN_LABEL}"))
         .limit(PAGE);
     let mut releases: BTreeMap<ReleaseKey, Vec<u32>> = BTreeMap::new();
+    let mut pages = Pages::default();
     loop {
         let page = in_time(all.list_metadata(&params)).await?;
         for (key, revision) in page
@@ -172,8 +199,8 @@ pub async fn record_existing(client: &Client) -> Result<(), RecordError> {
                 releases.entry(key).or_default().push(revision.revision);
             }
         }
-        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if params.continue_token.is_none() {
+        let more = pages.follow(&mut params, page.metadata, page.items.len());
+        if !more.map_err(RecordError::Endless)? {
             break;
         }
     }
@@ -181,17 +208,7 @@ pub async fn record_existing(client: &Client) -> Result<(), RecordError> {
         .into_iter()
         .map(|(release, revisions)| record_release(client.clone(), release, revisions));
     let recording = stream::iter(recording).buffer_unordered(AT_ONCE);
-    recording.try_collect::<()>().await?;
-    let marker = Secret {
-        metadata: ObjectMeta {
-            name: Some(MARKER.to_owned()),
-            ..ObjectMeta::default()
-        },
-        ..Secret::default()
-    };
-    let (api, params) = (api(client), PostParams::default());
-    in_time(effect!("release-record.mark", api.create(&params, &marker))).await?;
-    Ok(())
+    recording.try_collect::<()>().await
 }
 
 async fn record_release(
@@ -246,6 +263,13 @@ fn stored(secret: &Secret, release: &ReleaseKey) -> Option<BTreeMap<u32, String>
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn release(name: &str) -> ReleaseKey {
@@ -284,5 +308,76 @@ mod tests {
         assert_eq!(stored(&secret, &release("b")), None);
         assert_eq!(stored(&Secret::default(), &release("a")), None);
         assert_ne!(name(&release("a")), name(&release("b")));
+    }
+
+    /// A cluster with one stored release, and the names of the Secrets that are written to it.
+    fn cluster(managed: bool, pages: usize) -> (Client, Arc<Mutex<Vec<String>>>) {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (log, asked) = (Arc::clone(&written), Arc::new(AtomicUsize::new(0)));
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (log, asked) = (Arc::clone(&log), Arc::clone(&asked));
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap_or_default();
+                let sent: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let path = parts.uri.path();
+                let (code, answer) = match parts.method.as_str() {
+                    "POST" => {
+                        let name = sent["metadata"]["name"].as_str().unwrap_or_default();
+                        log.lock().unwrap().push(name.to_owned());
+                        (201, sent)
+                    }
+                    _ if path == "/api/v1/secrets" => {
+                        let more = asked.fetch_add(1, Ordering::Relaxed) + 1 < pages;
+                        let next = if more { "more" } else { "" };
+                        let items = if more {
+                            json!([])
+                        } else {
+                            json!([stored_release()])
+                        };
+                        (200, json!({"metadata": {"continue": next}, "items": items}))
+                    }
+                    _ if path.ends_with("/sh.helm.release.v1.a.v1") => (200, stored_release()),
+                    _ if managed && path.ends_with("/krypton-desired-state") => {
+                        let name = json!({"name": "krypton-desired-state"});
+                        (200, json!({"metadata": name}))
+                    }
+                    _ => (
+                        404,
+                        json!({"kind": "Status", "code": 404, "reason": "NotFound"}),
+                    ),
+                };
+                let mut response = http::Response::new(Body::from(answer.to_string().into_bytes()));
+                *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
+                Ok::<_, Infallible>(response)
+            }
+        });
+        (Client::new(service, "default"), written)
+    }
+
+    fn stored_release() -> Value {
+        json!({"metadata": {"name": "sh.helm.release.v1.a.v1", "namespace": "acme",
+            "labels": {"owner": "helm", "name": "a", "version": "1", "status": "deployed",
+                "mesh.openkcm.io/run": "install-1"}}})
+    }
+
+    #[tokio::test]
+    async fn only_a_managed_cluster_has_releases_to_record() {
+        for (managed, expected) in [
+            (true, vec![name(&release("a")), MARKER.to_owned()]),
+            (false, vec![MARKER.to_owned()]),
+        ] {
+            let (client, written) = cluster(managed, 2);
+            record_existing(&client).await.unwrap();
+            assert_eq!(*written.lock().unwrap(), expected, "managed: {managed}");
+        }
+    }
+
+    #[tokio::test]
+    async fn endless_pages_of_releases_are_an_error() {
+        let (client, written) = cluster(true, 20_000);
+        let error = record_existing(&client).await.unwrap_err();
+        assert!(chain(&error).contains("more than 4000 pages"), "{error:?}");
+        assert!(written.lock().unwrap().is_empty());
     }
 }

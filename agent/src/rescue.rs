@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
+use crate::bound::{self, Beyond, Pages};
 use crate::effect;
 use crate::fence::SYSTEM_NAMESPACE;
 use crate::plan::PREVIOUS_UID_ANNOTATION;
@@ -62,6 +63,8 @@ pub enum RescueError {
     Restore(String, #[source] kube::Error),
     #[error("no answer within {} s", DEADLINE.as_secs())]
     Deadline,
+    #[error("the list of {0} does not end")]
+    Endless(&'static str, #[source] Beyond),
 }
 
 /// What this process knows of deletions, by the UIDs of the Tenants.
@@ -179,10 +182,12 @@ pub async fn keep_and_release(
     let all: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
     let mut params = ListParams::default().limit(PAGE);
     let (mut released, mut refused) = (0, None);
+    let mut pages = Pages::default();
     loop {
         let list = in_time(all.list(&params))
             .await?
             .map_err(RescueError::List)?;
+        let objects = list.items.len();
         // One that does not decode has no finalizer of ours, and no apiserver would take it back.
         let tenants = list.items.into_iter().filter_map(|tenant| tenant.0.ok());
         for tenant in tenants {
@@ -194,9 +199,9 @@ pub async fn keep_and_release(
                 Err(error) => drop(refused.get_or_insert(error)),
             }
         }
-        match list.metadata.continue_.filter(|next| !next.is_empty()) {
-            Some(next) => params = params.continue_token(&next),
-            None => return Ok((released, refused)),
+        let more = pages.follow(&mut params, list.metadata, objects);
+        if !more.map_err(|beyond| RescueError::Endless("Tenants", beyond))? {
+            return Ok((released, refused));
         }
     }
 }
@@ -281,9 +286,20 @@ pub struct Record {
 }
 
 impl Record {
-    fn of(secret: Secret) -> Self {
+    fn of(mut secret: Secret) -> Self {
         let kept = unpack(&secret);
+        // Only its name and version are used later.
+        secret.data = None;
+        secret.metadata.labels = None;
+        secret.metadata.annotations = None;
+        secret.metadata.managed_fields = None;
         Self { secret, kept }
+    }
+
+    /// The bytes that it takes, roughly.
+    fn bytes(&self) -> usize {
+        let kept = self.kept.as_ref().map_or(0, bound::weight);
+        kept + self.secret.name_any().len()
     }
 
     /// Names the Tenant, or the Secret if the record cannot be read.
@@ -319,14 +335,21 @@ impl Record {
 pub async fn records(client: &Client) -> Result<Vec<Record>, RescueError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let mut params = ListParams::default().labels(RECORD_LABEL).limit(PAGE);
+    let endless = |beyond| RescueError::Endless("Secrets with rescued Tenants", beyond);
     let mut records = Vec::new();
+    let mut pages = Pages::default();
     loop {
         let list = in_time(secrets.list(&params)).await?;
         let list = list.map_err(RescueError::Records)?;
-        records.extend(list.items.into_iter().map(Record::of));
-        match list.metadata.continue_.filter(|next| !next.is_empty()) {
-            Some(next) => params = params.continue_token(&next),
-            None => return Ok(records),
+        let objects = list.items.len();
+        for secret in list.items {
+            let record = Record::of(secret);
+            pages.keep(record.bytes()).map_err(endless)?;
+            records.push(record);
+        }
+        let more = pages.follow(&mut params, list.metadata, objects);
+        if !more.map_err(endless)? {
+            return Ok(records);
         }
     }
 }
@@ -467,9 +490,16 @@ pub(crate) fn record_of(tenant: &Tenant) -> Secret {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use krypton_common::error_chain::chain;
+    use kube::client::Body;
 
     use super::*;
+
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
 
     fn tenant(deleted: Option<i64>) -> Tenant {
         let mut tenant = Tenant::new("acme", TenantSpec::default());
@@ -592,5 +622,29 @@ mod tests {
         let names: BTreeSet<_> = names.map(|(ns, name)| record_name(ns, name)).into();
         assert_eq!(names.len(), 3);
         assert!(names.iter().all(|name| name.len() <= 63), "{names:?}");
+    }
+
+    #[tokio::test]
+    async fn endless_pages_of_tenants_are_an_error() {
+        let service = tower::service_fn(|_: http::Request<Body>| async {
+            // Far more than what is read, so that the test ends without a limit too.
+            let next = if ASKED.fetch_add(1, Ordering::Relaxed) % 20_000 == 19_999 {
+                ""
+            } else {
+                "more"
+            };
+            let page = serde_json::json!({"metadata": {"continue": next}, "items": []});
+            Ok::<_, Infallible>(http::Response::new(Body::from(
+                page.to_string().into_bytes(),
+            )))
+        });
+        let client = Client::new(service, "default");
+        let crd = Timestamp::from_second(100).unwrap();
+        let kept = keep_and_release(&client, crd, &Deletions::default()).await;
+        let errors = [kept.map(drop), records(&client).await.map(drop)];
+        for error in errors.map(Result::unwrap_err) {
+            let error = chain(&error);
+            assert!(error.contains("more than 4000 pages"), "{error}");
+        }
     }
 }

@@ -483,6 +483,11 @@ async fn reconcile(
         },
         retry_max: shared.retry_max,
         policy: shared.policy.clone(),
+        beyond: reached
+            .used()
+            .origin
+            .as_ref()
+            .map(|_| reach::report_to(name, shared)),
     };
     let running = reconciler::run(
         member,

@@ -16,6 +16,8 @@ use thiserror::Error;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
 
+use crate::bound::Beyond;
+
 /// Bounds on the answers of one API server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -70,6 +72,8 @@ pub enum Excess {
     Idle(Duration),
     #[error("the watch does not end within {} s", .0.as_secs_f32())]
     Watch(Duration),
+    #[error(transparent)]
+    Kept(Beyond),
 }
 
 impl Excess {
@@ -87,6 +91,16 @@ impl Excess {
 pub struct CutOff {
     what: String,
     excess: Excess,
+}
+
+impl CutOff {
+    /// All watches together show more than is kept of one server.
+    pub fn kept(beyond: Beyond) -> Self {
+        Self {
+            what: "all watches".to_owned(),
+            excess: Excess::Kept(beyond),
+        }
+    }
 }
 
 /// Receives each answer that exceeds a limit.

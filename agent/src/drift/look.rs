@@ -84,6 +84,9 @@ pub(crate) struct Task<'a> {
     pub(crate) cancel: &'a CancellationToken,
     /// The revision is the original's, which has created in `default` what a manifest gives no namespace.
     pub(crate) adopted: bool,
+    /// Whether Krypton has recorded this manifest. The users of the workspace can write any other, and its objects are
+    /// read with Helm's rights: of such a manifest only the objects of the workspace are compared, and none is healed.
+    pub(crate) recorded: bool,
     /// Whether the member may be written to, now.
     pub(crate) may_write: &'a (dyn Fn() -> bool + Send + Sync),
 }
@@ -165,6 +168,10 @@ impl Looker<'_> {
                 return Ok(());
             }
         };
+        let workspace = &self.task.release.namespace;
+        if !self.task.recorded && id.namespace.as_ref() != Some(workspace) {
+            return Ok(());
+        }
         // Once more, where somebody else writes at the same time.
         for last in [false, true] {
             let live = match self.get(&resource, &id).await? {
@@ -321,7 +328,7 @@ impl Looker<'_> {
     ) -> Result<Option<Outcome>, LookError> {
         let metrics = self.task.metrics;
         let wanted = self.task.wanted;
-        if wanted.mode != DriftMode::Heal {
+        if wanted.mode != DriftMode::Heal || !self.task.recorded {
             metrics.found.inc();
             return Ok(Some(Outcome::Left));
         }

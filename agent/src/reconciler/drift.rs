@@ -285,13 +285,14 @@ impl Performer {
         Span::current().record("outcome", outcome);
         let mut unreadable = None;
         let drifted = match seen {
-            Ok(Some((seen, vouched))) => {
+            Ok(Some((seen, recorded))) => {
                 for told in told(&seen) {
                     self.tell(&look.subject, told);
                 }
-                let words = described(&seen).map(|words| match vouched {
-                    true => words,
-                    false => {
+                let held_back = !recorded && look.wanted.mode == DriftMode::Heal;
+                let words = described(&seen).map(|words| match held_back {
+                    false => words,
+                    true => {
                         format!("{words}; not corrected, as Krypton has no record of this revision")
                     }
                 });
@@ -323,16 +324,12 @@ impl Performer {
         })
     }
 
-    /// What was seen, and whether the release is on record where that matters.
+    /// What was seen, and whether the revision is on record.
     async fn look_at(&self, look: &mut Look) -> Result<Option<(Seen, bool)>, Blind> {
         let Some((manifest, unread, digest)) = self.manifest(look).await? else {
             return Ok(None);
         };
-        let mut wanted = look.wanted.clone();
-        let vouched = wanted.mode != DriftMode::Heal || self.is_recorded(look, &digest).await?;
-        if !vouched {
-            wanted.mode = DriftMode::Warn;
-        }
+        let recorded = self.is_recorded(look, &digest).await?;
         if unread > 0 {
             tracing::warn!(member = %self.member.name, unread,
                 "documents of the release's manifest cannot be read and are not looked at");
@@ -345,15 +342,16 @@ impl Performer {
             client: acting.as_ref().unwrap_or(&self.member.helm_client),
             release: &look.release,
             revision: look.revision,
-            wanted: &wanted,
+            wanted: &look.wanted,
             metrics: &self.tools.drift,
             cancel: &look.cancel,
             adopted: look.adopted,
+            recorded,
             may_write: &|| self.may_write(),
         };
         let looking = Box::pin(drift_of(&task, &mut look.notes, &manifest));
         match looking.await {
-            Ok(seen) => Ok(Some((seen, vouched))),
+            Ok(seen) => Ok(Some((seen, recorded))),
             Err(LookError::CalledOff) => Ok(None),
             Err(error) => Err(Blind::Otherwise(error.text())),
         }
@@ -395,7 +393,7 @@ impl Performer {
     }
 
     /// Whether the manifest that was read is what Krypton deployed. The users of the workspace can write to it, and
-    /// what is healed is applied with Helm's rights.
+    /// its objects are read and applied with Helm's rights.
     async fn is_recorded(&self, look: &Look, digest: &str) -> Result<bool, Blind> {
         self.tools.drift.requests.inc();
         let record = self.release_record(&look.release).await;

@@ -187,7 +187,7 @@ pub(super) async fn reach(
 }
 
 /// Shows each response beyond the limits in the member's conditions.
-fn report_to(name: &str, shared: &Arc<Shared>) -> access::Report {
+pub(super) fn report_to(name: &str, shared: &Arc<Shared>) -> access::Report {
     let (name, voices) = (name.to_owned(), Arc::clone(&shared.voices));
     Arc::new(move |cut_off| voices.offend(&name, cut_off.to_string(), Boot::now()))
 }

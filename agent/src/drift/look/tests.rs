@@ -117,7 +117,11 @@ fn server(live: Option<Value>) -> Server {
 
 fn kinds() -> (u16, Value) {
     let kind = json!({"name": "configmaps", "singularName": "", "kind": "ConfigMap", "namespaced": true, "verbs": []});
-    (200, json!({"groupVersion": "v1", "resources": [kind]}))
+    let wide = json!({"name": "namespaces", "singularName": "", "kind": "Namespace", "namespaced": false, "verbs": []});
+    (
+        200,
+        json!({"groupVersion": "v1", "resources": [kind, wide]}),
+    )
 }
 
 struct Looks {
@@ -126,6 +130,7 @@ struct Looks {
     wanted: Wanted,
     may_write: bool,
     adopted: bool,
+    recorded: bool,
     cancel: CancellationToken,
 }
 
@@ -142,6 +147,7 @@ impl Looks {
             wanted,
             may_write: true,
             adopted: false,
+            recorded: true,
             cancel: CancellationToken::new(),
         }
     }
@@ -156,6 +162,7 @@ impl Looks {
             metrics: &metrics,
             cancel: &self.cancel,
             adopted: self.adopted,
+            recorded: self.recorded,
             may_write: &|| self.may_write,
         };
         look(&task, &mut self.notes, std::slice::from_ref(manifest)).await
@@ -394,5 +401,26 @@ async fn what_the_original_has_put_into_default_is_not_made_a_second_time() {
         let seen = looks.look(&manifest).await.unwrap();
         assert_eq!(seen.findings.len(), writes, "{adopted} {release}");
         assert_eq!(looks.server.writes().len(), writes, "{adopted} {release}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unrecorded_manifest_reads_nothing_outside_the_workspace() {
+    for mode in [DriftMode::Warn, DriftMode::Heal] {
+        let mut looks = Looks::at(server(Some(live("edited"))), mode);
+        looks.recorded = false;
+        let mut elsewhere = manifest("guessed");
+        elsewhere["metadata"]["namespace"] = json!("other");
+        let cluster_wide =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}});
+        for outside in [&elsewhere, &cluster_wide] {
+            let seen = looks.look(outside).await.unwrap();
+            assert!(seen.findings.is_empty() && seen.unseen.is_empty());
+        }
+        let asked = looks.server.asked();
+        assert!(asked.iter().all(|seen| seen.path == "/api/v1"), "{asked:?}");
+        let seen = looks.look(&manifest("hello")).await.unwrap();
+        assert_eq!(outcomes(&seen), [&Outcome::Left]);
+        assert!(looks.server.writes().is_empty());
     }
 }

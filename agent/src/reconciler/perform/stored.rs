@@ -14,6 +14,7 @@ use kube::api::{ListParams, ObjectList};
 
 use super::trust::{Owned, tampered, verdict};
 use super::{Done, Fault, Job, Performer, in_time};
+use crate::bound::{self, Pages};
 use crate::index::{ReleaseKey, Revision};
 use crate::release::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
 use crate::release_record::{ReleaseRecord, Verdict};
@@ -98,9 +99,13 @@ impl Performer {
         let mut owned = Owned::default();
         let mut stale = false;
         let mut params = of_release(job).limit(PAGE);
+        let mut pages = Pages::default();
         loop {
             let page = self.revisions_page(job, &params).await?;
+            let objects = page.items.len();
             for (secret, checked) in examined(&job.release, &mut stored.record, page.items).await? {
+                let kept = pages.keep(bound::weight(&secret.metadata));
+                kept.map_err(|_| too_many(job))?;
                 let meta = secret.metadata.clone();
                 stored.seen.insert(secret.name_any(), meta);
                 let revision = match checked? {
@@ -124,9 +129,9 @@ impl Performer {
             if stored.seen.len() > MOST_REVISIONS {
                 return Err(too_many(job));
             }
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => return Ok(Ok((stored, stale))),
+            let more = pages.follow(&mut params, page.metadata, objects);
+            if !more.map_err(|_| too_many(job))? {
+                return Ok(Ok((stored, stale)));
             }
         }
     }
@@ -138,6 +143,7 @@ impl Performer {
         }
         let api = self.secrets(&job.release);
         let mut params = of_release(job).limit(METADATA_PAGE);
+        let mut pages = Pages::default();
         let mut found = 0;
         loop {
             let listing = api.list_metadata(&params);
@@ -153,10 +159,11 @@ impl Performer {
                 }
                 found += 1;
             }
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None if found == stored.seen.len() => return Ok(()),
-                None => return Err(Fault::Stale),
+            let objects = page.items.len();
+            let more = pages.follow(&mut params, page.metadata, objects);
+            if !more.map_err(|_| too_many(job))? {
+                let all = found == stored.seen.len();
+                return all.then_some(()).ok_or(Fault::Stale);
             }
         }
     }

@@ -298,6 +298,7 @@ impl Rim {
             allowed: watch::channel(Allowed::default()).1,
             retry_max: Duration::from_secs(5),
             policy: Policy::new(Duration::from_secs(180), []),
+            beyond: None,
         }
     }
 
