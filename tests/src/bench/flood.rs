@@ -1,4 +1,5 @@
-//! Agents on one hub, alone and beside some that flood it with reports: what the others notice.
+//! Agents on one hub, alone, beside some that flood it with reports, and beside a member whose API server answers
+//! without end: what the others notice.
 
 use std::{
     sync::PoisonError,
@@ -7,6 +8,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use tokio::task::JoinSet;
+
+use krypton_tests::{
+    Answer, AnsweringProxy, Cluster, Lie, Parts, answering_proxy::READS, fleet::Desk,
+};
 
 use crate::{
     fan_out::{DEADLINE, Stage, allow_files, number},
@@ -19,17 +24,19 @@ use crate::{
     table::{at_most, fixed, table},
 };
 
-/// Agents that flood, in each part of a round. Parts take turns, so that what else the machine does meets
-/// all of them.
-const FLOODING: [u32; 4] = [0, 1, 0, 10];
-const HEADS: [&str; 6] = [
+/// Agents that flood, in each part of a round, and whether a server answers without end. Parts take turns, so that
+/// what else the machine does meets all of them.
+const FLOODING: [(u32, bool); 5] = [(0, false), (1, false), (0, false), (10, false), (0, true)];
+const HEADS: [&str; 7] = [
     "figure",
     "alone",
     "alone too",
     "1 floods",
     "10 flood",
+    "endless server",
     "target",
 ];
+const HOSTILE: &str = "hostile";
 const REPORTS: &str = "krypton_hub_messages_total{of=\"agent\",kind=\"report\"}";
 const SLOWED: &str = "krypton_hub_sessions_slowed_total";
 /// Between two changes of the chart's values, which the hub looks for every two seconds.
@@ -39,7 +46,8 @@ const NOTES: &str = "\
 Parts take turns; the two alone differ by what else the machine does, and their middle is what floods are
 set against. Floods report one Tenant a message as fast as the hub reads, from the first moment on.
 Desired states are timed by their agents, from the first of them that has it. Reports are timed by
-probes, from a report until the hub answers the wrong digest behind it.
+probes, from a report until the hub answers the wrong digest behind it. The endless server is the API server of one
+more member, by kubeconfig: it answers each read without end.
 ";
 
 #[derive(Debug, Clone, clap::Args)]
@@ -47,7 +55,7 @@ pub(crate) struct Options {
     /// Agents that mind their business, and as many probes
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) agents: u32,
-    /// Seconds of each of the four parts of a round
+    /// Seconds of each of the five parts of a round
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(5..=3600))]
     pub(crate) seconds: u64,
     /// Rounds of all parts
@@ -76,11 +84,18 @@ struct Part {
 }
 
 pub(crate) async fn measure(options: &Options) -> Result<Flood> {
-    let floods = options.rounds * FLOODING.iter().sum::<u32>();
+    let floods = options.rounds * FLOODING.iter().map(|(flooding, _)| flooding).sum::<u32>();
     allow_files(2 * options.agents + floods)?;
     say("flood: starting home and hub");
     let mut stage = Stage::start().await?;
     stage.hub.ready(DEADLINE).await?;
+    let edge = Cluster::start("edge", Parts::ControlPlane).await?;
+    let server = AnsweringProxy::before(&edge).await?;
+    let kubeconfig = std::fs::read_to_string(server.kubeconfig())?;
+    let desk = Desk::at(&stage.home);
+    desk.add_member(HOSTILE, &kubeconfig).await?;
+    let healthy = [("Healthy", "True", "Reconciling")];
+    desk.member_shows(HOSTILE, &healthy).await?;
     let members = stage
         .make_members("simulated", 2 * options.agents + floods)
         .await?;
@@ -103,7 +118,14 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
     let mut changes = 0;
     for round in 1..=options.rounds {
         say(&format!("flood: round {round} of {}", options.rounds));
-        for (flooding, part) in FLOODING.into_iter().zip(&mut parts) {
+        for ((flooding, endless), part) in FLOODING.into_iter().zip(&mut parts) {
+            if endless {
+                server.lie(Lie {
+                    verbs: READS,
+                    resources: &[],
+                    answer: Answer::Endless,
+                });
+            }
             let (clock, neighbours) = (Instant::now(), Neighbours::watch(stage.known()?)?);
             let (metrics, times) = (stage.hub.metrics().await?, Times::of(stage.hub.pid())?);
             let mut floods = JoinSet::new();
@@ -139,6 +161,7 @@ pub(crate) async fn measure(options: &Options) -> Result<Flood> {
             let within = taken.iter().filter(|(asked, _)| *asked >= clock);
             part.reports.extend(within.map(|(_, took)| millis(*took)));
             drop(floods);
+            server.tell_the_truth();
             tokio::time::sleep(SETTLE).await;
         }
     }
@@ -176,13 +199,13 @@ fn verdict(ratio: f64, noise: f64) -> String {
 }
 
 pub(crate) fn render(measured: &Flood) -> String {
-    let [alone, one, alone_too, ten] = measured.parts.as_slice() else {
+    let [alone, one, alone_too, ten, server] = measured.parts.as_slice() else {
         return String::new();
     };
-    let parts = [alone, alone_too, one, ten];
+    let parts = [alone, alone_too, one, ten, server];
     let row = |label: &str, digits: usize, target: &str, of: &dyn Fn(&Part) -> f64| {
-        let [a, b, c, d] = parts.map(|part| fixed(of(part), digits));
-        [label.to_owned(), a, b, c, d, target.to_owned()]
+        let [a, b, c, d, e] = parts.map(|part| fixed(of(part), digits));
+        [label.to_owned(), a, b, c, d, e, target.to_owned()]
     };
     let mut rows = Vec::new();
     let desired: fn(&Part) -> &[f64] = |part| &part.desired;
@@ -199,7 +222,8 @@ pub(crate) fn render(measured: &Flood) -> String {
         let middle = f64::midpoint(p99(alone), p99(alone_too));
         let ratio = |part: &Part| p99(part) / middle;
         let noise = spread(p99(alone), p99(alone_too));
-        let target = verdict(ratio(one).max(ratio(ten)), noise);
+        let worst = ratio(one).max(ratio(ten)).max(ratio(server));
+        let target = verdict(worst, noise);
         rows.push(row("  p99 against that alone", 2, &target, &ratio));
     }
     let a_second = |sum: f64, part: &Part| sum / part.seconds;
