@@ -6,6 +6,7 @@ use std::fs;
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim};
+use krypton_common::names;
 use krypton_tests::{
     ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
@@ -22,6 +23,12 @@ const TEMPLATE: &str = r#"
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: {{ . }}}
+{{- end }}
+{{- if .Values.random }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: random-{{ randAlphaNum 8 | lower }}}
 {{- end }}
 {{- if .Values.claim }}
 ---
@@ -144,4 +151,41 @@ async fn what_failed_attempts_left_goes_later_and_nothing_else_does() {
     let still = claims.get("data").await.unwrap();
     assert_eq!(still.uid(), claim.uid());
     assert_eq!(maps(&desk).await.unwrap()["theirs"], before["theirs"]);
+}
+
+/// `KRYPTON_FAILURES=500` makes it as many, and prints the memory on the way.
+#[tokio::test]
+async fn failed_installations_leave_a_bounded_history() {
+    // --history-max=3, and 16 that alone name objects.
+    const KEPT: usize = 3 + 16;
+    let failures = std::env::var("KRYPTON_FAILURES").ok();
+    let failures: u32 = failures.map_or(25, |number| number.parse().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let repository = ChartRepository::start(&[chart(&folder)]).await.unwrap();
+    let values = ValuesFile::new("{maps: [], random: true, broken: true}").unwrap();
+    let started = Pair::start("failures", Mode::Agent, Parts::WithControllers).await;
+    let mut pair = started.unwrap();
+    let mut flags = chart_flags(&repository, "maps", "1.0.0");
+    flags.push(values_flag(&values));
+    pair.open(flags).await.unwrap();
+    let (desk, release) = (pair.desk(), pair.release("acme"));
+    desk.create("default", "acme", json!({})).await.unwrap();
+    for number in 1..=failures {
+        desk.newest_is("acme", &release, number, "failed")
+            .await
+            .unwrap();
+        let kept = desk.revisions("acme", &release).await.unwrap().len();
+        assert!(kept <= KEPT + 1, "{kept} after {number} failures");
+        if number % 25 == 0 {
+            let memory = pair.actor().unwrap().rss_bytes().unwrap();
+            println!("{number} failures: {kept} revisions, agent {memory} bytes");
+        }
+        let asked = names::RECONCILE_REQUESTED_ANNOTATION;
+        let requested = number.to_string();
+        desk.annotate("default", "acme", asked, &requested)
+            .await
+            .unwrap();
+    }
+    values.write("{maps: [one]}").unwrap();
+    desk.shows("default", "acme", &[READY]).await.unwrap();
 }
