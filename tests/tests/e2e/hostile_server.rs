@@ -12,7 +12,7 @@ use serde_json::json;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const HEALTHY: (&str, &str, &str) = ("Healthy", "True", "Reconciling");
 const EDGE: &str = "edge-1";
-/// Half of the memory limit in the hub's chart.
+/// Far below the memory limit in the hub's chart.
 const HUB_MEMORY: u64 = 640 << 20;
 
 /// Home, which is a member itself, and another member that is reached through a proxy.
