@@ -288,7 +288,9 @@ impl Judge<'_> {
         }
         for (name, NamespaceSeen { terminating, made }) in &here.namespaces {
             let used = live.keys().any(|(namespace, _)| namespace == name);
-            let others = here.releases.keys().any(|(namespace, _)| namespace == name);
+            let within = format!(" {name}/");
+            let others = here.releases.keys().any(|(namespace, _)| namespace == name)
+                || here.foreign.keys().any(|what| what.contains(&within));
             if *terminating || (*made && !used && !others) {
                 let story = format!("namespace {name} on {edge}, terminating: {terminating}");
                 self.say(promise, story);

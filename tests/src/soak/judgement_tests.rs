@@ -306,6 +306,20 @@ fn a_namespace_of_ours_stays_for_another_release() {
 }
 
 #[test]
+fn namespace_of_ours_stays_for_foreign_objects() {
+    let mut seen = whole();
+    let made = NamespaceSeen {
+        terminating: false,
+        made: true,
+    };
+    let edge = here(&mut seen).0;
+    edge.namespaces.insert("t-008-ws".to_owned(), made);
+    let foreign = "ConfigMap t-008-ws/foreign-1".to_owned();
+    edge.foreign.insert(foreign, "{}".to_owned());
+    assert_eq!(judge(&expected(), &seen), []);
+}
+
+#[test]
 fn an_edge_that_tells_nothing_breaks_promises() {
     let mut seen = whole();
     seen.edges.remove(&Edge::Two);

@@ -66,8 +66,8 @@ impl Ledger {
         }
     }
 
-    /// From now on it is to go, with all that is its own. A namespace that was made for it goes too, with
-    /// what else is in it, unless there is another release (design, rule 8).
+    /// From now on it is to go, with all that is its own. A namespace that was made for it goes too, unless it holds
+    /// other objects.
     pub(crate) fn let_go(&self, tenant: Tenant) -> Option<Wanted> {
         let mut book = self.lock();
         let wanted = book.expected.tenants.remove(&tenant)?;
@@ -75,19 +75,6 @@ impl Ledger {
         let own = book.seen.values().filter(|(_, of)| *of == release);
         let own: Vec<String> = own.map(|(uid, _)| uid.clone()).collect();
         book.may_go.extend(own);
-        if !matches!(wanted.workspace, Workspace::Shared(_)) {
-            let namespace = wanted.workspace.namespace(tenant);
-            let another = format!("Secret {namespace}/sh.helm.release.v1.foreign-");
-            let within = format!(" {namespace}/");
-            let foreign = &mut book.expected.foreign;
-            let stays = |what: &str| what.starts_with(&another);
-            if !foreign
-                .keys()
-                .any(|(edge, what)| *edge == tenant.edge() && stays(what))
-            {
-                foreign.retain(|(edge, what), _| *edge != tenant.edge() || !what.contains(&within));
-            }
-        }
         Some(wanted)
     }
 
@@ -283,21 +270,5 @@ mod tests {
         assert_eq!(ledger.violations().len(), 1);
         ledger.written("Tenant t-000", "one", 3);
         assert_eq!(ledger.violations().len(), 1);
-    }
-
-    #[test]
-    fn what_is_foreign_in_a_namespace_made_for_a_tenant_goes_with_it_but_for_a_release() {
-        let object = (Edge::One, "ConfigMap t-000-ws/foreign-1".to_owned());
-        let release = "Secret t-000-ws/sh.helm.release.v1.foreign-2.v1";
-        let release = (Edge::One, release.to_owned());
-        for (all, left) in [(vec![object.clone()], 0), (vec![object, release], 2)] {
-            let ledger = with_object();
-            ledger.change(|expected| {
-                let all = all.into_iter().map(|what| (what, "{}".to_owned()));
-                expected.foreign.extend(all);
-            });
-            ledger.let_go(TENANT);
-            assert_eq!(ledger.expected().foreign.len(), left);
-        }
     }
 }
