@@ -744,7 +744,7 @@ impl View<'_> {
                     == self.subject.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
                 && failure.fingerprint == tried(self.fingerprint, self.desired)
                 // What has kept a release from being installed keeps it from nothing else.
-                && (!self.desired.retire
+                && (!(self.desired.retire || self.subject.is_going())
                     || [
                         reason::UNINSTALL_FAILED,
                         reason::HELM_UNAVAILABLE,
