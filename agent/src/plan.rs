@@ -306,6 +306,8 @@ pub struct Refusal {
     pub attempt: Attempt,
     /// The refused request was the status itself.
     pub of_status: bool,
+    /// The refused request was for the content of the release.
+    pub of_reading: bool,
     /// The conditions show it. False while it may be a short outage.
     pub shown: bool,
 }
@@ -465,39 +467,47 @@ impl Refusal {
             && waits
             && self.attempt == Attempt::of(view.subject, view.desired, view.fingerprint)
     }
+
+    /// Waits for the next retry.
+    fn wait(&self, action: Action, state: ClusterState, ours: bool) -> Plan {
+        let next = Coming {
+            step: Step::Retry,
+            at: Some(self.retry_at),
+            attempts: self.attempts,
+        };
+        Plan {
+            wake: Some(self.retry_at),
+            next: Some(next),
+            ours,
+            ..Plan::new(action, state)
+        }
+    }
 }
 
-/// The conditions while the API server refuses. Running workloads are not touched, so the release stays Ready.
+/// The plan while the API server refuses. Running workloads are not touched, so the release stays Ready.
 fn refused(view: &View<'_>, plan: Plan, refusal: &Refusal) -> Plan {
     let why = reason::REQUEST_REFUSED;
     let error = Some(state(Truth::True, why, refusal.message.clone()));
-    let removing = refusal.attempt.removal.is_some();
-    let said = view.said().filter(|said| said.ready.truth == Truth::True);
-    let state = match (removing, said) {
-        (true, _) => ClusterState {
+    if refusal.attempt.removal.is_some() {
+        let state = ClusterState {
             error,
             ..plan.state
-        },
-        (false, said) => ClusterState {
-            ready: said.map_or_else(
-                || state(Truth::False, why, refusal.message.clone()),
-                |said| said.ready,
-            ),
-            progress: Some(state(Truth::False, why, "")),
-            error,
-        },
-    };
-    let next = Coming {
-        step: Step::Retry,
-        at: Some(refusal.retry_at),
-        attempts: refusal.attempts,
-    };
-    Plan {
-        wake: Some(refusal.retry_at),
-        next: Some(next),
-        ours: plan.ours,
-        ..Plan::wait(state)
+        };
+        return refusal.wait(Action::Nothing, state, plan.ours);
     }
+    let (action, ready) = presence::kept(view).unwrap_or_else(|| {
+        let ready = state(Truth::False, why, refusal.message.clone());
+        (Action::Nothing, ready)
+    });
+    // It is a reading that is refused.
+    let unread = refusal.of_reading || matches!(plan.action, Action::ReadRelease(_));
+    let action = if unread { Action::Nothing } else { action };
+    let state = ClusterState {
+        ready,
+        progress: Some(state(Truth::False, why, "")),
+        error,
+    };
+    refusal.wait(action, state, plan.ours)
 }
 
 fn decide(view: &View<'_>) -> Plan {

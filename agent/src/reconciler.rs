@@ -269,6 +269,8 @@ struct Slot {
     busy: bool,
     /// What is done for it is done because it has been deleted.
     removing: bool,
+    /// The last action read the release.
+    reading: bool,
     /// The UID with which it was deleted while the CRD was whole.
     deletion_confirmed: Option<String>,
     wake: Option<Boot>,

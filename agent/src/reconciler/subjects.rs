@@ -251,6 +251,9 @@ impl Reconciler {
         if let Some(need) = need.filter(|_| ready.is_none()) {
             let attempt = Attempt::of(&subject, &desired, &fingerprint);
             let of_member = (&*self.member.name, &self.performer.tools);
+            if let Some(slot) = self.slots.get_mut(key) {
+                slot.reading = matches!(plan.action, Action::ReadRelease(_));
+            }
             self.helm.wait(key, need, attempt, span, of_member);
             return;
         }
@@ -264,6 +267,7 @@ impl Reconciler {
         if let Some(slot) = self.slots.get_mut(key) {
             slot.busy = true;
             slot.removing = subject.is_going();
+            slot.reading = matches!(plan.action, Action::ReadRelease(_));
         }
         let job = Job {
             key: key.clone(),
@@ -447,6 +451,7 @@ impl Reconciler {
         }
         let slot = self.slots.entry(done.key.clone()).or_default();
         (slot.busy, slot.removing) = (false, false);
+        let reading = slot.reading;
         (slot.not_before, slot.held) = (None, None);
         slot.needs_slot = done.needs_slot;
         if read || one.is_some() {
@@ -484,7 +489,10 @@ impl Reconciler {
         }
         match done.fault {
             None => {
-                let over = |refusal: &Refusal| !done.spoke || refusal.of_status;
+                let over = |refusal: &Refusal| match reading {
+                    true => refusal.of_reading,
+                    false => !done.spoke || refusal.of_status,
+                };
                 if slot.memory.refusal.as_ref().is_none_or(over) {
                     slot.memory.refusal = None;
                     slot.stumbles = 0;
@@ -534,6 +542,7 @@ impl Reconciler {
                     retry_at,
                     attempt,
                     of_status: spoke,
+                    of_reading: slot.reading,
                     shown,
                 });
                 tracing::warn!(member = %self.member.name, %problem,
