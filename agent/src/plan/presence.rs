@@ -162,7 +162,7 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
 
 /// The fleet keeps objects to namespaces of their own, and this one is not. What runs there stays as it is.
 fn not_own(view: &View<'_>) -> Option<ClusterState> {
-    if view.may_use_workspace() {
+    if view.may_use_workspace(view.subject) {
         return None;
     }
     let (workspace, of) = (&view.release_key.namespace, view.subject.namespace());

@@ -114,7 +114,7 @@ impl Reconciler {
         let release_key = subject.release(&self.member.name);
         let desired = self.desired_now();
         let mut users = self.index.users(&release_key.namespace).into_iter();
-        let others = users.any(|user| user != *key && !self.is_let_go(&user))
+        let others = users.any(|user| user != *key && self.uses_workspace(&user, &desired))
             || self.is_kept_for(&release_key.namespace);
         let slot = self.slots.entry(key.clone()).or_default();
         // A busy one is looked at when it is done.
@@ -295,6 +295,22 @@ impl Reconciler {
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
         let task = self.jobs.spawn(performing.instrument(span.clone())).id();
         self.running.insert(task, (key.clone(), span));
+    }
+
+    /// Whether the subject uses its workspace. One that lockdown refuses does so only if its release exists.
+    fn uses_workspace(&self, key: &SubjectKey, desired: &DesiredState) -> bool {
+        if self.is_let_go(key) {
+            return false;
+        }
+        let Some(subject) = self.index.subject(key) else {
+            return true;
+        };
+        let release = subject.release(&self.member.name);
+        let newest = self.index.release(&release).last().copied();
+        let workspace = self.index.workspaces.get(&release.namespace);
+        !desired.lockdown.no_cross_namespace_refs
+            || newest.is_some()
+            || plan::may_use(&subject, &release, workspace, newest)
     }
 
     /// Nothing of the deployment is left to be done, so it uses nothing.
