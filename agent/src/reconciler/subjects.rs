@@ -292,9 +292,10 @@ impl Reconciler {
             ready,
             turn,
         };
+        let attempt = Attempt::of(&job.subject, &job.desired, &job.fingerprint);
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
         let task = self.jobs.spawn(performing.instrument(span.clone())).id();
-        self.running.insert(task, (key.clone(), span));
+        self.running.insert(task, (key.clone(), attempt, span));
     }
 
     /// Whether the subject uses its workspace. One that lockdown refuses does so only if its release exists.
@@ -411,6 +412,7 @@ impl Reconciler {
                 tracing::error!(member = %self.member.name, "the wait for Helm ended badly");
                 let slot = self.slots.entry(key.clone()).or_default();
                 slot.not_before = Some(Boot(now.0 + self.member.retry_max));
+                slot.held = Some(attempt);
             }
         }
         self.dirty.insert(key);
@@ -419,18 +421,20 @@ impl Reconciler {
     pub(super) fn finish(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
         let now = Boot::now();
         let task = done.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
-        let (key, span) = self.running.remove(&task).unzip();
+        let (of, span) = match self.running.remove(&task) {
+            Some((key, attempt, span)) => (Some((key, attempt)), Some(span)),
+            None => (None, None),
+        };
         // What is said of it from here on is of the same work.
         let _within = span.map(Span::entered);
         let done = match done {
             Ok((_, done)) => *done,
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "an action ended badly");
-                if let Some(key) = key
+                if let Some((key, attempt)) = of
                     && let Some(slot) = self.slots.get_mut(&key)
                 {
-                    (slot.busy, slot.removing) = (false, false);
-                    slot.not_before = Some(Boot(now.0 + self.member.retry_max));
+                    slot.panicked(attempt, Boot(now.0 + self.member.retry_max));
                     self.dirty.insert(key);
                 }
                 return;
