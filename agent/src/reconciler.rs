@@ -225,6 +225,9 @@ async fn reconcile(
         crd_failures: 0,
         crd_problem: None,
         recording_failures: 0,
+        recording_problem: None,
+        on_record: false,
+        misses_pause: false,
         slots: BTreeMap::new(),
         facts: BTreeMap::new(),
         dirty: BTreeSet::new(),
@@ -375,6 +378,11 @@ struct Reconciler {
     crd_failures: u32,
     crd_problem: Option<String>,
     recording_failures: u32,
+    recording_problem: Option<String>,
+    /// What is acted on is what is wanted.
+    on_record: bool,
+    /// Nothing is acted on, since a pause could not be recorded.
+    misses_pause: bool,
     slots: BTreeMap<SubjectKey, Slot>,
     facts: BTreeMap<ReleaseKey, Arc<Release>>,
     dirty: BTreeSet<SubjectKey>,

@@ -158,7 +158,7 @@ impl Reconciler {
             && self.listed == ListedUnder::Ours
             && !(self.crd_lost || self.list_anew);
         // Who observes says nothing either: the writer may know of a later order.
-        let acts = self.permitted && self.waiting.is_some();
+        let acts = self.permitted && !self.misses_pause && self.waiting.is_some();
         let Some(desired) = self.recorded.clone().filter(|_| listed && acts) else {
             return;
         };

@@ -182,12 +182,13 @@ impl Reconciler {
                         && subject.is_for(&self.member.name, source)
                 }));
         let allowed = self.member.allowed.get();
+        let recorded = self.recorded.is_some() && !self.misses_pause;
         let view = View {
             cluster: &self.member.name,
             source_namespace: self.member.source_namespace.as_deref(),
             now,
             policy: &self.member.policy,
-            permit: permit(&self.hold.get(), self.permitted, self.recorded.is_some()),
+            permit: permit(&self.hold.get(), self.permitted, recorded),
             desired: &desired,
             chart: &chart,
             fingerprint: &fingerprint,
