@@ -38,7 +38,7 @@ const QUIET_AFTER: Duration = Duration::from_secs(300);
 /// And at last so often.
 const ANSWER_EVERY: Duration = Duration::from_secs(30);
 /// A watch is seldom so many looks behind what the apiserver answers.
-const STALE_IS_SAID: u32 = 5;
+pub(super) const STALE_IS_SAID: u32 = 5;
 
 /// The orders of the desired state that is acted on, and how far each is.
 #[derive(Default)]

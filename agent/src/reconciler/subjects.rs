@@ -16,6 +16,7 @@ use tracing::{Instrument as _, Span};
 use super::digests::Digests;
 use super::helm_queue::{Failed, Need, Waited};
 use super::perform::{Done, Fault, Job, ReleaseNews, runs_helm};
+use super::placing::STALE_IS_SAID;
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::chart::ChartRef;
 use crate::clock::{self, Boot};
@@ -505,7 +506,10 @@ impl Reconciler {
         if let Some(run) = done.applied {
             slot.memory.applied = Some(Applied { run, ended: now });
         }
-        if !matches!(done.fault, Some(Fault::Stale)) {
+        // To say that an action is refused does not end it.
+        let refusal = slot.memory.refusal.as_ref();
+        let of_action = refusal.is_some_and(|refusal| !refusal.of_status);
+        if !matches!(done.fault, Some(Fault::Stale)) && !(done.spoke && of_action) {
             slot.stale = 0;
         }
         match done.fault {
@@ -538,8 +542,9 @@ impl Reconciler {
         fault: Fault,
         now: Boot,
     ) {
-        let refused = matches!(fault, Fault::Refused(_));
         let slot = self.slots.entry(key.clone()).or_default();
+        let fault = lasting(fault, slot.stale);
+        let refused = matches!(fault, Fault::Refused(_));
         match fault {
             Fault::Stale => {
                 let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
@@ -653,6 +658,18 @@ fn is_of_release(reason: &str) -> bool {
     .contains(&reason)
 }
 
+/// Shows a request that never finds what was seen, like one that is refused.
+fn lasting(fault: Fault, stale: u32) -> Fault {
+    match fault {
+        Fault::Stale if stale >= STALE_IS_SAID => Fault::Refused(
+            "what is on this cluster is not what can be seen of it: the API server answers 404 or 409, or an object \
+             changes all the time; look for a proxy or another controller"
+                .to_owned(),
+        ),
+        fault => fault,
+    }
+}
+
 fn permit(hold: &Hold, permitted: bool, recorded: bool) -> Permit {
     match (permitted, recorded, &hold.other) {
         (true, true, _) => Permit::Granted,
@@ -680,4 +697,18 @@ fn same_but_for_time(
         status
     };
     timeless(a) == timeless(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_stale_answer_is_shown() {
+        let after = |stale| lasting(Fault::Stale, stale);
+        assert!(matches!(after(STALE_IS_SAID - 1), Fault::Stale));
+        assert!(matches!(after(STALE_IS_SAID), Fault::Refused(_)));
+        let passing = lasting(Fault::Passing("no answer".to_owned()), STALE_IS_SAID);
+        assert!(matches!(passing, Fault::Passing(_)));
+    }
 }
