@@ -306,6 +306,8 @@ pub struct Refusal {
     pub attempt: Attempt,
     /// The refused request was the status itself.
     pub of_status: bool,
+    /// The refused request was for the content of the release.
+    pub of_reading: bool,
     /// The conditions show it. False while it may be a short outage.
     pub shown: bool,
 }
@@ -465,39 +467,47 @@ impl Refusal {
             && waits
             && self.attempt == Attempt::of(view.subject, view.desired, view.fingerprint)
     }
+
+    /// Waits for the next retry.
+    fn wait(&self, action: Action, state: ClusterState, ours: bool) -> Plan {
+        let next = Coming {
+            step: Step::Retry,
+            at: Some(self.retry_at),
+            attempts: self.attempts,
+        };
+        Plan {
+            wake: Some(self.retry_at),
+            next: Some(next),
+            ours,
+            ..Plan::new(action, state)
+        }
+    }
 }
 
-/// The conditions while the API server refuses. Running workloads are not touched, so the release stays Ready.
+/// The plan while the API server refuses. Running workloads are not touched, so the release stays Ready.
 fn refused(view: &View<'_>, plan: Plan, refusal: &Refusal) -> Plan {
     let why = reason::REQUEST_REFUSED;
     let error = Some(state(Truth::True, why, refusal.message.clone()));
-    let removing = refusal.attempt.removal.is_some();
-    let said = view.said().filter(|said| said.ready.truth == Truth::True);
-    let state = match (removing, said) {
-        (true, _) => ClusterState {
+    if refusal.attempt.removal.is_some() {
+        let state = ClusterState {
             error,
             ..plan.state
-        },
-        (false, said) => ClusterState {
-            ready: said.map_or_else(
-                || state(Truth::False, why, refusal.message.clone()),
-                |said| said.ready,
-            ),
-            progress: Some(state(Truth::False, why, "")),
-            error,
-        },
-    };
-    let next = Coming {
-        step: Step::Retry,
-        at: Some(refusal.retry_at),
-        attempts: refusal.attempts,
-    };
-    Plan {
-        wake: Some(refusal.retry_at),
-        next: Some(next),
-        ours: plan.ours,
-        ..Plan::wait(state)
+        };
+        return refusal.wait(Action::Nothing, state, plan.ours);
     }
+    let (action, ready) = presence::kept(view).unwrap_or_else(|| {
+        let ready = state(Truth::False, why, refusal.message.clone());
+        (Action::Nothing, ready)
+    });
+    // It is a reading that is refused.
+    let unread = refusal.of_reading || matches!(plan.action, Action::ReadRelease(_));
+    let action = if unread { Action::Nothing } else { action };
+    let state = ClusterState {
+        ready,
+        progress: Some(state(Truth::False, why, "")),
+        error,
+    };
+    refusal.wait(action, state, plan.ours)
 }
 
 fn decide(view: &View<'_>) -> Plan {
@@ -560,6 +570,37 @@ pub(crate) fn paused(subject: &Subject, desired: &DesiredState) -> Option<&'stat
     desired.paused.then_some("paused on the EdgeCluster")
 }
 
+/// The operator of the workspace has opened it to the subject.
+fn is_open_to(workspace: &Workspace, subject: &Subject) -> bool {
+    let open_to = workspace.open_to.as_deref();
+    open_to.and_then(|open_to| open_to.split_once('/'))
+        == Some((subject.namespace(), subject.name()))
+}
+
+/// Whether lockdown lets the subject use the workspace of its release: its own namespace, one that was created for
+/// it, and one that the operator has opened to it.
+pub(crate) fn may_use(
+    subject: &Subject,
+    release: &ReleaseKey,
+    workspace: Option<&Workspace>,
+    newest: Option<&Revision>,
+) -> bool {
+    let Some(workspace) = workspace else {
+        return true;
+    };
+    let created_for = workspace.creator.as_deref();
+    // The Tenant was restored since, under another UID. Only who may write there can label a release.
+    let before = |revision: &Revision| {
+        revision.owner_uid.is_some()
+            && revision.owner_uid.as_deref() == created_for
+            && revision.owner_namespace.as_deref() == Some(subject.namespace())
+    };
+    release.namespace == subject.namespace()
+        || created_for == Some(subject.uid())
+        || newest.is_some_and(before)
+        || is_open_to(workspace, subject)
+}
+
 /// Whose the release is, as far as this Tenant or deployment is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ownership {
@@ -602,33 +643,14 @@ impl View<'_> {
 
     /// The operator of the workspace has opened it to this object.
     fn is_let_in(&self) -> bool {
-        let open_to = self
-            .workspace
-            .and_then(|workspace| workspace.open_to.as_deref());
-        open_to.and_then(|open_to| open_to.split_once('/'))
-            == Some((self.subject.namespace(), self.subject.name()))
+        self.workspace
+            .is_some_and(|workspace| is_open_to(workspace, self.subject))
     }
 
-    /// Whether the object may use its workspace: under lockdown its own namespace, and such as were made for it.
-    fn may_use_workspace(&self) -> bool {
-        let Some(workspace) = self.workspace else {
-            return true;
-        };
-        if !self.desired.lockdown.no_cross_namespace_refs
-            || self.release_key.namespace == self.subject.namespace()
-        {
-            return true;
-        }
-        let made_for = workspace.creator.as_deref();
-        // The Tenant was restored since, under another UID. Only who may write there can label a release.
-        let before = |revision: &Revision| {
-            revision.owner_uid.is_some()
-                && revision.owner_uid.as_deref() == made_for
-                && revision.owner_namespace.as_deref() == Some(self.subject.namespace())
-        };
-        made_for == Some(self.subject.uid())
-            || self.newest().is_some_and(before)
-            || self.is_let_in()
+    /// Whether the subject, or another claimant of its release, may use the workspace.
+    fn may_use_workspace(&self, subject: &Subject) -> bool {
+        let lockdown = self.desired.lockdown.no_cross_namespace_refs;
+        !lockdown || may_use(subject, self.release_key, self.workspace, self.newest())
     }
 
     /// Design §3, rule 7, and the rule that nothing of others is taken over.
@@ -645,7 +667,10 @@ impl View<'_> {
             .claimants
             .iter()
             .find(|claimant| Some(claimant.uid()) == labelled)
-            .or(self.claimants.first());
+            .or_else(|| {
+                let mut claimants = self.claimants.iter();
+                claimants.find(|claimant| self.may_use_workspace(claimant))
+            });
         let kind = self.subject.kind();
         if let Some(owner) = owner
             && owner.uid() != self.subject.uid()
@@ -744,7 +769,7 @@ impl View<'_> {
                     == self.subject.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
                 && failure.fingerprint == tried(self.fingerprint, self.desired)
                 // What has kept a release from being installed keeps it from nothing else.
-                && (!self.desired.retire
+                && (!(self.desired.retire || self.subject.is_going())
                     || [
                         reason::UNINSTALL_FAILED,
                         reason::HELM_UNAVAILABLE,

@@ -231,6 +231,9 @@ async fn reconcile(
         crd_failures: 0,
         crd_problem: None,
         recording_failures: 0,
+        recording_problem: None,
+        on_record: false,
+        misses_pause: false,
         slots: BTreeMap::new(),
         facts: BTreeMap::new(),
         dirty: BTreeSet::new(),
@@ -275,6 +278,8 @@ struct Slot {
     busy: bool,
     /// What is done for it is done because it has been deleted.
     removing: bool,
+    /// The last action read the release.
+    reading: bool,
     /// The UID with which it was deleted while the CRD was whole.
     deletion_confirmed: Option<String>,
     wake: Option<Boot>,
@@ -295,6 +300,12 @@ impl Slot {
     fn held_for(&self, subject: &Subject, desired: &DesiredState, fingerprint: &str) -> bool {
         let held = self.held.as_ref();
         held.is_none_or(|held| *held == Attempt::of(subject, desired, fingerprint))
+    }
+
+    /// Holds the attempt back, as what it did has ended in a panic.
+    fn panicked(&mut self, attempt: Attempt, until: Boot) {
+        (self.busy, self.removing) = (false, false);
+        (self.not_before, self.held) = (Some(until), Some(attempt));
     }
 }
 
@@ -357,8 +368,8 @@ struct Reconciler {
     /// Why the anchor does not own what is on record, as it was last told.
     unowned: Option<String>,
     jobs: JoinSet<Box<Done>>,
-    /// Whose each of them is, and its span.
-    running: HashMap<Id, (SubjectKey, Span)>,
+    /// Whose each of them is, its attempt and its span.
+    running: HashMap<Id, (SubjectKey, Attempt, Span)>,
     crd_jobs: JoinSet<restoring::CrdRound>,
     /// The CRD is up to date and nothing waits to be put back.
     crd_checked: bool,
@@ -374,6 +385,11 @@ struct Reconciler {
     crd_failures: u32,
     crd_problem: Option<String>,
     recording_failures: u32,
+    recording_problem: Option<String>,
+    /// What is acted on is what is wanted.
+    on_record: bool,
+    /// Nothing is acted on, since a pause could not be recorded.
+    misses_pause: bool,
     slots: BTreeMap<SubjectKey, Slot>,
     facts: BTreeMap<ReleaseKey, Arc<Release>>,
     dirty: BTreeSet<SubjectKey>,
@@ -653,9 +669,38 @@ async fn next_of(watch: &mut Option<Watch>) -> Option<Seen> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use krypton_common::deployment::DesiredDeployment;
+    use krypton_common::desired::DesiredState;
     use krypton_crds::SCHEMA_VERSION;
 
     use super::ListedUnder::{self, Observed, Older, Originals, Ours};
+    use super::Slot;
+    use crate::clock::Boot;
+    use crate::plan::Attempt;
+    use crate::subject::Subject;
+
+    #[test]
+    fn panic_holds_back_only_the_same_attempt() {
+        let desired = serde_json::json!({
+            "version": { "epoch": 1, "generation": 1 },
+            "chart": { "repo": "r", "name": "n", "version": "1", "install_crds": false, "values": {} },
+            "paused": false,
+        });
+        let desired: DesiredState = serde_json::from_value(desired).unwrap();
+        let subject = |remove| {
+            Subject::Deployment(Arc::new(DesiredDeployment {
+                remove,
+                ..DesiredDeployment::default()
+            }))
+        };
+        let mut slot = Slot::default();
+        slot.panicked(Attempt::of(&subject(false), &desired, "f"), Boot::default());
+        assert!(slot.held_for(&subject(false), &desired, "f"));
+        assert!(!slot.held_for(&subject(false), &desired, "g"));
+        assert!(!slot.held_for(&subject(true), &desired, "f"));
+    }
 
     #[test]
     fn what_was_listed_under_the_originals_schema_counts_for_nothing_until_it_is_listed_afresh() {

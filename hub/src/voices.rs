@@ -758,7 +758,13 @@ fn spoken(id: VoiceId, said: &MemberReport, whole: bool) -> Standing {
     } else if let (true, Some(why)) = (said.connected, &said.not_restored) {
         State::new(Truth::False, reason::NOT_RESTORED, why.clone())
     } else if said.connected && said.synced && said.writing && said.applied.is_some() {
-        State::new(Truth::True, reason::RECONCILING, "")
+        match &said.problem {
+            Some(problem) if !problem.is_empty() => {
+                let message = format!("the newest desired state is not on record: {problem}");
+                State::new(Truth::False, reason::STALE, message)
+            }
+            _ => State::new(Truth::True, reason::RECONCILING, ""),
+        }
     } else if said.connected {
         State::new(Truth::Unknown, reason::STARTING, problem.clone())
     } else {

@@ -86,7 +86,7 @@ fn removal(view: &View<'_>) -> Plan {
         // Krypton created it, and no other subject uses it. It is deleted only if it is empty (design §3, rule 8).
         Some(workspace)
             if workspace.creator.is_some()
-                && view.may_use_workspace()
+                && view.may_use_workspace(view.subject)
                 && view.release_key.namespace != "default"
                 && !view.workspace_shared
                 && ownership == Ownership::Free =>

@@ -18,8 +18,11 @@ const INSTALLING: &str = "installing release";
 const UPGRADING: &str = "upgrading release";
 
 pub(super) fn plan(view: &View<'_>) -> Plan {
-    if let Some(refusal) = refused(view).or_else(|| values_refused(view)) {
+    if let Some(refusal) = refused(view) {
         return Plan::wait(refusal);
+    }
+    if let Some(refusal) = values_refused(view) {
+        return refusal;
     }
     let next = match (view.ownership(), view.newest()) {
         (Ownership::Theirs(message), _) => {
@@ -64,16 +67,7 @@ fn held_back(view: &View<'_>, why: &str, message: String) -> Plan {
         progress: None,
         error: None,
     });
-    let deployed = view
-        .newest()
-        .filter(|newest| newest.status == Status::Deployed);
-    let (action, ready) = match deployed {
-        Some(newest) if view.read(newest).is_none() => {
-            (Action::ReadRelease(newest.revision), said.ready)
-        }
-        Some(_) => (Action::Nothing, readiness(view, said.ready)),
-        None => (Action::Nothing, said.ready),
-    };
+    let (action, ready) = followed(view, said.ready);
     let progress = Some(state(Truth::False, why, message));
     let state = ClusterState {
         ready,
@@ -81,6 +75,29 @@ fn held_back(view: &View<'_>, why: &str, message: String) -> Plan {
         ..said
     };
     Plan::new(action, state)
+}
+
+/// The readiness of the deployed revision. A revision that is unread is read first.
+fn followed(view: &View<'_>, said: State) -> (Action, State) {
+    let deployed = view
+        .newest()
+        .filter(|newest| newest.status == Status::Deployed);
+    match deployed {
+        Some(newest) if view.read(newest).is_none() => (Action::ReadRelease(newest.revision), said),
+        Some(_) => (Action::Nothing, readiness(view, said)),
+        None => (Action::Nothing, said),
+    }
+}
+
+/// The readiness of what runs while an attempt fails before Helm begins; `None` if nothing runs that was ready.
+pub(super) fn kept(view: &View<'_>) -> Option<(Action, State)> {
+    let said = view.said()?.ready;
+    let deployed = |newest: &Revision| newest.status == Status::Deployed;
+    let follows = view.newest().is_some_and(deployed) && view.ownership() == Ownership::Mine;
+    if follows && (said.truth == Truth::True || said.reason == reason::NOT_READY) {
+        return Some(followed(view, said));
+    }
+    (said.truth == Truth::True).then_some((Action::Nothing, said))
 }
 
 /// Judges the workloads of a deployed revision although another action is due. The condition of a failed attempt
@@ -145,7 +162,7 @@ fn refused(view: &View<'_>) -> Option<ClusterState> {
 
 /// The fleet keeps objects to namespaces of their own, and this one is not. What runs there stays as it is.
 fn not_own(view: &View<'_>) -> Option<ClusterState> {
-    if view.may_use_workspace() {
+    if view.may_use_workspace(view.subject) {
         return None;
     }
     let (workspace, of) = (&view.release_key.namespace, view.subject.namespace());
@@ -157,7 +174,7 @@ fn not_own(view: &View<'_>) -> Option<ClusterState> {
         names::ADOPT_ANNOTATION,
         view.subject.name(),
     );
-    Some(after_failure(view, reason::NAMESPACE_NOT_OWNED, &message))
+    Some(after_failure(view, reason::NAMESPACE_NOT_OWNED, &message).state)
 }
 
 /// What a person can do about the workspace: a deployment's is its name.
@@ -170,7 +187,7 @@ fn elsewhere(view: &View<'_>, of_tenant: &'static str) -> &'static str {
 
 /// Values of the Tenant's own that cannot count. To leave them out would be another release than was asked
 /// for, so what there is stays as it is.
-fn values_refused(view: &View<'_>) -> Option<ClusterState> {
+fn values_refused(view: &View<'_>) -> Option<Plan> {
     let own = view.subject.values();
     let own = own.filter(|own| !own.is_empty())?;
     if !view.desired.tenant_values {
@@ -379,7 +396,7 @@ fn attempt(view: &View<'_>, action: Action, run: Run) -> Plan {
         Some(failure) if view.now < failure.retry_at => Plan {
             wake: Some(failure.retry_at),
             next: Coming::retry(failure),
-            ..Plan::wait(after_failure(view, failure.reason, &failure.message))
+            ..after_failure(view, failure.reason, &failure.message)
         },
         _ => Plan::new(action, announced(view, Some(currency), run)),
     }
@@ -401,7 +418,7 @@ fn is_given_up(view: &View<'_>, failure: &Failure) -> bool {
 }
 
 fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
-    let state = after_failure(view, failure.reason, &failure.message);
+    let state = after_failure(view, failure.reason, &failure.message).state;
     let failed = view
         .newest()
         .filter(|newest| newest.status == Status::Failed);
@@ -430,19 +447,19 @@ fn given_up(view: &View<'_>, failure: &Failure) -> Plan {
             at: None,
             attempts: failure.attempts,
         }),
-        ..Plan::wait(after_failure(view, failure.reason, &message))
+        ..after_failure(view, failure.reason, &message)
     }
 }
 
-/// The conditions after a failed attempt. A chart that could not be fetched leaves what runs as it is, and
-/// so does a helm that could not begin.
-fn after_failure(view: &View<'_>, why: &str, message: &str) -> ClusterState {
+/// Waits after a failed attempt. A chart that could not be fetched leaves what runs as it is, and so does a helm that
+/// could not begin.
+fn after_failure(view: &View<'_>, why: &str, message: &str) -> Plan {
     if why == reason::SUSPENDED {
-        return ClusterState {
+        return Plan::wait(ClusterState {
             ready: state(Truth::Unknown, why, message),
             progress: Some(state(Truth::False, why, message)),
             error: Some(no_error()),
-        };
+        });
     }
     let running = view
         .revisions
@@ -462,13 +479,17 @@ fn after_failure(view: &View<'_>, why: &str, message: &str) -> ClusterState {
         reason::VALUES_TOO_LARGE,
     ]
     .contains(&why);
-    let mut after = failed(why, &message, why);
+    let mut after = Plan::wait(failed(why, &message, why));
     if before_helm
         && running.is_some()
-        && let Some(said) = view.said()
-        && said.ready.truth == Truth::True
+        && let Some((action, ready)) = kept(view)
     {
-        after.ready = said.ready;
+        after.state.ready = ready;
+        let waits = |failure: &Failure| failure.reason != why && view.now < failure.retry_at;
+        // The reading fails, perhaps.
+        if why != reason::HELM_UNAVAILABLE && !view.failure().is_some_and(waits) {
+            after.action = action;
+        }
     }
     after
 }

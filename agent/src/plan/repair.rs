@@ -267,8 +267,8 @@ pub(super) fn overtaken(revisions: &[&Revision]) -> Option<u32> {
 /// Failed attempts that are kept beyond the limit to a release's history.
 const UNSWEPT_MOST: usize = 16;
 
-/// The failed installations to forget, of those beyond the history limit, newest first, each with whether it alone
-/// declares an object. Such an object may be what serves, so a bounded number of them is kept. One that cannot be
+/// The failed attempts to forget, of installations beyond the history limit and of repeated upgrades, newest first,
+/// each with whether it alone declares an object. Such an object may be what serves, so a bounded number of them is kept. One that cannot be
 /// read (`None`) stays.
 pub fn forgettable<T>(beyond: impl IntoIterator<Item = (T, Option<bool>)>) -> Vec<(T, bool)> {
     let mut kept = 0;
@@ -284,12 +284,15 @@ pub fn forgettable<T>(beyond: impl IntoIterator<Item = (T, Option<bool>)>) -> Ve
 }
 
 /// How many revisions helm is to keep while it runs what has the fingerprint `current`: beyond the limit
-/// those failed attempts that declare something else, and what was adopted, until what they left is seen to,
+/// those failed attempts that declare something else or that another repeats, and what was adopted, until what they left is seen to,
 /// and the last good one. Helm drops the oldest first, and spares none but one that is deployed.
 pub fn history(limit: u8, revisions: &[Revision], current: &str) -> u8 {
     let failed = failed_attempts(revisions);
-    let other = |revision: &&Revision| revision.fingerprint.as_deref() != Some(current);
-    let more = match failed.iter().position(other) {
+    let repeated = repeated(revisions);
+    let kept = |revision: &&Revision| {
+        revision.fingerprint.as_deref() != Some(current) || repeated.contains(&revision.revision)
+    };
+    let more = match failed.iter().position(kept) {
         Some(oldest) => (failed.len() - oldest).min(UNSWEPT_MOST),
         None => 0,
     };
@@ -322,7 +325,7 @@ pub(super) fn last_good<'a>(revisions: &[&'a Revision]) -> Option<&'a Revision> 
         .or_else(|| newest(&|it| it.status == Status::Superseded && !left(it)))
 }
 
-/// Failed attempts that a newer one repeats: what they declare is not forgotten with them.
+/// Failed attempts that a newer one repeats. Where they declare an object that it does not, they are kept.
 pub fn repeated(revisions: &[Revision]) -> Vec<u32> {
     let failed = failed_attempts(revisions);
     let repeats = |(at, revision): (usize, &&Revision)| {
@@ -431,12 +434,12 @@ mod tests {
         for (revisions, current, kept, repeats) in [
             (vec![], "a", 3, vec![]),
             (vec![deployed.clone()], "a", 3, vec![]),
-            // The same again and again piles up no more.
             (vec![deployed.clone(), failed(2, "a")], "a", 3, vec![]),
+            // The same again may have made other objects: it is not for helm to drop.
             (
                 vec![deployed.clone(), failed(2, "a"), failed(3, "a")],
                 "a",
-                3,
+                5,
                 vec![2],
             ),
             // Another is not to be dropped for it.

@@ -855,6 +855,62 @@ fn readiness_is_followed_while_work_is_held_back() {
     assert!(told.message.ends_with(MISSING), "{}", told.message);
 }
 
+/// An upgrade that fails before Helm has begun: without its chart, by a refused request, for its values.
+fn failing_upgrades() -> [World; 3] {
+    let w = || {
+        let mut w = world().deployed();
+        w.desired.chart.version = "2.0.0".to_owned();
+        w
+    };
+    let mut values = w();
+    values.tenant.spec.values = own_values(serde_json::json!({"a": 1}));
+    [
+        w().failed(reason::CHART_NOT_LOADED, 60),
+        refused_by_api_server(w()),
+        values,
+    ]
+}
+
+#[test]
+fn readiness_is_followed_while_an_upgrade_fails() {
+    let installed = state(Truth::True, reason::INSTALLED, "release installed");
+    let back = (Truth::True, reason::NO_CHANGE);
+    for mut w in failing_upgrades() {
+        w.memory.said = said(installed.clone());
+        let first = w.plan();
+        assert_eq!(ready(&first), (Truth::True, reason::INSTALLED));
+        w.unready = Some("Deployment acme/web: not found".to_owned());
+        for _ in 0..2 {
+            let plan = w.plan();
+            assert_eq!(ready(&plan), (Truth::False, reason::NOT_READY));
+            assert_eq!(plan.state.error, first.state.error);
+            assert_eq!(plan.action, Action::Nothing);
+            w.memory.said = Some(plan.state);
+        }
+        w.unready = None;
+        assert_eq!(ready(&w.plan()), back);
+    }
+}
+
+#[test]
+fn release_is_read_once_while_upgrade_fails() {
+    for mut w in failing_upgrades() {
+        let installed = state(Truth::True, reason::INSTALLED, "release installed");
+        w.memory.said = said(installed);
+        w.read = false;
+        assert_eq!(w.plan().action, Action::ReadRelease(1));
+        if let Some(refusal) = &mut w.memory.refusal {
+            refusal.of_reading = true;
+            assert_eq!(w.plan().action, Action::Nothing, "reading is refused");
+        }
+        w.read = true;
+        assert_eq!(w.plan().action, Action::Nothing);
+        let mut w = w.failed(reason::RELEASE_TAMPERED, 60);
+        w.read = false;
+        assert_eq!(w.plan().action, Action::Nothing, "reading has failed");
+    }
+}
+
 fn world_deployed_then_upgrading_fails() -> World {
     let mut w = world();
     w.revisions = vec![w.ours(1, Status::Deployed), w.ours(2, Status::Failed)];
@@ -1420,6 +1476,7 @@ fn refused_by_api_server(mut world: World) -> World {
         retry_at: Boot(world.now.0 + Duration::from_secs(900)),
         attempt: Attempt::of(&tenant, &world.desired, &fingerprint),
         of_status: false,
+        of_reading: false,
         shown: true,
     });
     world

@@ -55,6 +55,7 @@ impl Reconciler {
             self.recorded = None;
             self.recording.abort_all();
             self.recording_failures = 0;
+            self.recording_problem = None;
             self.see_to_crd_again();
             self.look_at_all();
         }
@@ -65,25 +66,7 @@ impl Reconciler {
             }
             return;
         }
-        let wanted = self.desired.get();
-        let recorded = self.recorded.as_mut();
-        let on_record = recorded.is_some_and(|recorded| is_same(recorded, &wanted));
-        if !on_record && self.recording.is_empty() {
-            let client = self.member.client.clone();
-            let pause = retry_pause(self.recording_failures, RECORD_RETRY_MAX);
-            let recording = async move {
-                tokio::time::sleep(pause).await;
-                // Before anything is deployed: what comes later without a record is not trusted.
-                let result = match release_record::record_existing(&client).await {
-                    Ok(()) => ledger::record(&client, &wanted)
-                        .await
-                        .map_err(|error| chain(&error)),
-                    Err(error) => Err(chain(&error)),
-                };
-                (wanted, result)
-            };
-            self.recording.spawn(recording.in_current_span());
-        }
+        self.see_to_record();
         if let Some(state) = self.index.crd()
             && !self.crd_checked
             && self.crd_jobs.is_empty()
@@ -99,6 +82,34 @@ impl Reconciler {
                 }
             };
             self.crd_jobs.spawn(seeing.in_current_span());
+        }
+    }
+
+    /// Writes the desired state down before it is acted on.
+    fn see_to_record(&mut self) {
+        let wanted = self.desired.get();
+        let recorded = self.recorded.as_mut();
+        self.on_record = recorded.is_some_and(|recorded| is_same(recorded, &wanted));
+        let misses_pause = misses_pause(wanted.paused, self.on_record, self.recording_failures);
+        if misses_pause != self.misses_pause {
+            self.misses_pause = misses_pause;
+            self.look_at_all();
+        }
+        if !self.on_record && self.recording.is_empty() {
+            let client = self.member.client.clone();
+            let pause = retry_pause(self.recording_failures, RECORD_RETRY_MAX);
+            let recording = async move {
+                tokio::time::sleep(pause).await;
+                // Before anything is deployed: what comes later without a record is not trusted.
+                let result = match release_record::record_existing(&client).await {
+                    Ok(()) => ledger::record(&client, &wanted)
+                        .await
+                        .map_err(|error| chain(&error)),
+                    Err(error) => Err(chain(&error)),
+                };
+                (wanted, result)
+            };
+            self.recording.spawn(recording.in_current_span());
         }
     }
 
@@ -175,6 +186,7 @@ impl Reconciler {
         match result.map(|recording| recording.advance) {
             Ok(Advance::Recorded | Advance::Record) => {
                 self.recording_failures = 0;
+                self.recording_problem = None;
                 self.ahead = None;
                 self.recorded = Some(desired);
                 self.look_at_all();
@@ -190,7 +202,7 @@ impl Reconciler {
             Err(problem) => {
                 tracing::warn!(member = %self.member.name, %problem, "the desired state is not on record yet");
                 self.recording_failures += 1;
-                self.problem = Some(problem);
+                self.recording_problem = Some(problem);
             }
         }
     }
@@ -236,6 +248,12 @@ impl Reconciler {
     pub(super) fn report_member(&mut self, now: Boot) {
         let hold = self.hold.get();
         let connected = now.since(self.heard()) < NO_NEW_RUNS_AFTER;
+        let unrecorded = self.permitted && !self.on_record;
+        let recording = self.recording_problem.clone().filter(|_| unrecorded);
+        let watching = hold.problem.or_else(|| self.problem.clone());
+        let watching = watching.filter(|_| {
+            !connected || !self.index.synced() || (self.permitted && self.recorded.is_none())
+        });
         let report = MemberReport {
             // By now every Tenant that was listed has its report.
             synced: self.index.synced()
@@ -250,9 +268,7 @@ impl Reconciler {
                 hold.other.clone()
             },
             connected,
-            problem: hold.problem.or_else(|| self.problem.clone()).filter(|_| {
-                !connected || !self.index.synced() || (self.permitted && self.recorded.is_none())
-            }),
+            problem: watching.or(recording),
             applied: self
                 .recorded
                 .as_ref()
@@ -262,6 +278,11 @@ impl Reconciler {
         };
         self.board.member(&report);
     }
+}
+
+/// Whether the newest state is a pause that could not be recorded: until it is, no earlier state is acted on.
+fn misses_pause(paused: bool, on_record: bool, failures: u32) -> bool {
+    paused && !on_record && failures > 0
 }
 
 /// Whether they are equal. They are one from then on, and are not compared again.
@@ -281,5 +302,23 @@ fn retry_pause(failures: u32, longest: Duration) -> Duration {
     match failures {
         0 => Duration::ZERO,
         _ => plan::backoff(failures, longest, rand::random()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unrecorded_pause_stops_the_member() {
+        for (paused, on_record, failures, stops) in [
+            (true, false, 1, true),
+            (true, false, 0, false),
+            (true, true, 1, false),
+            (false, false, 1, false),
+        ] {
+            let now = misses_pause(paused, on_record, failures);
+            assert_eq!(now, stops, "{paused} {on_record} {failures}");
+        }
     }
 }

@@ -20,7 +20,7 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use super::perform::Performer;
-use super::{AFTER_CONFLICT, Reconciler};
+use super::{AFTER_CONFLICT, ListedUnder, Reconciler};
 use crate::clock::Boot;
 use crate::effect;
 use crate::helm::is_suspended;
@@ -38,7 +38,7 @@ const QUIET_AFTER: Duration = Duration::from_secs(300);
 /// And at last so often.
 const ANSWER_EVERY: Duration = Duration::from_secs(30);
 /// A watch is seldom so many looks behind what the apiserver answers.
-const STALE_IS_SAID: u32 = 5;
+pub(super) const STALE_IS_SAID: u32 = 5;
 
 /// The orders of the desired state that is acted on, and how far each is.
 #[derive(Default)]
@@ -136,6 +136,12 @@ impl Placings {
     pub(super) fn wake(&self) -> Option<Boot> {
         self.wakes.first().map(|(at, _)| *at)
     }
+
+    /// Takes the next changed Tenant that does not wait to be restored.
+    fn take_dirty(&mut self, is_kept: impl Fn(&TenantKey) -> bool) -> Option<TenantKey> {
+        let next = self.dirty.iter().find(|key| !is_kept(key)).cloned()?;
+        self.dirty.take(&next)
+    }
 }
 
 impl Reconciler {
@@ -146,18 +152,21 @@ impl Reconciler {
             self.placings.wakes.remove(&(at, key.clone()));
             self.placings.dirty.insert(key);
         }
-        // Before all Tenants are listed, and those that were lost with their CRD are back, that one is not
-        // here means nothing.
+        // Before all Tenants are listed by our schema, that one is not here means nothing.
         let listed = self.index.synced()
             && self.index.crd() == Some(CrdState::Present)
+            && self.listed == ListedUnder::Ours
             && !(self.crd_lost || self.list_anew);
         // Who observes says nothing either: the writer may know of a later order.
-        let acts = self.permitted && self.crd_checked;
+        let acts = self.permitted && !self.misses_pause && self.waiting.is_some();
         let Some(desired) = self.recorded.clone().filter(|_| listed && acts) else {
             return;
         };
         while self.placings.jobs.len() < CALLS
-            && let Some(key) = self.placings.dirty.pop_first()
+            && let Some(key) = self.placings.take_dirty(|key| {
+                let waiting = self.waiting.as_ref();
+                waiting.is_none_or(|waiting| waiting.contains_key(key))
+            })
         {
             self.place(&key, &desired, now);
         }
@@ -473,5 +482,16 @@ mod tests {
         let known = SubjectKey::Tenant(b.key());
         placings.touch(&[other, known].into());
         assert_eq!(placings.dirty, [b.key()].into());
+    }
+
+    #[test]
+    fn unrestored_tenant_holds_up_no_other() {
+        let mut placings = Placings::default();
+        let (a, b) = (order("a", false), order("b", false));
+        placings.ordered(&[a.clone(), b.clone()]);
+        let is_a = |key: &TenantKey| *key == a.key();
+        assert_eq!(placings.take_dirty(is_a), Some(b.key()));
+        assert_eq!(placings.take_dirty(is_a), None);
+        assert_eq!(placings.take_dirty(|_| false), Some(a.key()));
     }
 }

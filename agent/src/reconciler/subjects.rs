@@ -16,6 +16,7 @@ use tracing::{Instrument as _, Span};
 use super::digests::Digests;
 use super::helm_queue::{Failed, Need, Waited};
 use super::perform::{Done, Fault, Job, ReleaseNews, runs_helm};
+use super::placing::STALE_IS_SAID;
 use super::{AFTER_CONFLICT, Reconciler, StatusMode};
 use crate::chart::ChartRef;
 use crate::clock::{self, Boot};
@@ -114,7 +115,7 @@ impl Reconciler {
         let release_key = subject.release(&self.member.name);
         let desired = self.desired_now();
         let mut users = self.index.users(&release_key.namespace).into_iter();
-        let others = users.any(|user| user != *key && !self.is_let_go(&user))
+        let others = users.any(|user| user != *key && self.uses_workspace(&user, &desired))
             || self.is_kept_for(&release_key.namespace);
         let slot = self.slots.entry(key.clone()).or_default();
         // A busy one is looked at when it is done.
@@ -182,12 +183,13 @@ impl Reconciler {
                         && subject.is_for(&self.member.name, source)
                 }));
         let allowed = self.member.allowed.get();
+        let recorded = self.recorded.is_some() && !self.misses_pause;
         let view = View {
             cluster: &self.member.name,
             source_namespace: self.member.source_namespace.as_deref(),
             now,
             policy: &self.member.policy,
-            permit: permit(&self.hold.get(), self.permitted, self.recorded.is_some()),
+            permit: permit(&self.hold.get(), self.permitted, recorded),
             desired: &desired,
             chart: &chart,
             fingerprint: &fingerprint,
@@ -251,6 +253,9 @@ impl Reconciler {
         if let Some(need) = need.filter(|_| ready.is_none()) {
             let attempt = Attempt::of(&subject, &desired, &fingerprint);
             let of_member = (&*self.member.name, &self.performer.tools);
+            if let Some(slot) = self.slots.get_mut(key) {
+                slot.reading = matches!(plan.action, Action::ReadRelease(_));
+            }
             self.helm.wait(key, need, attempt, span, of_member);
             return;
         }
@@ -264,6 +269,7 @@ impl Reconciler {
         if let Some(slot) = self.slots.get_mut(key) {
             slot.busy = true;
             slot.removing = subject.is_going();
+            slot.reading = matches!(plan.action, Action::ReadRelease(_));
         }
         let job = Job {
             key: key.clone(),
@@ -288,9 +294,26 @@ impl Reconciler {
             ready,
             turn,
         };
+        let attempt = Attempt::of(&job.subject, &job.desired, &job.fingerprint);
         let performing = Arc::clone(&self.performer).perform(Box::new(job));
         let task = self.jobs.spawn(performing.instrument(span.clone())).id();
-        self.running.insert(task, (key.clone(), span));
+        self.running.insert(task, (key.clone(), attempt, span));
+    }
+
+    /// Whether the subject uses its workspace. One that lockdown refuses does so only if its release exists.
+    fn uses_workspace(&self, key: &SubjectKey, desired: &DesiredState) -> bool {
+        if self.is_let_go(key) {
+            return false;
+        }
+        let Some(subject) = self.index.subject(key) else {
+            return true;
+        };
+        let release = subject.release(&self.member.name);
+        let newest = self.index.release(&release).last().copied();
+        let workspace = self.index.workspaces.get(&release.namespace);
+        !desired.lockdown.no_cross_namespace_refs
+            || newest.is_some()
+            || plan::may_use(&subject, &release, workspace, newest)
     }
 
     /// Nothing of the deployment is left to be done, so it uses nothing.
@@ -391,6 +414,7 @@ impl Reconciler {
                 tracing::error!(member = %self.member.name, "the wait for Helm ended badly");
                 let slot = self.slots.entry(key.clone()).or_default();
                 slot.not_before = Some(Boot(now.0 + self.member.retry_max));
+                slot.held = Some(attempt);
             }
         }
         self.dirty.insert(key);
@@ -399,18 +423,20 @@ impl Reconciler {
     pub(super) fn finish(&mut self, done: Result<(Id, Box<Done>), JoinError>) {
         let now = Boot::now();
         let task = done.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
-        let (key, span) = self.running.remove(&task).unzip();
+        let (of, span) = match self.running.remove(&task) {
+            Some((key, attempt, span)) => (Some((key, attempt)), Some(span)),
+            None => (None, None),
+        };
         // What is said of it from here on is of the same work.
         let _within = span.map(Span::entered);
         let done = match done {
             Ok((_, done)) => *done,
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "an action ended badly");
-                if let Some(key) = key
+                if let Some((key, attempt)) = of
                     && let Some(slot) = self.slots.get_mut(&key)
                 {
-                    (slot.busy, slot.removing) = (false, false);
-                    slot.not_before = Some(Boot(now.0 + self.member.retry_max));
+                    slot.panicked(attempt, Boot(now.0 + self.member.retry_max));
                     self.dirty.insert(key);
                 }
                 return;
@@ -447,6 +473,7 @@ impl Reconciler {
         }
         let slot = self.slots.entry(done.key.clone()).or_default();
         (slot.busy, slot.removing) = (false, false);
+        let reading = slot.reading;
         (slot.not_before, slot.held) = (None, None);
         slot.needs_slot = done.needs_slot;
         if read || one.is_some() {
@@ -479,12 +506,18 @@ impl Reconciler {
         if let Some(run) = done.applied {
             slot.memory.applied = Some(Applied { run, ended: now });
         }
-        if !matches!(done.fault, Some(Fault::Stale)) {
+        // To say that an action is refused does not end it.
+        let refusal = slot.memory.refusal.as_ref();
+        let of_action = refusal.is_some_and(|refusal| !refusal.of_status);
+        if !matches!(done.fault, Some(Fault::Stale)) && !(done.spoke && of_action) {
             slot.stale = 0;
         }
         match done.fault {
             None => {
-                let over = |refusal: &Refusal| !done.spoke || refusal.of_status;
+                let over = |refusal: &Refusal| match reading {
+                    true => refusal.of_reading,
+                    false => !done.spoke || refusal.of_status,
+                };
                 if slot.memory.refusal.as_ref().is_none_or(over) {
                     slot.memory.refusal = None;
                     slot.stumbles = 0;
@@ -509,8 +542,9 @@ impl Reconciler {
         fault: Fault,
         now: Boot,
     ) {
-        let refused = matches!(fault, Fault::Refused(_));
         let slot = self.slots.entry(key.clone()).or_default();
+        let fault = lasting(fault, slot.stale);
+        let refused = matches!(fault, Fault::Refused(_));
         match fault {
             Fault::Stale => {
                 let pause = AFTER_CONFLICT * (1 << slot.stale.min(4));
@@ -535,6 +569,7 @@ impl Reconciler {
                     retry_at,
                     attempt,
                     of_status: spoke,
+                    of_reading: slot.reading,
                     shown,
                 });
                 tracing::warn!(member = %self.member.name, %problem,
@@ -624,6 +659,18 @@ fn is_of_release(reason: &str) -> bool {
     .contains(&reason)
 }
 
+/// Shows a request that never finds what was seen, like one that is refused.
+fn lasting(fault: Fault, stale: u32) -> Fault {
+    match fault {
+        Fault::Stale if stale >= STALE_IS_SAID => Fault::Refused(
+            "what is on this cluster is not what can be seen of it: the API server answers 404 or 409, or an object \
+             changes all the time; look for a proxy or another controller"
+                .to_owned(),
+        ),
+        fault => fault,
+    }
+}
+
 fn permit(hold: &Hold, permitted: bool, recorded: bool) -> Permit {
     match (permitted, recorded, &hold.other) {
         (true, true, _) => Permit::Granted,
@@ -651,4 +698,18 @@ fn same_but_for_time(
         status
     };
     timeless(a) == timeless(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_stale_answer_is_shown() {
+        let after = |stale| lasting(Fault::Stale, stale);
+        assert!(matches!(after(STALE_IS_SAID - 1), Fault::Stale));
+        assert!(matches!(after(STALE_IS_SAID), Fault::Refused(_)));
+        let passing = lasting(Fault::Passing("no answer".to_owned()), STALE_IS_SAID);
+        assert!(matches!(passing, Fault::Passing(_)));
+    }
 }

@@ -91,7 +91,7 @@ impl Reconciler {
         let Some(desired) = self
             .recorded
             .clone()
-            .filter(|_| self.permitted && self.index.ready())
+            .filter(|_| self.permitted && !self.misses_pause && self.index.ready())
         else {
             return;
         };

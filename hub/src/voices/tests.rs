@@ -115,6 +115,23 @@ fn of_an_agent_and_a_proxy_the_holder_of_the_lease_is_heard_whichever_it_is() {
 }
 
 #[test]
+fn unrecorded_desired_state_makes_the_member_stale() {
+    let healthy = |problem: &str| {
+        let said = MemberReport {
+            problem: Some(problem.to_owned()).filter(|problem| !problem.is_empty()),
+            ..writing("agent/a")
+        };
+        let healthy = spoken(VoiceId::Session(1), &said, true).healthy.unwrap();
+        (healthy.truth, healthy.reason, healthy.message)
+    };
+    let (truth, reason, message) = healthy("exceeded quota: secrets");
+    assert_eq!((truth, &*reason), (Truth::False, reason::STALE));
+    assert!(message.contains("exceeded quota: secrets"), "{message}");
+    let (truth, reason, _) = healthy("");
+    assert_eq!((truth, &*reason), (Truth::True, reason::RECONCILING));
+}
+
+#[test]
 fn what_the_whole_account_leaves_out_is_gone_and_before_it_nothing_is() {
     let fleet = fleet();
     let agent = VoiceId::Session(1);

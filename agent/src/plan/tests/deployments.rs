@@ -107,6 +107,15 @@ fn an_order_to_remove_uninstalls_then_the_workspace_goes_and_then_it_is_said_to_
 }
 
 #[test]
+fn removal_waits_for_no_upgrade() {
+    let failed = |why| world().deployed().failed(why, 60);
+    let plan = failed(reason::UPGRADE_FAILED).plan_order(&removal());
+    assert_eq!(plan.action, Action::Uninstall);
+    let plan = failed(reason::UNINSTALL_FAILED).plan_order(&removal());
+    assert_eq!(plan.action, Action::Nothing);
+}
+
+#[test]
 fn a_release_that_has_come_back_is_not_gone() {
     let plan = world().deployed().let_go().plan_order(&removal());
     assert_eq!((plan.action, plan.gone), (Action::Uninstall, false));

@@ -127,3 +127,41 @@ fn refused_tenant_deletes_no_namespace_of_others() {
         assert_eq!(w.plan().action, action, "{creator}");
     }
 }
+
+/// Of namespace `other`, older than the Tenant of the world, with the same name and workspace.
+fn squatter() -> Tenant {
+    let mut other = world().tenant;
+    other.metadata.namespace = Some("other".to_owned());
+    other.metadata.uid = Some("uid-2".to_owned());
+    other.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1).unwrap()));
+    other
+}
+
+#[test]
+fn refused_tenant_keeps_no_release_from_others() {
+    let of = |mut w: World| {
+        w.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(2).unwrap()));
+        w.others = vec![squatter()];
+        w
+    };
+    let install = Action::Helm(Run::Install);
+    let in_use = |w: World| ready(&w.plan()).1 == reason::RELEASE_IN_USE;
+    assert_eq!(
+        of(within(locked(), Some("uid-1"), None)).plan().action,
+        install
+    );
+    let mut own = of(within(locked(), None, None));
+    own.tenant.spec.workspace = Some("team".to_owned());
+    assert_eq!(own.plan().action, install);
+    assert!(in_use(of(within(world(), Some("uid-1"), None))));
+    // The operator has let both in.
+    let both = within(locked(), Some("uid-1"), Some("other/acme"));
+    assert!(in_use(of(both)));
+    // The release is its own since before the lockdown.
+    let mut w = of(within(locked(), Some("uid-1"), None));
+    let mut release = w.ours(1, Status::Deployed);
+    release.owner_uid = Some("uid-2".to_owned());
+    release.owner_namespace = Some("other".to_owned());
+    w.revisions = vec![release];
+    assert!(in_use(w));
+}

@@ -217,8 +217,7 @@ async fn look(
         let list: ObjectList<PartialObjectMeta<DynamicObject>> = match in_time(&what, call).await {
             Ok(Ok(list)) => list,
             Ok(Err(why)) => return Ok(vec![format!("{} ({why})", kind.plural)]),
-            // The kind has gone from the cluster.
-            Err(Fault::Stale) => return Ok(Vec::new()),
+            // A 404 says nothing of the objects: discovery is asked anew whether the cluster serves the kind.
             Err(fault) => return Err(fault),
         };
         let objects = list.items.iter().map(|object| &object.metadata);
@@ -554,13 +553,8 @@ mod tests {
         ] {
             assert_eq!(looked(answer).await.ok().unwrap(), [expected]);
         }
-        assert!(
-            looked(|_| status(404, "gone"))
-                .await
-                .ok()
-                .unwrap()
-                .is_empty()
-        );
+        let unserved = looked(|_| status(404, "gone")).await;
+        assert!(matches!(unserved, Err(Fault::Stale)));
         let failed = looked(|_| status(500, "etcdserver: request timed out")).await;
         assert!(matches!(failed, Err(Fault::Passing(_))));
     }

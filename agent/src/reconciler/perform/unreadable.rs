@@ -168,13 +168,14 @@ impl Performer {
         let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
             return Ok(());
         };
-        for meta in &metas {
-            let Some((_, revision)) = Revision::of(meta) else {
-                continue;
-            };
-            if revision.status == Status::Failed && repeated.contains(&revision.revision) {
-                self.forget(&job.release, meta).await?;
-            }
+        let mut failed = failed(metas);
+        while let Some((newest, _)) = failed.first().cloned() {
+            let same = |it: &Failed| it.0.fingerprint == newest.fingerprint;
+            let (mut attempts, others): (Vec<_>, _) = failed.into_iter().partition(same);
+            attempts.retain(|(it, _)| repeated.contains(&it.revision));
+            self.forget_all_but(&job.release, newest.revision, attempts)
+                .await?;
+            failed = others;
         }
         Ok(())
     }
@@ -190,38 +191,46 @@ impl Performer {
         let Some(ReleaseNews::All { metas, .. }) = done.release.take() else {
             return Ok(());
         };
-        let mut failed: Vec<(u32, &ObjectMeta)> = metas
-            .iter()
-            .filter_map(|meta| {
-                let (_, revision) = Revision::of(meta)?;
-                (revision.status == Status::Failed).then_some((revision.revision, meta))
-            })
-            .collect();
-        failed.sort_by_key(|(revision, _)| std::cmp::Reverse(*revision));
-        let Some((newest, _)) = failed.first() else {
+        let failed = failed(metas);
+        let Some((newest, _)) = failed.first().cloned() else {
             return Ok(());
         };
-        let kept = self.revision_secret(&job.release, *newest).await?;
-        let kept = kept.and_then(|kept| release::objects(&kept).ok());
         let kept_beside = usize::from(self.member.policy.history_max) - 1;
+        let beyond = failed.into_iter().skip(kept_beside).collect();
+        self.forget_all_but(&job.release, newest.revision, beyond)
+            .await
+    }
+
+    /// Forgets failed attempts, newest first, but for those that declare an object which `kept` does not.
+    async fn forget_all_but(
+        &self,
+        release: &ReleaseKey,
+        kept: u32,
+        attempts: Vec<Failed>,
+    ) -> Result<(), Fault> {
+        if attempts.is_empty() {
+            return Ok(());
+        }
+        let kept = self.revision_secret(release, kept).await?;
+        let kept = kept.and_then(|kept| release::objects(&kept).ok());
         let mut beyond = Vec::new();
-        for (revision, meta) in failed.iter().skip(kept_beside) {
-            let former = self.revision_secret(&job.release, *revision).await?;
+        for (former, meta) in attempts {
+            let former = self.revision_secret(release, former.revision).await?;
             let former = former.and_then(|former| release::objects(&former).ok());
             let pair = former.as_ref().zip(kept.as_ref());
             let pair = pair.filter(|(former, _)| former.unread == 0);
             let alone = pair.and_then(|(former, kept)| {
-                let left = release::left_over(former, kept, &job.release.namespace)?;
+                let left = release::left_over(former, kept, &release.namespace)?;
                 Some(!left.is_empty())
             });
-            beyond.push((*meta, alone));
+            beyond.push((meta, alone));
         }
         for (meta, alone) in repair::forgettable(beyond) {
             if alone {
                 tracing::warn!(member = %self.member.name, secret = meta.name.as_deref(),
-                    "too many failed installations; forgetting objects of the oldest");
+                    "too many failed attempts; forgetting objects of the oldest");
             }
-            self.forget(&job.release, meta).await?;
+            self.forget(release, &meta).await?;
         }
         Ok(())
     }
@@ -235,4 +244,16 @@ impl Performer {
         let removing = self.remove(release, attempt);
         in_time("removing a revision", effect!("release.forget", removing)).await
     }
+}
+
+/// A failed revision and its Secret.
+type Failed = (Revision, ObjectMeta);
+
+/// The failed revisions, newest first.
+fn failed(metas: Vec<ObjectMeta>) -> Vec<Failed> {
+    let read = |meta: ObjectMeta| Some((Revision::of(&meta)?.1, meta));
+    let mut failed: Vec<Failed> = metas.into_iter().filter_map(read).collect();
+    failed.retain(|(revision, _)| revision.status == Status::Failed);
+    failed.sort_by_key(|(revision, _)| std::cmp::Reverse(revision.revision));
+    failed
 }
