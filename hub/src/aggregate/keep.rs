@@ -41,6 +41,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const PACE: Duration = Duration::from_secs(1);
 /// And two looks that find nothing to write: members may say much that changes nothing here.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// One Tenant's looks scan a member so often: one of 5,000 members known by number only is looked at every 5 s.
+const SCAN_EACH: Duration = Duration::from_micros(500);
 /// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
 /// Tenants and reports that one turn of the loop examines before it yields.
@@ -346,8 +348,9 @@ impl Desk {
                 self.later.insert((Boot(now.boot.0 + PACE), key));
                 continue;
             };
-            let heard = heard(reports, &key, &tenant, &slot.memory, now.boot);
-            steps += heard.said.len();
+            let (heard, scanned) = heard(reports, &key, &tenant, &slot.memory, now.boot);
+            steps += heard.said.len() + scanned;
+            let scan = SCAN_EACH.saturating_mul(u32::try_from(scanned).unwrap_or(u32::MAX));
             self.decided += 1;
             let mut decision = decide(&tenant, &heard, rules, &slot.memory, now);
             let verdict = self.placement(&key, &tenant, &heard, now.boot);
@@ -373,7 +376,7 @@ impl Desk {
                 Step::Begin(member) => Change::Begin(member),
                 Step::End { orphaned } => Change::End { orphaned },
                 Step::Nothing if slot.says(&decision.status) => {
-                    slot.next = Boot(now.boot.0 + LOOK_EVERY);
+                    slot.next = Boot(now.boot.0 + LOOK_EVERY.max(scan));
                     continue;
                 }
                 Step::Nothing => {
@@ -382,7 +385,7 @@ impl Desk {
                     Change::Status(Box::new(decision.status))
                 }
             };
-            slot.next = Boot(now.boot.0 + PACE);
+            slot.next = Boot(now.boot.0 + PACE.max(scan));
             slot.writing = true;
             return Turn::Write(key, tenant, change);
         }
@@ -584,8 +587,14 @@ impl Desk {
     }
 }
 
-/// The reports that decide a Tenant's status.
-fn heard(reports: &Reports, key: &TenantKey, tenant: &Tenant, memory: &Memory, now: Boot) -> Heard {
+/// The reports that decide a Tenant's status, and the number of other members that the decision looks up.
+fn heard(
+    reports: &Reports,
+    key: &TenantKey,
+    tenant: &Tenant,
+    memory: &Memory,
+    now: Boot,
+) -> (Heard, usize) {
     let targets = reports.targets();
     let sole = placement::sole(tenant, targets.as_deref());
     let sole = sole.as_ref().map(|sole| sole.name);
@@ -593,8 +602,11 @@ fn heard(reports: &Reports, key: &TenantKey, tenant: &Tenant, memory: &Memory, n
     let mut heard = reports.of(key, sole, recorded.iter().copied(), now);
     if sole.is_none() && misses(tenant, memory) {
         heard.strangers = reports.strangers(key, |name| recorded.contains(name));
+        // Here, and when it is decided how many are silent.
+        let scanned = 2 * heard.targets.as_ref().map_or(0, |targets| targets.len());
+        return (heard, scanned);
     }
-    heard
+    (heard, 0)
 }
 
 fn is_summary(tenant: &Tenant) -> bool {

@@ -283,6 +283,54 @@ fn looking_at_many_tenants_yields_to_others() {
     assert!(turns >= 3, "{turns}");
 }
 
+/// A desk with Tenants whose members are known by number only, before they are late.
+fn summarised(members: usize, tenants: usize) -> (Desk, Reports) {
+    let (mut desk, reports) = (Desk::default(), Reports::default());
+    reports.aim(targets(members));
+    for number in 0..tenants {
+        let summary = krypton_crds::tenant::ClusterSummary {
+            clusters: u32::try_from(members).unwrap(),
+            ..Default::default()
+        };
+        let status = TenantStatus {
+            summary: Some(summary),
+            ..TenantStatus::default()
+        };
+        desk.put(tenant_of(0, number), object("1", Some(status)), &reports);
+    }
+    desk.synced = true;
+    (desk, reports)
+}
+
+fn rests(desk: &mut Desk, reports: &Reports, millis: u64) -> (u64, bool) {
+    let before = desk.decided;
+    let now = Now {
+        patient: true,
+        ..at(millis)
+    };
+    let turn = desk.next(reports, &rules(), &Lead::alone(), now);
+    assert!(!matches!(turn, Turn::Write(..)), "{turn:?}");
+    (desk.decided - before, matches!(turn, Turn::Rest))
+}
+
+#[test]
+fn scan_of_many_members_yields_to_others() {
+    let (mut desk, reports) = summarised(STEPS, 5);
+    for _ in 0..5 {
+        assert_eq!(rests(&mut desk, &reports, 0).0, 1);
+    }
+}
+
+#[test]
+fn scan_of_many_members_is_paced() {
+    let (mut desk, reports) = summarised(1_000, 3);
+    while !rests(&mut desk, &reports, 0).1 {}
+    for (millis, decided) in [(300, 0), (999, 0), (1_000, 3)] {
+        desk.touch_all();
+        assert_eq!(rests(&mut desk, &reports, millis).0, decided, "{millis}");
+    }
+}
+
 #[test]
 fn members_known_by_number_only_are_found_again() {
     let (mut desk, reports) = (Desk::default(), Reports::default());
