@@ -390,9 +390,11 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     .set(name, |facts| facts.uninstalled = condition);
                 let due =
                     agenda.is_due(name, now) && !writing.contains(name) && writes.len() < WRITERS;
+                let again = agenda.look_again(name, writing.contains(name), now);
+                let mut look_again =
+                    |at: Boot| look_at = Some(look_at.map_or(at, |due| due.min(at)));
                 let may_write = leading && fleet.lead.mark(mark(object)).is_some();
                 if let Some(finalizers) = step.finalizers(object).filter(|_| may_write) {
-                    look |= !due;
                     if due {
                         writing.insert(name.clone());
                         agenda.wait(name, Boot(now.0 + PACE));
@@ -402,15 +404,18 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                             object.metadata.resource_version.clone(),
                             finalizers,
                         )));
+                    } else {
+                        look_again(again);
                     }
                 }
                 let uid = object.metadata.uid.clone().unwrap_or_default();
                 if step == Step::Read && !retirements.reading.contains(&uid) {
-                    look |= !due;
                     if due {
                         retirements.reading.insert(uid.clone());
                         let client = fleet.client.clone();
                         readings.spawn(retirement::read(client, name.clone(), uid));
+                    } else {
+                        look_again(again);
                     }
                 }
                 if leading && let Some(news) = retirements.news(object, &step) {
@@ -418,7 +423,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     if fleet.shared.notices.offer_news(news) {
                         retirements.was_told(uid, reason);
                     } else {
-                        look = true;
+                        look_again(Boot(now.0 + PACE));
                     }
                 }
                 let held_back = held_back.or(asleep);

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use krypton_agent::clock::Boot;
 
+use super::{LOOK_EVERY, PACE};
+
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     names: BTreeSet<String>,
@@ -46,6 +48,12 @@ impl Agenda {
         self.time(name) <= now
     }
 
+    /// When to look again at a member that has to wait: for its time, for its write, or for another's.
+    pub(super) fn look_again(&self, name: &str, writing: bool, now: Boot) -> Boot {
+        let least = if writing { PACE } else { LOOK_EVERY };
+        self.time(name).max(Boot(now.0 + least))
+    }
+
     /// The next one whose time has come.
     pub(super) fn next(&mut self, now: Boot) -> Option<String> {
         self.queue.first().filter(|(at, _)| *at <= now)?;
@@ -74,6 +82,18 @@ mod tests {
 
     fn at(second: u64) -> Boot {
         Boot(Duration::from_secs(second))
+    }
+
+    #[test]
+    fn member_that_waits_is_not_polled() {
+        let mut agenda = Agenda::default();
+        let soon = Boot(at(10).0 + LOOK_EVERY);
+        assert_eq!(agenda.look_again("a", false, at(10)), soon);
+        assert_eq!(agenda.look_again("a", true, at(10)), at(11));
+        agenda.wait("a", at(13));
+        for writing in [true, false] {
+            assert_eq!(agenda.look_again("a", writing, at(10)), at(13));
+        }
     }
 
     #[test]
