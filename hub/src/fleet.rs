@@ -66,8 +66,10 @@ use retirement::{Reading, Retirements, Standing, Step};
 
 /// Two writes of one EdgeCluster's status are at least so far apart.
 const PACE: Duration = Duration::from_secs(1);
-/// The pause after a write that did not go through, give or take half of it.
+/// The pause after a read or a write of the register that failed, give or take half of it.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
+/// The longest pause after writes of one EdgeCluster that failed.
+const RETRY_MAX: Duration = Duration::from_secs(30);
 /// `lastSeen` is looked at so often; it is written once a minute.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Writes of EdgeClusters in flight.
@@ -640,10 +642,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     if !written.went_through() {
                         wrote.forget(&name);
                     }
-                    if let Some(pause) = written.again_after() {
+                    let failures = agenda.ended(&name, written.came);
+                    if let Some(pause) = written.again_after(failures, rand::random()) {
                         // A while later, not all at once.
                         look = true;
-                        let pause = pause.mul_f64(0.5 + rand::random::<f64>());
                         agenda.wait(&name, Boot(Boot::now().0 + pause));
                     }
                     look |= known.take_written(written);

@@ -10,6 +10,7 @@ use krypton_agent::effect;
 use krypton_agent::events::Events;
 use krypton_agent::index::tenant_key;
 use krypton_agent::placement::{is_held, place};
+use krypton_agent::plan::backoff;
 use krypton_agent::status::{PHASE_SET, Told};
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::conditions::Phase;
@@ -43,6 +44,8 @@ const PACE: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// One Tenant's looks scan a member so often: one of 5,000 members known by number only is looked at every 5 s.
 const SCAN_EACH: Duration = Duration::from_micros(500);
+/// The longest pause after writes of one Tenant that failed.
+const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
 /// Tenants and reports that one turn of the loop examines before it yields.
@@ -60,6 +63,8 @@ struct Slot {
     next: Boot,
     /// A write is in flight, and after it, it is looked at again.
     writing: bool,
+    /// Writes that have failed in a row. A conflict is none.
+    failures: u32,
     /// What was last written of what comes next: a CRD of an earlier schema does not keep it.
     wrote_next: Option<Vec<NextStep>>,
 }
@@ -71,6 +76,7 @@ impl Slot {
             memory: Memory::default(),
             next: Boot::default(),
             writing: false,
+            failures: 0,
             wrote_next: None,
         }
     }
@@ -264,7 +270,7 @@ pub async fn run(
                             told.tell(tenant, news);
                         }
                     }
-                    desk.take_written(written, &reports);
+                    desk.take_written(written, &reports, Boot::now());
                 }
                 Err(error) => {
                     tracing::error!(%error, "a write of a status ended badly");
@@ -561,7 +567,7 @@ impl Desk {
     }
 
     /// What was written counts, unless the watch has brought something else since.
-    fn take_written(&mut self, written: Written, reports: &Reports) {
+    fn take_written(&mut self, written: Written, reports: &Reports, now: Boot) {
         let Some(slot) = self.slots.get_mut(&written.key) else {
             return;
         };
@@ -569,12 +575,20 @@ impl Desk {
         if written.object.is_none() {
             slot.wrote_next = None;
         }
+        slot.failures = match written.came {
+            Wrote::Failed => slot.failures.saturating_add(1),
+            Wrote::Ok | Wrote::Conflict => 0,
+        };
+        if slot.failures > 0 {
+            let pause = backoff(slot.failures, RETRY_MAX, rand::random());
+            slot.next = Boot(now.0 + pause);
+        }
         if let Some(object) = written.object.as_ref().filter(|_| written.recording) {
             match place(object) {
                 // What follows is no write of the status, and somebody waits for it.
                 Some(_) if !is_held(object) => slot.next = Boot::default(),
                 Some(_) => {}
-                None => self.no_records = Some(Boot(Boot::now().0 + RECORD_AGAIN)),
+                None => self.no_records = Some(Boot(now.0 + RECORD_AGAIN)),
             }
         }
         let newest = slot.version() == written.before.as_ref();
