@@ -40,9 +40,14 @@ pub enum Verdict {
     Foreign,
 }
 
-/// A renewal has to wait: the hub renewed the same key a short time ago.
+/// Why the hub doesn't renew a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Renewing;
+pub enum NotRenewed {
+    /// It has to wait: the hub renewed the same key a short time ago.
+    Renewing,
+    /// It is not on record: a later enrolment has voided it.
+    Replaced,
+}
 
 /// The text of the refusal and of the event. It names no cluster UID, which would help a thief.
 pub fn refusal(member: &str) -> String {
@@ -116,26 +121,29 @@ pub fn judge(keys: Option<&AgentKeys>, key: &AgentKey, now: Timestamp) -> Verdic
 /// The record once `by` has been given a certificate for the key `next`.
 ///
 /// # Errors
-/// When another was given a short time ago, and may be on its way to the other replicas.
+/// If `by` is not on record, or if another certificate was issued a short time ago and may be on its way to
+/// the other replicas.
 pub fn renewed(
     keys: Option<&AgentKeys>,
     by: AgentKey,
     next: AgentKey,
     now: Timestamp,
-) -> Result<AgentKeys, Renewing> {
+) -> Result<AgentKeys, NotRenewed> {
     let current = match keys {
         None => by,
+        Some(keys) if is_newer(keys, &by) => by,
+        Some(keys) if !has(keys, &by.key_sha256) => return Err(NotRenewed::Replaced),
         Some(keys) => match &keys.next {
             Some(other) if other.key_sha256 == by.key_sha256 => other.clone(),
             Some(other) if other.key_sha256 == next.key_sha256 => keys.current.clone(),
-            Some(other) if other.used.is_some() => return Err(Renewing),
+            Some(other) if other.used.is_some() => return Err(NotRenewed::Renewing),
             Some(other)
                 if other
                     .since
                     .as_ref()
                     .is_some_and(|at| ago(at, now) < ON_ITS_WAY) =>
             {
-                return Err(Renewing);
+                return Err(NotRenewed::Renewing);
             }
             _ => keys.current.clone(),
         },
@@ -256,7 +264,7 @@ mod tests {
         let keys = enrolled(None, key("a", 0));
         let keys = renewed(Some(&keys), key("a", 0), key("b", 100), at(100)).unwrap();
         let again = |next, minute| renewed(Some(&keys), key("a", 0), key(next, minute), at(minute));
-        assert_eq!(again("c", 100), Err(Renewing));
+        assert_eq!(again("c", 100), Err(NotRenewed::Renewing));
         again("b", 100).unwrap();
         // It was never used: the answer was lost.
         let replaced = again("c", 101).unwrap();
@@ -265,7 +273,7 @@ mod tests {
         let mut used = Some(keys);
         seen(&mut used, &key("b", 100), at(101));
         let late = renewed(used.as_ref(), key("a", 0), key("c", 200), at(200));
-        assert_eq!(late, Err(Renewing));
+        assert_eq!(late, Err(NotRenewed::Renewing));
     }
 
     #[test]
@@ -280,6 +288,17 @@ mod tests {
         assert_eq!(judge(Some(&anew), "b", at(80)), Verdict::Good);
         // A second enrolment with the same key, after a lost answer, voids nothing.
         assert_eq!(enrolled(Some(&keys), key("a", 60)), keys);
+    }
+
+    #[test]
+    fn voided_key_cannot_renew() {
+        let keys = enrolled(None, key("stolen", 0));
+        let anew = enrolled(Some(&keys), key("b", 60));
+        let by = |name, minute| renewed(Some(&anew), key(name, minute), key("c", 61), at(61));
+        assert_eq!(by("stolen", 0), Err(NotRenewed::Replaced));
+        // Home was restored from a backup: the hub issued this key after the record.
+        let restored = by("later", 90).unwrap();
+        assert_eq!(restored.current.key_sha256, "later");
     }
 
     #[test]

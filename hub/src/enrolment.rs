@@ -27,7 +27,7 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 use zeroize::Zeroize as _;
 
-use crate::agent_keys;
+use crate::agent_keys::{self, NotRenewed};
 use crate::authority::{
     AGENT_CERTIFICATE_LIFE, AgentCertificate, AuthorityError, Live, REQUEST_MAX_BYTES,
     RequestError, public_key_digest, read_agent_certificate,
@@ -98,6 +98,8 @@ enum EnrolmentError {
     AnotherCluster { cluster: String },
     #[error("another certificate was given for this key less than a minute ago; the agent retries")]
     Renewing,
+    #[error("a newer key has replaced that of this agent's certificate")]
+    Replaced,
     #[error("the hub could not sign the certificate; its log says why")]
     Sign(#[source] AuthorityError),
 }
@@ -111,7 +113,8 @@ impl EnrolmentError {
             | Self::Token(_)
             | Self::EdgeCluster { .. }
             | Self::Unsteady { .. }
-            | Self::BeingDeleted { .. } => Status::unavailable(message),
+            | Self::BeingDeleted { .. }
+            | Self::Replaced => Status::unavailable(message),
             Self::Request(_) | Self::ClusterUid => Status::invalid_argument(message),
             Self::Refused(_) | Self::Banned { .. } => Status::permission_denied(message),
             Self::Name { .. } | Self::AnotherCluster { .. } => Status::failed_precondition(message),
@@ -131,6 +134,7 @@ impl EnrolmentError {
             Self::Busy
             | Self::TooOften(_)
             | Self::Renewing
+            | Self::Replaced
             | Self::Deadline
             | Self::Token(_)
             | Self::EdgeCluster { .. }
@@ -157,6 +161,7 @@ impl EnrolmentError {
             Self::Busy
             | Self::TooOften(_)
             | Self::Renewing
+            | Self::Replaced
             | Self::Deadline
             | Self::Token(_)
             | Self::EdgeCluster { .. }
@@ -462,8 +467,13 @@ pub(crate) async fn note_renewal(
     let [by, key] = [of, next].map(agent_keys::key_of);
     let note = |object: &EdgeCluster| {
         let keys = object.status.as_ref().and_then(|it| it.agent_keys.as_ref());
-        let keys = agent_keys::renewed(keys, by.clone(), key.clone(), now)
-            .map_err(|_| EnrolmentError::Renewing)?;
+        let keys =
+            agent_keys::renewed(keys, by.clone(), key.clone(), now).map_err(
+                |refused| match refused {
+                    NotRenewed::Renewing => EnrolmentError::Renewing,
+                    NotRenewed::Replaced => EnrolmentError::Replaced,
+                },
+            )?;
         Ok(Some(json!({ "agentKeys": agent_keys::patch(&keys) })))
     };
     let noted = mark(client, object, note).await;

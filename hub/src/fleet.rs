@@ -66,8 +66,10 @@ use retirement::{Reading, Retirements, Standing, Step};
 
 /// Two writes of one EdgeCluster's status are at least so far apart.
 const PACE: Duration = Duration::from_secs(1);
-/// The pause after a write that did not go through, give or take half of it.
+/// The pause after a read or a write of the register that failed, give or take half of it.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
+/// The longest pause after writes of one EdgeCluster that failed.
+const RETRY_MAX: Duration = Duration::from_secs(30);
 /// `lastSeen` is looked at so often; it is written once a minute.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Writes of EdgeClusters in flight.
@@ -390,9 +392,11 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     .set(name, |facts| facts.uninstalled = condition);
                 let due =
                     agenda.is_due(name, now) && !writing.contains(name) && writes.len() < WRITERS;
+                let again = agenda.look_again(name, writing.contains(name), now);
+                let mut look_again =
+                    |at: Boot| look_at = Some(look_at.map_or(at, |due| due.min(at)));
                 let may_write = leading && fleet.lead.mark(mark(object)).is_some();
                 if let Some(finalizers) = step.finalizers(object).filter(|_| may_write) {
-                    look |= !due;
                     if due {
                         writing.insert(name.clone());
                         agenda.wait(name, Boot(now.0 + PACE));
@@ -402,15 +406,18 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                             object.metadata.resource_version.clone(),
                             finalizers,
                         )));
+                    } else {
+                        look_again(again);
                     }
                 }
                 let uid = object.metadata.uid.clone().unwrap_or_default();
                 if step == Step::Read && !retirements.reading.contains(&uid) {
-                    look |= !due;
                     if due {
                         retirements.reading.insert(uid.clone());
                         let client = fleet.client.clone();
                         readings.spawn(retirement::read(client, name.clone(), uid));
+                    } else {
+                        look_again(again);
                     }
                 }
                 if leading && let Some(news) = retirements.news(object, &step) {
@@ -418,7 +425,7 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     if fleet.shared.notices.offer_news(news) {
                         retirements.was_told(uid, reason);
                     } else {
-                        look = true;
+                        look_again(Boot(now.0 + PACE));
                     }
                 }
                 let held_back = held_back.or(asleep);
@@ -635,10 +642,10 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                     if !written.went_through() {
                         wrote.forget(&name);
                     }
-                    if let Some(pause) = written.again_after() {
+                    let failures = agenda.ended(&name, written.came);
+                    if let Some(pause) = written.again_after(failures, rand::random()) {
                         // A while later, not all at once.
                         look = true;
-                        let pause = pause.mul_f64(0.5 + rand::random::<f64>());
                         agenda.wait(&name, Boot(Boot::now().0 + pause));
                     }
                     look |= known.take_written(written);

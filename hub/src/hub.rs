@@ -1,6 +1,7 @@
 //! The hub's process: what is started, in which order, and how it ends.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -87,6 +88,22 @@ pub async fn run(settings: Settings, log: Log) -> anyhow::Result<()> {
     watchdog.watch("the main loop", main).await
 }
 
+/// Opens the keyring once, as its mount may hang.
+async fn check_keyring(file: &Path) -> anyhow::Result<()> {
+    let at = file.to_owned();
+    let opened = values_file::in_time(values_file::DEADLINE, move || std::fs::File::open(at)).await;
+    let path = file.display();
+    let opened = opened.with_context(|| {
+        format!("--chart-keyring: {path} does not answer; check whether its mount hangs")
+    })?;
+    opened.with_context(|| {
+        format!(
+            "--chart-keyring: {path} cannot be read; name the file that 'gpg --export' has written"
+        )
+    })?;
+    Ok(())
+}
+
 async fn main_loop(
     settings: Settings,
     log: Log,
@@ -125,7 +142,10 @@ async fn main_loop(
         .provider_file
         .as_deref()
         .filter(|_| profiles);
-    let access_providers = provider_file.map(ProviderFile::load).transpose()?;
+    let access_providers = match provider_file {
+        Some(path) => Some(ProviderFile::load_in_time(path).await?),
+        None => None,
+    };
     let scratch = scratch::folder(&settings.helm.cache_dir, "hub", "--helm-cache-dir")?;
     let private = scratch::private(settings.helm.private_dir.as_deref(), &scratch, "hub")?;
     let profile_access = Access::start(
@@ -159,12 +179,7 @@ async fn main_loop(
         charts = charts.with_credentials(credentials.clone());
     }
     if let Some(file) = settings.chart.keyring.clone() {
-        std::fs::File::open(&file).with_context(|| {
-            format!(
-                "--chart-keyring: {} cannot be read; name the file that 'gpg --export' has written",
-                file.display()
-            )
-        })?;
+        check_keyring(&file).await?;
         let helm = Arc::clone(&helm);
         charts = charts.with_prover(Arc::new(Keyring { helm, file }));
     }

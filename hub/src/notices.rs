@@ -118,6 +118,17 @@ impl Notices {
         }
     }
 
+    /// With the reasons and messages that it was told.
+    #[cfg(test)]
+    pub(crate) fn heard() -> (Self, impl FnMut() -> Option<(&'static str, String)>) {
+        let (queue, mut far_end) = mpsc::channel::<Told>(QUEUE);
+        let heard = move || {
+            let told = far_end.try_recv().ok()?;
+            Some((told.reason, told.message))
+        };
+        (Self { queue, lead: None }, heard)
+    }
+
     /// A warning.
     pub fn tell(&self, notice: Notice) {
         log(&notice);

@@ -631,3 +631,76 @@ async fn send(outgoing: &Outgoing, kind: Say) -> Result<(), Status> {
         Err(_) => Err(Status::deadline_exceeded("the agent does not read")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use krypton_common::conditions::{self, Truth};
+    use krypton_crds::edge_cluster::AgentKeys;
+
+    use super::*;
+    use crate::aggregate::{Counts, Reports};
+    use crate::facts::{self, FactsBoard};
+
+    const MEMBER: &str = "edge-1";
+
+    fn certificate(key: &str) -> AgentCertificate {
+        let not_before = clock::wall() - SignedDuration::from_hours(48);
+        AgentCertificate {
+            cluster: MEMBER.to_owned(),
+            uid: "u".to_owned(),
+            not_before,
+            not_after: not_before + SignedDuration::from_hours(96),
+            serial: "01".to_owned(),
+            key: key.to_owned(),
+            der: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn second_key_in_use_reaches_status_and_event() {
+        let (reports, board) = (
+            Arc::new(Reports::default()),
+            Arc::new(FactsBoard::default()),
+        );
+        let voices = Voices::new(reports, Arc::clone(&board), watch::Sender::new(0));
+        let (notices, mut heard) = Notices::heard();
+        let sessions = Sessions {
+            members: Arc::default(),
+            voices: Arc::new(voices),
+            found: Arc::default(),
+            metrics: Arc::default(),
+            notices,
+            hub_version: String::new(),
+            numbers: AtomicU64::new(0),
+            lead: Lead::alone(),
+            stop: CancellationToken::new(),
+            watchdog: Watchdog::default(),
+        };
+        let keys = AgentKeys {
+            current: agent_keys::key_of(&certificate("a")),
+            next: None,
+        };
+        let member = sessions.members.enter(MEMBER, "u");
+        member.admission.send_replace(Admission {
+            keys: Some(keys),
+            ..Admission::default()
+        });
+        let status = || {
+            let facts = board.get(MEMBER).unwrap_or_default();
+            let (counts, now) = (Counts::default(), clock::wall());
+            let status = facts::status(MEMBER, None, &facts, counts, None, 1, now);
+            conditions::find(&status.conditions, agent_keys::ONE_KEY)
+        };
+
+        sessions.check_key(&member, &certificate("a")).unwrap();
+        assert_eq!((status(), heard()), (None, None));
+        let refused = sessions.check_key(&member, &certificate("b")).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{refused:?}");
+        let unique = status().unwrap();
+        assert_eq!(unique.truth, Truth::False);
+        assert_eq!(unique.reason, "TwoKeysInUse");
+        let (reason, message) = heard().unwrap();
+        assert_eq!(reason, "TwoKeysInUse");
+        assert!(message.contains("voids all older keys"), "{message}");
+    }
+}

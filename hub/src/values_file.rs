@@ -64,17 +64,22 @@ impl ValuesFile {
     /// As [`Self::load`], and when there is no answer in time.
     pub async fn load_in_time(path: &Path) -> Result<Map<String, Value>, ValuesFileError> {
         let at = path.to_owned();
-        let loading = tokio::task::spawn_blocking(move || Self::load(&at));
-        let loaded = tokio::time::timeout(DEADLINE, loading).await;
-        let hangs = || ValuesFileError::Hangs {
-            path: path.to_owned(),
-        };
-        // The task is cancelled only when the runtime ends.
-        loaded.map_or_else(
-            |_| Err(hangs()),
-            |ended| ended.unwrap_or_else(|_| Err(hangs())),
-        )
+        let loaded = in_time(DEADLINE, move || Self::load(&at)).await;
+        loaded.unwrap_or_else(|| {
+            Err(ValuesFileError::Hangs {
+                path: path.to_owned(),
+            })
+        })
     }
+}
+
+/// Reads on a separate thread, which outlives `deadline` if its mount hangs. Returns `None` then.
+pub(crate) async fn in_time<T: Send + 'static>(
+    deadline: Duration,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let reading = tokio::task::spawn_blocking(read);
+    tokio::time::timeout(deadline, reading).await.ok()?.ok()
 }
 
 /// Sends the values each time that the file changes to valid content. Logs invalid content once and keeps the last
@@ -485,6 +490,16 @@ mod tests {
         drop(rx);
         following.await.unwrap();
         drop(answers);
+    }
+
+    #[tokio::test]
+    async fn hung_read_ends_at_its_deadline() {
+        let (answers, answer) = std::sync::mpsc::channel::<()>();
+        let hung = in_time(Duration::from_millis(10), move || answer.recv());
+        let ended = tokio::time::timeout(Duration::from_secs(5), hung).await;
+        assert_eq!(ended, Ok(None));
+        drop(answers);
+        assert_eq!(in_time(DEADLINE, || 1).await, Some(1));
     }
 
     proptest! {

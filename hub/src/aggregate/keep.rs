@@ -10,6 +10,7 @@ use krypton_agent::effect;
 use krypton_agent::events::Events;
 use krypton_agent::index::tenant_key;
 use krypton_agent::placement::{is_held, place};
+use krypton_agent::plan::backoff;
 use krypton_agent::status::{PHASE_SET, Told};
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::conditions::Phase;
@@ -41,6 +42,10 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const PACE: Duration = Duration::from_secs(1);
 /// And two looks that find nothing to write: members may say much that changes nothing here.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// One Tenant's looks scan a member so often: one of 5,000 members known by number only is looked at every 5 s.
+const SCAN_EACH: Duration = Duration::from_micros(500);
+/// The longest pause after writes of one Tenant that failed.
+const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
 /// Tenants and reports that one turn of the loop examines before it yields.
@@ -58,6 +63,8 @@ struct Slot {
     next: Boot,
     /// A write is in flight, and after it, it is looked at again.
     writing: bool,
+    /// Writes that have failed in a row. A conflict is none.
+    failures: u32,
     /// What was last written of what comes next: a CRD of an earlier schema does not keep it.
     wrote_next: Option<Vec<NextStep>>,
 }
@@ -69,6 +76,7 @@ impl Slot {
             memory: Memory::default(),
             next: Boot::default(),
             writing: false,
+            failures: 0,
             wrote_next: None,
         }
     }
@@ -262,7 +270,7 @@ pub async fn run(
                             told.tell(tenant, news);
                         }
                     }
-                    desk.take_written(written, &reports);
+                    desk.take_written(written, &reports, Boot::now());
                 }
                 Err(error) => {
                     tracing::error!(%error, "a write of a status ended badly");
@@ -346,8 +354,9 @@ impl Desk {
                 self.later.insert((Boot(now.boot.0 + PACE), key));
                 continue;
             };
-            let heard = heard(reports, &key, &tenant, &slot.memory, now.boot);
-            steps += heard.said.len();
+            let (heard, scanned) = heard(reports, &key, &tenant, &slot.memory, now.boot);
+            steps += heard.said.len() + scanned;
+            let scan = SCAN_EACH.saturating_mul(u32::try_from(scanned).unwrap_or(u32::MAX));
             self.decided += 1;
             let mut decision = decide(&tenant, &heard, rules, &slot.memory, now);
             let verdict = self.placement(&key, &tenant, &heard, now.boot);
@@ -373,7 +382,7 @@ impl Desk {
                 Step::Begin(member) => Change::Begin(member),
                 Step::End { orphaned } => Change::End { orphaned },
                 Step::Nothing if slot.says(&decision.status) => {
-                    slot.next = Boot(now.boot.0 + LOOK_EVERY);
+                    slot.next = Boot(now.boot.0 + LOOK_EVERY.max(scan));
                     continue;
                 }
                 Step::Nothing => {
@@ -382,7 +391,7 @@ impl Desk {
                     Change::Status(Box::new(decision.status))
                 }
             };
-            slot.next = Boot(now.boot.0 + PACE);
+            slot.next = Boot(now.boot.0 + PACE.max(scan));
             slot.writing = true;
             return Turn::Write(key, tenant, change);
         }
@@ -558,7 +567,7 @@ impl Desk {
     }
 
     /// What was written counts, unless the watch has brought something else since.
-    fn take_written(&mut self, written: Written, reports: &Reports) {
+    fn take_written(&mut self, written: Written, reports: &Reports, now: Boot) {
         let Some(slot) = self.slots.get_mut(&written.key) else {
             return;
         };
@@ -566,12 +575,20 @@ impl Desk {
         if written.object.is_none() {
             slot.wrote_next = None;
         }
+        slot.failures = match written.came {
+            Wrote::Failed => slot.failures.saturating_add(1),
+            Wrote::Ok | Wrote::Conflict => 0,
+        };
+        if slot.failures > 0 {
+            let pause = backoff(slot.failures, RETRY_MAX, rand::random());
+            slot.next = Boot(now.0 + pause);
+        }
         if let Some(object) = written.object.as_ref().filter(|_| written.recording) {
             match place(object) {
                 // What follows is no write of the status, and somebody waits for it.
                 Some(_) if !is_held(object) => slot.next = Boot::default(),
                 Some(_) => {}
-                None => self.no_records = Some(Boot(Boot::now().0 + RECORD_AGAIN)),
+                None => self.no_records = Some(Boot(now.0 + RECORD_AGAIN)),
             }
         }
         let newest = slot.version() == written.before.as_ref();
@@ -584,8 +601,14 @@ impl Desk {
     }
 }
 
-/// The reports that decide a Tenant's status.
-fn heard(reports: &Reports, key: &TenantKey, tenant: &Tenant, memory: &Memory, now: Boot) -> Heard {
+/// The reports that decide a Tenant's status, and the number of other members that the decision looks up.
+fn heard(
+    reports: &Reports,
+    key: &TenantKey,
+    tenant: &Tenant,
+    memory: &Memory,
+    now: Boot,
+) -> (Heard, usize) {
     let targets = reports.targets();
     let sole = placement::sole(tenant, targets.as_deref());
     let sole = sole.as_ref().map(|sole| sole.name);
@@ -593,8 +616,11 @@ fn heard(reports: &Reports, key: &TenantKey, tenant: &Tenant, memory: &Memory, n
     let mut heard = reports.of(key, sole, recorded.iter().copied(), now);
     if sole.is_none() && misses(tenant, memory) {
         heard.strangers = reports.strangers(key, |name| recorded.contains(name));
+        // Here, and when it is decided how many are silent.
+        let scanned = 2 * heard.targets.as_ref().map_or(0, |targets| targets.len());
+        return (heard, scanned);
     }
-    heard
+    (heard, 0)
 }
 
 fn is_summary(tenant: &Tenant) -> bool {

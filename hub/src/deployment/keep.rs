@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::newest::NewestSeen as _;
+use krypton_agent::plan::backoff;
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::deployment::{Deed, DeploymentKey, DesiredDeployment};
 use krypton_common::error_chain::chain;
@@ -36,12 +37,14 @@ use crate::discovery::Kind;
 use crate::discovery::named_secrets::{Findings, Named, Naming, SecretName};
 use crate::found::Found as Clusters;
 use crate::lead::{Lead, Watched};
-use crate::metrics::HomeWrites;
+use crate::metrics::{HomeWrites, Wrote};
 use crate::notices::Notices;
 
 /// Two writes of one object are at least so far apart.
 const PACE: Duration = Duration::from_secs(1);
-/// The pause after a write or a read that did not go through, give or take half of it.
+/// The longest pause after writes of one object that failed.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// The pause after a read that failed, or a write that another was faster than, give or take half of it.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
 /// Whether home keeps places by now is tried so often.
 const TRY_AGAIN: Duration = Duration::from_secs(20);
@@ -109,6 +112,8 @@ struct Slot {
     /// Nothing is written or read before.
     next: Boot,
     busy: bool,
+    /// Writes that have failed in a row. A conflict is none.
+    failures: u32,
 }
 
 /// A list of one kind, as far as it is known.
@@ -586,6 +591,7 @@ impl Desk {
             told: Told::default(),
             next: Boot::default(),
             busy: false,
+            failures: 0,
         };
         self.slots.insert(key, slot);
     }
@@ -642,8 +648,15 @@ impl Desk {
             return;
         };
         slot.busy = false;
+        slot.failures = match written.came {
+            Some(Wrote::Failed) => slot.failures.saturating_add(1),
+            Some(Wrote::Ok | Wrote::Conflict) | None => 0,
+        };
         let Some(mut object) = written.object else {
-            slot.next = later();
+            slot.next = match slot.failures {
+                0 => later(),
+                failures => Boot(Boot::now().0 + backoff(failures, RETRY_MAX, rand::random())),
+            };
             return;
         };
         if slot.object.metadata.resource_version == written.before {

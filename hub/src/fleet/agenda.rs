@@ -4,12 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use krypton_agent::clock::Boot;
 
+use super::{LOOK_EVERY, PACE};
+use crate::metrics::Wrote;
+
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     names: BTreeSet<String>,
     not_before: BTreeMap<String, Boot>,
     /// Those in `names`, by their time.
     queue: BTreeSet<(Boot, String)>,
+    /// Writes that have failed in a row. A conflict is none.
+    failures: BTreeMap<String, u32>,
 }
 
 impl Agenda {
@@ -46,6 +51,23 @@ impl Agenda {
         self.time(name) <= now
     }
 
+    /// A write has ended; returns how many have failed in a row.
+    pub(super) fn ended(&mut self, name: &str, came: Wrote) -> u32 {
+        if came != Wrote::Failed {
+            self.failures.remove(name);
+            return 0;
+        }
+        let failures = self.failures.entry(name.to_owned()).or_default();
+        *failures = failures.saturating_add(1);
+        *failures
+    }
+
+    /// When to look again at a member that has to wait: for its time, for its write, or for another's.
+    pub(super) fn look_again(&self, name: &str, writing: bool, now: Boot) -> Boot {
+        let least = if writing { PACE } else { LOOK_EVERY };
+        self.time(name).max(Boot(now.0 + least))
+    }
+
     /// The next one whose time has come.
     pub(super) fn next(&mut self, now: Boot) -> Option<String> {
         self.queue.first().filter(|(at, _)| *at <= now)?;
@@ -63,6 +85,7 @@ impl Agenda {
         self.queue.remove(&(at, name.to_owned()));
         self.names.remove(name);
         self.not_before.remove(name);
+        self.failures.remove(name);
     }
 }
 
@@ -74,6 +97,28 @@ mod tests {
 
     fn at(second: u64) -> Boot {
         Boot(Duration::from_secs(second))
+    }
+
+    #[test]
+    fn member_that_waits_is_not_polled() {
+        let mut agenda = Agenda::default();
+        let soon = Boot(at(10).0 + LOOK_EVERY);
+        assert_eq!(agenda.look_again("a", false, at(10)), soon);
+        assert_eq!(agenda.look_again("a", true, at(10)), at(11));
+        agenda.wait("a", at(13));
+        for writing in [true, false] {
+            assert_eq!(agenda.look_again("a", writing, at(10)), at(13));
+        }
+    }
+
+    #[test]
+    fn agenda_counts_failures_in_a_row() {
+        let mut agenda = Agenda::default();
+        let mut ended = |came| agenda.ended("a", came);
+        assert_eq!([Wrote::Failed; 2].map(&mut ended), [1, 2]);
+        for other in [Wrote::Ok, Wrote::Conflict] {
+            assert_eq!([other, Wrote::Failed].map(&mut ended), [0, 1]);
+        }
     }
 
     #[test]

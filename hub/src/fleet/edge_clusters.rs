@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::effect;
+use krypton_agent::plan::backoff;
 use krypton_common::conditions::{TARGET_RESOLVED, find};
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
@@ -14,7 +15,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
 use serde_json::Value;
 
-use super::{AFTER_FAILURE, PACE};
+use super::{PACE, RETRY_MAX};
 use crate::metrics::Wrote;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -170,13 +171,13 @@ impl Written {
         self.object.is_some()
     }
 
-    /// After which it is tried again, give or take half of it; `None` when it went through. Where somebody was faster,
-    /// the watch is about to bring what they wrote.
-    pub(super) fn again_after(&self) -> Option<Duration> {
+    /// After which it is tried again once so many have failed in a row; `None` when it went through. Where somebody
+    /// was faster, the watch is about to bring what they wrote.
+    pub(super) fn again_after(&self, failures: u32, jitter: f64) -> Option<Duration> {
         match self.came {
             Wrote::Ok => None,
-            Wrote::Conflict => Some(PACE),
-            Wrote::Failed => Some(AFTER_FAILURE),
+            Wrote::Conflict => Some(PACE.mul_f64(0.5 + jitter)),
+            Wrote::Failed => Some(backoff(failures, RETRY_MAX, jitter)),
         }
     }
 }
@@ -332,17 +333,20 @@ mod tests {
             status.code = code;
             Ok(Err(kube::Error::Api(Box::new(status))))
         };
-        let after = |result| {
+        let after = |result, failures| {
             let written = outcome("a".to_owned(), "writing", None, result);
             assert!(!written.went_through());
-            written.again_after()
+            written.again_after(failures, 0.5)
         };
-        assert_eq!(after(refused(409)), Some(PACE));
-        assert_eq!(after(refused(404)), Some(PACE));
-        assert_eq!(after(refused(403)), Some(AFTER_FAILURE));
+        assert_eq!(after(refused(409), 0), Some(PACE));
+        assert_eq!(after(refused(404), 0), Some(PACE));
+        for (failures, full) in [(1, 5), (2, 10), (3, 20), (4, 30), (99, 30)] {
+            let pause = Duration::from_secs(full).mul_f64(0.75);
+            assert_eq!(after(refused(403), failures), Some(pause));
+        }
         let object = EdgeCluster::new("a", EdgeClusterSpec::default());
         let well = outcome("a".to_owned(), "writing", None, Ok(Ok(object)));
-        assert_eq!(well.again_after(), None);
+        assert_eq!(well.again_after(0, 0.5), None);
     }
 
     #[test]

@@ -86,7 +86,7 @@ fn a_status_is_written_once_a_second_however_often_its_members_change() {
             let before = version.to_string();
             version += 1;
             let object = object(&version.to_string(), Some(status));
-            desk.take_written(written(&before, Some(object)), &reports);
+            desk.take_written(written(&before, Some(object)), &reports, Boot::default());
             times.push(millis);
         }
     }
@@ -103,12 +103,43 @@ fn a_write_that_was_refused_is_made_again_and_waits_for_its_turn() {
     assert!(next(&mut desk, &reports, 0).is_some());
     says(&reports, reason::UPGRADED);
     assert_eq!(next(&mut desk, &reports, 2000), None, "one is in flight");
-    desk.take_written(written("1", None), &reports);
+    desk.take_written(written("1", None), &reports, Boot::default());
     assert!(next(&mut desk, &reports, 2000).is_some());
-    desk.take_written(written("1", None), &reports);
+    desk.take_written(written("1", None), &reports, Boot::default());
     assert_eq!(next(&mut desk, &reports, 2999), None);
     assert_eq!(desk.wakes(), Some(at(3000).boot));
     assert!(next(&mut desk, &reports, 3000).is_some());
+}
+
+#[test]
+fn failed_writes_back_off() {
+    let (mut desk, reports) = (Desk::default(), Reports::default());
+    desk.put(key(), object("1", None), &reports);
+    says(&reports, reason::INSTALLED);
+    let ends = |came, version| Written {
+        came,
+        ..written("1", version)
+    };
+    let mut now = 0;
+    let mut pause = |desk: &mut Desk, ended: Written| {
+        assert!(next(desk, &reports, now).is_some());
+        desk.take_written(ended, &reports, at(now).boot);
+        assert_eq!(next(desk, &reports, now), None);
+        let before = at(now).boot;
+        let wakes = desk.wakes().unwrap();
+        now = u64::try_from(wakes.0.as_millis()).unwrap() + 1;
+        wakes.since(before)
+    };
+    for full in [5, 10, 20, 30, 30] {
+        let full = Duration::from_secs(full);
+        let found = pause(&mut desk, ends(Wrote::Failed, None));
+        assert!((full / 2..=full).contains(&found), "{found:?} of {full:?}");
+    }
+    assert_eq!(pause(&mut desk, ends(Wrote::Conflict, None)), PACE);
+    let kept = object("1", None);
+    assert_eq!(pause(&mut desk, ends(Wrote::Ok, Some(kept))), PACE);
+    let anew = pause(&mut desk, ends(Wrote::Failed, None));
+    assert!(anew <= Duration::from_secs(5), "{anew:?}");
 }
 
 #[test]
@@ -120,11 +151,19 @@ fn a_late_answer_to_a_write_does_not_undo_what_the_watch_has_brought_since() {
     // Our own write, then another's, and only then the answer.
     desk.put(key(), object("2", Some(status.clone())), &reports);
     desk.put(key(), object("3", Some(status.clone())), &reports);
-    desk.take_written(written("1", Some(object("2", Some(status)))), &reports);
+    desk.take_written(
+        written("1", Some(object("2", Some(status)))),
+        &reports,
+        Boot::default(),
+    );
     assert_eq!(desk.slots[&key()].version().unwrap(), "3");
     // Nor does it bring back what was deleted.
     desk.slots.clear();
-    desk.take_written(written("3", Some(object("4", None))), &reports);
+    desk.take_written(
+        written("3", Some(object("4", None))),
+        &reports,
+        Boot::default(),
+    );
     assert!(desk.slots.is_empty());
 }
 
@@ -161,7 +200,7 @@ fn a_place_is_put_on_record_then_held_at_once_and_held_alone_where_home_keeps_no
             recording: true,
             ..written("1", Some(named("2", Some(*status))))
         };
-        desk.take_written(answer, &reports);
+        desk.take_written(answer, &reports, Boot::default());
         assert_eq!(desk.no_records.is_some(), !keeps);
         let due = if keeps { 1 } else { 1000 };
         assert!(
@@ -204,11 +243,11 @@ fn what_a_crd_of_before_does_not_keep_is_written_once_and_what_was_refused_again
     // The write came back without it.
     status.next.clear();
     let kept = object("1", Some(status.clone()));
-    desk.take_written(written("0", Some(kept)), &reports);
+    desk.take_written(written("0", Some(kept)), &reports, Boot::default());
     assert_eq!(next(&mut desk, &reports, 2_000), None);
     failing(200);
     assert!(next(&mut desk, &reports, 4_000).is_some(), "it is another");
-    desk.take_written(written("1", None), &reports);
+    desk.take_written(written("1", None), &reports, Boot::default());
     assert!(next(&mut desk, &reports, 6_000).is_some(), "it was refused");
 }
 
@@ -281,6 +320,54 @@ fn looking_at_many_tenants_yields_to_others() {
         }
     }
     assert!(turns >= 3, "{turns}");
+}
+
+/// A desk with Tenants whose members are known by number only, before they are late.
+fn summarised(members: usize, tenants: usize) -> (Desk, Reports) {
+    let (mut desk, reports) = (Desk::default(), Reports::default());
+    reports.aim(targets(members));
+    for number in 0..tenants {
+        let summary = krypton_crds::tenant::ClusterSummary {
+            clusters: u32::try_from(members).unwrap(),
+            ..Default::default()
+        };
+        let status = TenantStatus {
+            summary: Some(summary),
+            ..TenantStatus::default()
+        };
+        desk.put(tenant_of(0, number), object("1", Some(status)), &reports);
+    }
+    desk.synced = true;
+    (desk, reports)
+}
+
+fn rests(desk: &mut Desk, reports: &Reports, millis: u64) -> (u64, bool) {
+    let before = desk.decided;
+    let now = Now {
+        patient: true,
+        ..at(millis)
+    };
+    let turn = desk.next(reports, &rules(), &Lead::alone(), now);
+    assert!(!matches!(turn, Turn::Write(..)), "{turn:?}");
+    (desk.decided - before, matches!(turn, Turn::Rest))
+}
+
+#[test]
+fn scan_of_many_members_yields_to_others() {
+    let (mut desk, reports) = summarised(STEPS, 5);
+    for _ in 0..5 {
+        assert_eq!(rests(&mut desk, &reports, 0).0, 1);
+    }
+}
+
+#[test]
+fn scan_of_many_members_is_paced() {
+    let (mut desk, reports) = summarised(1_000, 3);
+    while !rests(&mut desk, &reports, 0).1 {}
+    for (millis, decided) in [(300, 0), (999, 0), (1_000, 3)] {
+        desk.touch_all();
+        assert_eq!(rests(&mut desk, &reports, millis).0, decided, "{millis}");
+    }
 }
 
 #[test]

@@ -253,6 +253,37 @@ async fn the_secret_of_a_place_stays_named_until_the_release_is_gone_from_there(
     assert_eq!(named.len(), 4);
 }
 
+#[tokio::test]
+async fn failed_writes_back_off() {
+    let mut world = world();
+    world.sees(Event::Apply(object(
+        "acme",
+        serde_json::json!({"name": "paris"}),
+    )));
+    let key = world.desk.slots.keys().next().unwrap().clone();
+    let mut pause = |came| {
+        let before = Boot::now();
+        let written = Written {
+            key: key.clone(),
+            before: None,
+            object: None,
+            forgets: false,
+            news: Vec::new(),
+            came: Some(came),
+        };
+        world.desk.take_written(written, &Notices::nowhere());
+        world.desk.slots[&key].next.since(before)
+    };
+    for full in [5, 10, 20, 30, 30] {
+        let full = Duration::from_secs(full);
+        let found = pause(Wrote::Failed);
+        let most = full + Duration::from_secs(1);
+        assert!((full / 2..most).contains(&found), "{found:?} of {full:?}");
+    }
+    assert!(pause(Wrote::Conflict) < Duration::from_secs(6));
+    assert!(pause(Wrote::Failed) < Duration::from_secs(6));
+}
+
 #[test]
 fn absent_api_is_noted_once_and_as_no_failure() {
     for (status, refused, known, expected) in [

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::values_file::{DEADLINE, read_patiently};
+use crate::values_file::{DEADLINE, in_time, read_patiently};
 
 /// The largest file: what a ConfigMap can hold.
 const MAX_BYTES: u64 = 1024 * 1024;
@@ -98,6 +98,8 @@ pub enum ProviderFileError {
         #[source]
         source: std::io::Error,
     },
+    #[error("the provider file {path} does not answer within {} s; check whether its mount hangs", DEADLINE.as_secs(), path = path.display())]
+    Hangs { path: PathBuf },
     #[error("the provider file {path} is not a regular file; name a file with --clusterprofile-provider-file", path = path.display())]
     NotAFile { path: PathBuf },
     #[error("the provider file {path} is larger than 1 MiB; shorten it", path = path.display())]
@@ -120,6 +122,20 @@ impl ProviderFile {
     /// What is in the file at `path`.
     pub fn load(path: &Path) -> Result<Self, ProviderFileError> {
         parse(path, &read(path)?)
+    }
+
+    /// The same where the mount may hang.
+    ///
+    /// # Errors
+    /// As [`Self::load`], and when there is no answer in time.
+    pub async fn load_in_time(path: &Path) -> Result<Self, ProviderFileError> {
+        let at = path.to_owned();
+        let loaded = in_time(DEADLINE, move || Self::load(&at)).await;
+        loaded.unwrap_or_else(|| {
+            Err(ProviderFileError::Hangs {
+                path: path.to_owned(),
+            })
+        })
     }
 
     /// Its names, for messages.
