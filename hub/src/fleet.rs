@@ -68,8 +68,6 @@ use retirement::{Reading, Retirements, Standing, Step};
 const PACE: Duration = Duration::from_secs(1);
 /// The pause after a read or a write of the register that failed, give or take half of it.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
-/// The longest pause after writes of one EdgeCluster that failed.
-const RETRY_MAX: Duration = Duration::from_secs(30);
 /// `lastSeen` is looked at so often; it is written once a minute.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 /// Writes of EdgeClusters in flight.

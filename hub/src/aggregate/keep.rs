@@ -10,7 +10,6 @@ use krypton_agent::effect;
 use krypton_agent::events::Events;
 use krypton_agent::index::tenant_key;
 use krypton_agent::placement::{is_held, place};
-use krypton_agent::plan::backoff;
 use krypton_agent::status::{PHASE_SET, Told};
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::conditions::Phase;
@@ -44,8 +43,6 @@ const PACE: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// One Tenant's looks scan a member so often: one of 5,000 members known by number only is looked at every 5 s.
 const SCAN_EACH: Duration = Duration::from_micros(500);
-/// The longest pause after writes of one Tenant that failed.
-const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Status writes in flight: beyond it they wait, and a later report replaces an earlier one.
 const WRITERS: usize = 8;
 /// Tenants and reports that one turn of the loop examines before it yields.
@@ -580,7 +577,7 @@ impl Desk {
             Wrote::Ok | Wrote::Conflict => 0,
         };
         if slot.failures > 0 {
-            let pause = backoff(slot.failures, RETRY_MAX, rand::random());
+            let pause = crate::home::write_backoff(slot.failures, rand::random());
             slot.next = Boot(now.0 + pause);
         }
         if let Some(object) = written.object.as_ref().filter(|_| written.recording) {

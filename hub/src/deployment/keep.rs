@@ -10,7 +10,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::newest::NewestSeen as _;
-use krypton_agent::plan::backoff;
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::deployment::{Deed, DeploymentKey, DesiredDeployment};
 use krypton_common::error_chain::chain;
@@ -42,8 +41,6 @@ use crate::notices::Notices;
 
 /// Two writes of one object are at least so far apart.
 const PACE: Duration = Duration::from_secs(1);
-/// The longest pause after writes of one object that failed.
-const RETRY_MAX: Duration = Duration::from_secs(30);
 /// The pause after a read that failed, or a write that another was faster than, give or take half of it.
 const AFTER_FAILURE: Duration = Duration::from_secs(3);
 /// Whether home keeps places by now is tried so often.
@@ -655,7 +652,9 @@ impl Desk {
         let Some(mut object) = written.object else {
             slot.next = match slot.failures {
                 0 => later(),
-                failures => Boot(Boot::now().0 + backoff(failures, RETRY_MAX, rand::random())),
+                failures => {
+                    Boot(Boot::now().0 + crate::home::write_backoff(failures, rand::random()))
+                }
             };
             return;
         };

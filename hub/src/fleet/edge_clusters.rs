@@ -6,7 +6,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::effect;
-use krypton_agent::plan::backoff;
 use krypton_common::conditions::{TARGET_RESOLVED, find};
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
@@ -15,7 +14,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
 use serde_json::Value;
 
-use super::{PACE, RETRY_MAX};
+use super::PACE;
 use crate::metrics::Wrote;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -177,7 +176,7 @@ impl Written {
         match self.came {
             Wrote::Ok => None,
             Wrote::Conflict => Some(PACE.mul_f64(0.5 + jitter)),
-            Wrote::Failed => Some(backoff(failures, RETRY_MAX, jitter)),
+            Wrote::Failed => Some(crate::home::write_backoff(failures, jitter)),
         }
     }
 }
@@ -340,7 +339,7 @@ mod tests {
         };
         assert_eq!(after(refused(409), 0), Some(PACE));
         assert_eq!(after(refused(404), 0), Some(PACE));
-        for (failures, full) in [(1, 5), (2, 10), (3, 20), (4, 30), (99, 30)] {
+        for (failures, full) in [(1, 1), (2, 2), (3, 4), (4, 8), (99, 30)] {
             let pause = Duration::from_secs(full).mul_f64(0.75);
             assert_eq!(after(refused(403), failures), Some(pause));
         }

@@ -274,7 +274,7 @@ async fn failed_writes_back_off() {
         world.desk.take_written(written, &Notices::nowhere());
         world.desk.slots[&key].next.since(before)
     };
-    for full in [5, 10, 20, 30, 30] {
+    for full in [1, 2, 4, 8, 16, 30, 30] {
         let full = Duration::from_secs(full);
         let found = pause(Wrote::Failed);
         let most = full + Duration::from_secs(1);
