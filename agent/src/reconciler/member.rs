@@ -265,7 +265,7 @@ impl Reconciler {
             holder: if self.permitted {
                 Some(self.member.holder.clone())
             } else {
-                hold.other.clone()
+                hold.other
             },
             connected,
             problem: watching.or(recording),

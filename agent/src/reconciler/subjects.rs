@@ -509,7 +509,8 @@ impl Reconciler {
         // To say that an action is refused does not end it.
         let refusal = slot.memory.refusal.as_ref();
         let of_action = refusal.is_some_and(|refusal| !refusal.of_status);
-        if !matches!(done.fault, Some(Fault::Stale)) && !(done.spoke && of_action) {
+        let said_it = done.spoke && of_action;
+        if !(said_it || matches!(done.fault, Some(Fault::Stale))) {
             slot.stale = 0;
         }
         match done.fault {
