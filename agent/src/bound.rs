@@ -25,7 +25,7 @@ pub enum Beyond {
     Bytes(usize),
 }
 
-/// What was read of one list so far.
+/// The size of one list so far.
 #[derive(Debug, Default)]
 pub struct Pages {
     pages: usize,
@@ -68,10 +68,10 @@ impl Pages {
     }
 }
 
-/// Bytes that a map of one entry takes beside its JSON.
+/// Bytes that a map of one entry takes in addition to its JSON.
 const OPENED: usize = 512;
 
-/// Estimates the bytes that `content` takes in memory: those of its JSON, and more for each object and list.
+/// Estimates the bytes that `content` takes in memory: the size of its JSON, plus an overhead for each object and list.
 pub fn weight(content: &impl Serialize) -> usize {
     let mut weight = Weight(0);
     // It ends early only if a key is not a string, which no API object has.

@@ -374,7 +374,7 @@ impl Index {
             && self.workloads.values().all(Watched::synced)
     }
 
-    /// By what the watches show more than is kept of an untrusted server. `waiting` keys are kept beside the index.
+    /// Returns the bound that the objects of the watches exceed. `waiting` keys count as well.
     pub fn beyond(&self, waiting: usize) -> Option<Beyond> {
         let sizes = [
             self.tenants.size(),

@@ -258,7 +258,7 @@ async fn main_loop(
         )
         .remediated(flags.retries, flags.remediation)
         .with_history(flags.history_max),
-        // It is of the agent's own cluster.
+        // The agent's own cluster is trusted.
         beyond: None,
     };
     let tools = Tools {

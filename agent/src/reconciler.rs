@@ -386,7 +386,7 @@ struct Reconciler {
     crd_problem: Option<String>,
     recording_failures: u32,
     recording_problem: Option<String>,
-    /// What is acted on is what is wanted.
+    /// The recorded desired state is the newest one.
     on_record: bool,
     /// Nothing is acted on, since a pause could not be recorded.
     misses_pause: bool,
@@ -587,7 +587,7 @@ impl Reconciler {
             .check(&mut self.index, self.dirty.len(), Boot::now());
         if excess.is_some() {
             self.problem = excess;
-            // Of the other Tenants only the names are kept, which may be without number.
+            // Drops the names of other Tenants, which may be endless.
             self.dirty = self.slots.keys().cloned().collect();
             self.look_at_all();
         }

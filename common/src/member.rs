@@ -16,7 +16,7 @@ pub struct MemberReport {
     pub holder: Option<String>,
     /// The apiserver has answered within the last 30 s.
     pub connected: bool,
-    /// Why not, when it has not; or why the newest desired state is not on record.
+    /// Why not, when it has not; or why the newest desired state is not recorded.
     pub problem: Option<String>,
     /// The desired state that is recorded on the member and acted on.
     pub applied: Option<(Version, String)>,

@@ -72,7 +72,7 @@ fn size<K, V: Heap>(key: usize, value: &V) -> usize {
 
 /// A value that owns memory.
 pub trait Heap {
-    /// The bytes beside its own size, roughly.
+    /// The bytes on the heap, roughly.
     fn heap(&self) -> usize;
 }
 

@@ -855,7 +855,7 @@ fn readiness_is_followed_while_work_is_held_back() {
     assert!(told.message.ends_with(MISSING), "{}", told.message);
 }
 
-/// An upgrade that fails before Helm has begun: without its chart, by a refused request, for its values.
+/// An upgrade that fails before Helm starts: without its chart, by a refused request, for its values.
 fn failing_upgrades() -> [World; 3] {
     let w = || {
         let mut w = world().deployed();

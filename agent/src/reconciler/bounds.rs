@@ -10,14 +10,14 @@ use crate::access::{CutOff, Report};
 use crate::clock::Boot;
 use crate::index::Index;
 
-/// Before the watches begin again. The hub shows the excess for longer.
+/// The pause before the watches restart. The hub shows the excess for longer.
 const PAUSE: Duration = Duration::from_secs(4 * 60);
 
-/// The bounds on what is kept of one member.
+/// The bounds on the memory of one member's objects.
 pub(super) struct Bounds {
     /// Receives each excess; `None` if the server is trusted, which has no bounds.
     report: Option<Report>,
-    /// The watches begin again then.
+    /// The time when the watches restart.
     until: Option<Boot>,
 }
 
@@ -29,17 +29,17 @@ impl Bounds {
         }
     }
 
-    /// Whether the watches have ended. What they have shown since means nothing.
+    /// Whether the watches have ended. Later events of them are ignored.
     pub(super) fn ended(&self) -> bool {
         self.until.is_some()
     }
 
-    /// When the watches begin again.
+    /// When the watches restart.
     pub(super) fn wake(&self) -> Option<Boot> {
         self.until
     }
 
-    /// Drops what the index keeps if that is too much, and returns the reason. `waiting` keys are kept beside it.
+    /// Drops what the index keeps if that is too much, and returns the reason. `waiting` keys count as well.
     pub(super) fn check(&mut self, index: &mut Index, waiting: usize, now: Boot) -> Option<String> {
         let report = self.report.as_ref()?;
         let cut_off = CutOff::kept(index.beyond(waiting)?);
@@ -49,7 +49,7 @@ impl Bounds {
         Some(cut_off.to_string())
     }
 
-    /// Ends the watches after an excess, and begins them again after the pause.
+    /// Ends the watches after an excess, and restarts them after the pause.
     pub(super) fn apply(
         &mut self,
         client: &Client,

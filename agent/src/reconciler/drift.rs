@@ -324,7 +324,7 @@ impl Performer {
         })
     }
 
-    /// What was seen, and whether the revision is on record.
+    /// The differences, and whether the revision has a record.
     async fn look_at(&self, look: &mut Look) -> Result<Option<(Seen, bool)>, Blind> {
         let Some((manifest, unread, digest)) = self.manifest(look).await? else {
             return Ok(None);

@@ -506,7 +506,7 @@ impl Reconciler {
         if let Some(run) = done.applied {
             slot.memory.applied = Some(Applied { run, ended: now });
         }
-        // To say that an action is refused does not end it.
+        // Reporting a refusal does not end it.
         let refusal = slot.memory.refusal.as_ref();
         let of_action = refusal.is_some_and(|refusal| !refusal.of_status);
         let said_it = done.spoke && of_action;
@@ -664,8 +664,8 @@ fn is_of_release(reason: &str) -> bool {
 fn lasting(fault: Fault, stale: u32) -> Fault {
     match fault {
         Fault::Stale if stale >= STALE_IS_SAID => Fault::Refused(
-            "what is on this cluster is not what can be seen of it: the API server answers 404 or 409, or an object \
-             changes all the time; look for a proxy or another controller"
+            "the API server keeps answering 404 or 409, or an object changes before each write; look for a proxy or \
+             another controller"
                 .to_owned(),
         ),
         fault => fault,

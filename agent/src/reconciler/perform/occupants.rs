@@ -217,7 +217,7 @@ async fn look(
         let list: ObjectList<PartialObjectMeta<DynamicObject>> = match in_time(&what, call).await {
             Ok(Ok(list)) => list,
             Ok(Err(why)) => return Ok(vec![format!("{} ({why})", kind.plural)]),
-            // A 404 says nothing of the objects: discovery is asked anew whether the cluster serves the kind.
+            // After a 404, discovery runs again and shows whether the cluster serves the kind.
             Err(fault) => return Err(fault),
         };
         let objects = list.items.iter().map(|object| &object.metadata);

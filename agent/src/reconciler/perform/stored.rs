@@ -1,6 +1,6 @@
 //! Checks before each Helm run that Helm and Krypton read the stored revisions in the same way.
 //!
-//! Helm finds revisions by two labels, whatever the type and name of the Secret. It reads number and status from the
+//! Helm finds revisions by two labels, and ignores type and name of the Secret. It reads number and status from the
 //! payload; Krypton's watch reads them from labels. A user of the workspace can create Secrets in which they differ.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::index::{ReleaseKey, Revision};
 use crate::release::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
 use crate::release_record::{ReleaseRecord, Verdict};
 
-/// A revision takes up to 1.4 MB of a response, which may have 16 MiB. Only one page is in memory.
+/// A revision has at most 1.4 MB in a response, which may have 16 MiB. Only one page is in memory.
 const PAGE: u32 = 10;
 /// The Go operator kept all revisions.
 const MOST_REVISIONS: usize = 2000;
@@ -30,11 +30,11 @@ const METADATA_PAGE: u32 = 500;
 /// Helm reads the Secret some 0.2 s after the check.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// The revisions of a release that Helm would find, and what is on record of them.
+/// The revisions of a release that Helm would find, and their record.
 pub(super) struct Stored {
-    /// With content: only those that the caller asked for.
+    /// The revisions that the caller needs, with content.
     kept: BTreeMap<u32, Secret>,
-    /// By name, also Secrets that are no revisions.
+    /// All Secrets by name, revisions or not.
     seen: BTreeMap<String, ObjectMeta>,
     pub(super) record: ReleaseRecord,
 }
@@ -42,8 +42,8 @@ pub(super) struct Stored {
 /// A revision that has to be set aside first.
 pub(super) type Unreadable = Box<(Secret, ReleaseError)>;
 
-/// What happens to a revision that Krypton has not deployed and that lists an object of another owner. Helm must not
-/// use it where it skips the revision that was checked.
+/// The handling of a revision without a record that lists an object of another owner. Helm must not use it where it
+/// skips the checked revision.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Foreign {
     Keep,
@@ -80,7 +80,7 @@ impl Performer {
         Ok(Ok(stored))
     }
 
-    /// Returns also whether the plan rests on other revisions than there are.
+    /// Returns also whether the plan is based on other revisions.
     async fn read_stored(
         &self,
         job: &Job,
@@ -202,7 +202,7 @@ impl Performer {
         Ok(others)
     }
 
-    /// Returns whether the revision was removed. Of a failed attempt no copy is kept, as each retry makes another.
+    /// Returns whether the revision was removed. It keeps no copy of a failed attempt, as each retry makes another.
     async fn remove_foreign(
         &self,
         job: &Job,
@@ -244,7 +244,7 @@ enum Checked {
     Revision(Revision),
 }
 
-/// Decoding takes long, so it happens beside the runtime's threads.
+/// Decoding takes long, so it happens outside the runtime's threads.
 async fn examined(
     release: &ReleaseKey,
     record: &mut ReleaseRecord,

@@ -1,8 +1,8 @@
 //! Whether a stored release may be acted on. The users of a workspace can write to its Secrets, so a revision counts
 //! only if its digest is on record in `krypton-system`.
 //!
-//! Helm reads the Secret again after the check. A write in between is acted on. The last request before Helm starts
-//! lists the metadata of all revisions, so that time is the start of a process.
+//! Helm reads the Secret again after the check. The last request before Helm starts lists the metadata of all
+//! revisions. A write after it takes effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,7 +27,7 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 /// Objects of a revision outside the workspace that are checked one by one.
 const CHECKED_MOST: usize = 200;
 
-/// What was found while the revisions of one release were checked: each object and kind is read once.
+/// Results of checking the revisions of one release. Each object and kind is read once.
 #[derive(Default)]
 pub(super) struct Owned {
     kinds: BTreeMap<(String, String), Option<(ApiResource, Scope)>>,

@@ -201,7 +201,7 @@ impl Performer {
             .await
     }
 
-    /// Forgets failed attempts, newest first, but for those that declare an object which `kept` does not.
+    /// Forgets failed attempts, newest first, except those that declare an object which `kept` does not.
     async fn forget_all_but(
         &self,
         release: &ReleaseKey,
