@@ -14,8 +14,8 @@ SOAK_ARGS ?=
 ARGS ?=
 # More for cargo, as --locked.
 CARGO_FLAGS ?=
-# A test starts control planes of half a GB each: two at a time fit two cores and 8 GB.
-TEST_THREADS ?= 3
+# A test starts one or two control planes of half a GB each. Four tests at a time keep two cores busy and fit 8 GB.
+TEST_THREADS ?= 4
 FUZZ_SECONDS ?= 60
 PID_FILE ?= /tmp/krypton-operator.pid
 LOG_FILE ?= /tmp/krypton-operator.log
@@ -40,7 +40,7 @@ demo: rust tools ## Three local clusters, a real chart, install, upgrade, deleti
 	$(target)/debug/demo $(DEMO_ARGS)
 
 # The examples are programs that tests run: `cargo test --examples` would make tests of them instead.
-test: rust tools ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=3)
+test: rust tools ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=4)
 	$(binaries) $(debug) --examples
 	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-fail-fast --lib --bins
 	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-fail-fast --test '*' -- --test-threads=$(TEST_THREADS)
