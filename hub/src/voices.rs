@@ -4,6 +4,8 @@
 //! Whoever holds the Lease is heard before who only observes, an agent before the proxy. When the
 //! speaker changes, the new one is asked for its whole account.
 
+mod claims;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +28,10 @@ use crate::deployments::Deployments;
 use crate::expiry::Validity;
 use crate::facts::{Facts, FactsBoard, reason};
 use crate::placements::Placements;
+use claims::{Claims, Waits, Witnesses};
 
+const UNCONFIRMED: &str = "the member reports a later desired state, and no other member confirms it; if home was \
+    restored from a backup, delete Secret krypton-system/krypton-desired-state on the member, or wait six hours";
 /// Prefix of an agent's name in the Lease; a hub's is `hub/`.
 pub const AGENT_HOLDER: &str = "agent/";
 
@@ -34,44 +39,6 @@ pub const AGENT_HOLDER: &str = "agent/";
 const ASK_EVERY: Duration = Duration::from_secs(10);
 /// How long a response beyond the limits shows: longer than any pause before a retry.
 const OFFENCE_STANDS: Duration = Duration::from_secs(5 * 60);
-/// Epochs that a restored home may lie behind: its hub was started so often since the backup.
-const EPOCHS_BEHIND: u64 = 10_000;
-
-/// After a member's claim of a later epoch was followed, the next one is followed no sooner than this; twice as
-/// long after each.
-const CLAIM_AGAIN: Duration = Duration::from_secs(20);
-const CLAIM_AGAIN_MAX: Duration = Duration::from_secs(6 * 60 * 60);
-/// After so long without a claim, the pauses start from the first one.
-const CLAIMS_FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// A member's claims of epochs that this hub has not given. Each followed claim causes a new desired state for the
-/// whole fleet, and no member can prove a claim.
-#[derive(Clone, Copy, Debug, Default)]
-struct Claims {
-    followed: u32,
-    not_before: Boot,
-}
-
-impl Claims {
-    /// Whether a claim is followed now.
-    ///
-    /// # Errors
-    /// Where it is too soon after the one before: when it will be.
-    fn follow(&mut self, now: Boot) -> Result<(), Boot> {
-        if self.followed > 0 && now < self.not_before {
-            return Err(self.not_before);
-        }
-        if now.since(self.not_before) >= CLAIMS_FORGOTTEN {
-            self.followed = 0;
-        }
-        let doubled =
-            CLAIM_AGAIN.saturating_mul(1_u32.checked_shl(self.followed).unwrap_or(u32::MAX));
-        self.not_before = Boot(now.0 + doubled.min(CLAIM_AGAIN_MAX));
-        self.followed = self.followed.saturating_add(1).min(31);
-        Ok(())
-    }
-}
-
 /// One that speaks for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VoiceId {
@@ -163,6 +130,8 @@ pub struct Voices {
     ahead: watch::Sender<u64>,
     /// The epoch that we give.
     epoch: AtomicU64,
+    /// Locked after `members`, for a moment.
+    witnesses: Mutex<Witnesses>,
 }
 
 /// What is known of an agent when its session begins.
@@ -190,6 +159,7 @@ impl Voices {
             facts,
             ahead,
             epoch: AtomicU64::new(0),
+            witnesses: Mutex::default(),
         }
     }
 
@@ -307,6 +277,11 @@ impl Voices {
             .is_some_and(|found| found.voices.is_empty() && found.presence.is_closed());
         if idle {
             members.remove(member);
+            let mut witnesses = self
+                .witnesses
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            witnesses.hear(member, None);
             self.reports.forget(member);
             self.deployments.forget(member);
             self.placements.forget(member);
@@ -583,27 +558,9 @@ impl Voices {
             let state = State::new(Truth::False, reason::LIMIT_EXCEEDED, message.clone());
             standing.healthy = Some(state);
         }
-        // One that no hub of ours can have given is said by a member that lies; it concerns itself alone.
-        let given = self.epoch.load(Ordering::Relaxed);
-        let known = self.ahead.get();
-        let ahead = standing
-            .ahead
-            .filter(|ahead| ahead.saturating_sub(given) <= EPOCHS_BEHIND)
-            .filter(|ahead| *ahead > known && *ahead >= given);
-        match ahead.map(|ahead| (ahead, member.claims.follow(now))) {
-            Some((ahead, Ok(()))) => {
-                self.ahead.send_if_modified(|known| {
-                    let later = ahead > *known;
-                    *known = (*known).max(ahead);
-                    later
-                });
-            }
-            Some((_, Err(at))) => {
-                self.due().insert((at, name.to_owned()));
-                self.due_changed.notify_one();
-            }
-            None => {}
-        }
+        let said = voice.and_then(|(_, voice)| voice.said.as_ref());
+        let writes = said.is_some_and(|said| said.writing) && member.held_back.is_none();
+        self.weigh(name, &mut member.claims, writes, &mut standing, now);
         self.facts.set(name, |facts| standing.put(facts));
         if let Some(hearing) = standing.hearing {
             self.reports.hearing(name, hearing);
@@ -616,6 +573,45 @@ impl Voices {
         if whole {
             self.deployments.whole(name);
             self.placements.whole(name);
+        }
+    }
+
+    /// Follows a member's claim of an epoch that this hub has not given, once it is believed.
+    fn weigh(
+        &self,
+        name: &str,
+        claims: &mut Claims,
+        writes: bool,
+        standing: &mut Standing,
+        now: Boot,
+    ) {
+        let acts = writes && (standing.ahead.is_some() || standing.applied.is_some());
+        let (given, known) = (self.epoch.load(Ordering::Relaxed), self.ahead.get());
+        let later = {
+            let mut witnesses = self
+                .witnesses
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            witnesses.hear(name, acts.then_some(standing.ahead));
+            witnesses.later(name, given, known)
+        };
+        let Some((later, confirmed)) = later else {
+            return claims.end();
+        };
+        match claims.follow(now, confirmed) {
+            Ok(()) => {
+                self.ahead.send_if_modified(|known| {
+                    let news = later > *known;
+                    *known = (*known).max(later);
+                    news
+                });
+            }
+            Err(Waits::Again(at)) => self.look_again(name, at),
+            Err(Waits::Alone(at)) => {
+                let state = State::new(Truth::False, reason::STALE, UNCONFIRMED);
+                standing.healthy = Some(state);
+                self.look_again(name, at);
+            }
         }
     }
 

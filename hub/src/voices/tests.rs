@@ -597,3 +597,34 @@ fn answer_beyond_the_limits_shows_for_a_while() {
     settle(400);
     assert_eq!(healthy(), reason::RECONCILING);
 }
+
+#[test]
+fn lone_claim_shows_that_nobody_confirms_it() {
+    let (ahead, heard) = watch::channel(0);
+    let facts = Arc::new(FactsBoard::default());
+    let voices = Voices::new(Arc::new(Reports::default()), Arc::clone(&facts), ahead);
+    voices.set_epoch(7);
+    let agent = VoiceId::Session(1);
+    let says = |member: &str, claims: Option<u64>, now: u64| {
+        let ahead = claims.map(|epoch| Version {
+            epoch,
+            generation: 9,
+        });
+        let report = MemberReport {
+            ahead,
+            ..writing("agent/a")
+        };
+        voices.say(member, agent, changes(Some(report), &[]), None, at(now));
+        heard.get()
+    };
+    for member in [MEMBER, "edge-2", "edge-3"] {
+        drop(voices.open(member, agent, at(0)));
+    }
+    assert_eq!(says("edge-2", None, 1), 0);
+    assert_eq!(says(MEMBER, Some(12), 2), 0);
+    let healthy = facts.get(MEMBER).unwrap().healthy;
+    assert_eq!(healthy.reason, reason::STALE);
+    assert!(healthy.message.contains("no other member confirms it"));
+    // The latest of two claims: one epoch later satisfies both.
+    assert_eq!(says("edge-3", Some(9), 3), 12);
+}
