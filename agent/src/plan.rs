@@ -264,11 +264,7 @@ pub struct Failure {
     /// The same attempt would fail the same way.
     pub permanent: bool,
     pub retry_at: Boot,
-    /// What was [`tried`]: anything else is tried at once.
-    pub fingerprint: String,
-    pub generation: i64,
-    /// The value of the annotation by which a person asks for a try.
-    pub requested: Option<String>,
+    pub attempt: Attempt,
 }
 
 /// Identifies an attempt. An earlier failure holds back only the same attempt.
@@ -763,20 +759,9 @@ impl View<'_> {
 
     /// The last failure, while nothing has changed since that could help.
     fn failure(&self) -> Option<&Failure> {
-        self.memory.failure.as_ref().filter(|failure| {
-            failure.generation == self.subject.generation()
-                && failure.requested.as_deref()
-                    == self.subject.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
-                && failure.fingerprint == tried(self.fingerprint, self.desired)
-                // What has kept a release from being installed keeps it from nothing else.
-                && (!(self.desired.retire || self.subject.is_going())
-                    || [
-                        reason::UNINSTALL_FAILED,
-                        reason::HELM_UNAVAILABLE,
-                        reason::SUSPENDED,
-                    ]
-                    .contains(&failure.reason))
-        })
+        let attempt = Attempt::of(self.subject, self.desired, self.fingerprint);
+        let failure = self.memory.failure.as_ref();
+        failure.filter(|failure| failure.attempt == attempt)
     }
 }
 

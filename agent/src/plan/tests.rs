@@ -195,15 +195,21 @@ impl World {
     }
 
     fn failed(mut self, reason: &'static str, retry_in: u64) -> Self {
+        let going = self.tenant.metadata.deletion_timestamp.is_some()
+            || self.desired.retire
+            || reason == krypton_common::conditions::reason::UNINSTALL_FAILED;
         self.memory.failure = Some(Failure {
             reason,
             message: "it broke".to_owned(),
             attempts: 1,
             permanent: false,
             retry_at: Boot(self.now.0 + Duration::from_secs(retry_in)),
-            fingerprint: self.desired.chart.fingerprint(),
-            generation: 1,
-            requested: None,
+            attempt: Attempt {
+                generation: 1,
+                fingerprint: self.desired.chart.fingerprint(),
+                requested: None,
+                removal: going.then_some(false),
+            },
         });
         self
     }
@@ -976,7 +982,7 @@ fn a_person_can_ask_for_a_try_before_its_time_and_does_so_once() {
         .unwrap()
         .extend([asked]);
     assert_eq!(w.plan().action, Action::Helm(Run::Upgrade));
-    w.memory.failure.as_mut().unwrap().requested = Some("today".to_owned());
+    w.memory.failure.as_mut().unwrap().attempt.requested = Some("today".to_owned());
     assert_eq!(w.plan().action, Action::Nothing);
 }
 
@@ -1072,7 +1078,10 @@ fn a_cluster_that_is_suspended_has_not_failed() {
         (error.truth, error.reason.as_str()),
         (Truth::False, reason::NO_ERROR)
     );
-    let plan = w.deleted().plan();
+    // The removal is another attempt, and finds the same.
+    let deleted = w.deleted();
+    assert_eq!(deleted.plan().action, Action::Uninstall);
+    let plan = deleted.failed(reason::SUSPENDED, 60).plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.state.error.unwrap().truth, Truth::False);
 }
@@ -1222,6 +1231,7 @@ fn a_member_that_leaves_uninstalls_and_lets_go_of_its_tenants_which_stay() {
     // What has kept it from being upgraded does not keep it from going.
     let mut failed = world;
     failed = failed.failed(reason::UPGRADE_FAILED, 60);
+    failed.memory.failure.as_mut().unwrap().attempt.removal = None;
     assert_eq!(failed.plan().action, Action::Uninstall);
     // What keeps it from being uninstalled, too, is waited for and shown.
     for why in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {

@@ -581,11 +581,8 @@ impl Reconciler {
                 message,
                 permanent,
             } => {
-                let before = slot.memory.failure.as_ref().filter(|failure| {
-                    failure.generation == attempt.generation
-                        && failure.requested == attempt.requested
-                        && failure.fingerprint == attempt.fingerprint
-                });
+                let before = slot.memory.failure.as_ref();
+                let before = before.filter(|failure| failure.attempt == attempt);
                 // What the release itself has failed at is counted for itself: that is what is given up.
                 let attempts = before
                     .filter(|failure| is_of_release(failure.reason) == is_of_release(reason))
@@ -623,9 +620,7 @@ impl Reconciler {
                         attempts,
                         permanent,
                         retry_at: Boot(now.0 + pause),
-                        fingerprint: attempt.fingerprint,
-                        generation: attempt.generation,
-                        requested: attempt.requested,
+                        attempt,
                     });
                 }
             }

@@ -37,7 +37,7 @@ fn what_is_held_or_over_any_moment_tells_of_no_attempt() {
     for soon in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {
         let mut w = world().deployed().failed(soon, 30);
         w.desired.chart.version = "1.21.0".to_owned();
-        w.memory.failure.as_mut().unwrap().fingerprint = w.desired.chart.fingerprint();
+        w.memory.failure.as_mut().unwrap().attempt.fingerprint = w.desired.chart.fingerprint();
         let plan = w.plan();
         assert_eq!((plan.action, plan.next), (Action::Nothing, None), "{soon}");
     }

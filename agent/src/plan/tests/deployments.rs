@@ -116,6 +116,17 @@ fn removal_waits_for_no_upgrade() {
 }
 
 #[test]
+fn tampered_release_is_not_removed_over_and_over() {
+    let mut world = world().deployed().failed(reason::RELEASE_TAMPERED, 60);
+    let failure = world.memory.failure.as_mut().unwrap();
+    failure.attempt.removal = Some(false);
+    let plan = world.plan_order(&removal());
+    assert_eq!(plan.action, Action::Nothing);
+    let error = plan.state.error.unwrap();
+    assert_eq!(error.reason, reason::RELEASE_TAMPERED);
+}
+
+#[test]
 fn a_release_that_has_come_back_is_not_gone() {
     let plan = world().deployed().let_go().plan_order(&removal());
     assert_eq!((plan.action, plan.gone), (Action::Uninstall, false));
