@@ -13,8 +13,8 @@ use crate::authority::AgentCertificate;
 
 /// How long the current key is good for once the next has been used.
 const OVERLAP: SignedDuration = SignedDuration::from_mins(10);
-/// How long an unused next key blocks another one. Its certificate may still be in transit.
-const ON_ITS_WAY: SignedDuration = SignedDuration::from_mins(1);
+/// How long an unused next key blocks another one. An agent waits as long for its certificate.
+const ON_ITS_WAY: SignedDuration = SignedDuration::from_secs(20);
 /// After this time, a replaced key is in use by a second party. Before, it may belong to a replica that has
 /// not followed yet.
 const LATE: SignedDuration = SignedDuration::from_mins(20);

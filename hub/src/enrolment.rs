@@ -96,7 +96,7 @@ enum EnrolmentError {
         "cluster {cluster} is known as another one: it was rebuilt, or another cluster is joining under its name; if it was rebuilt, run 'kubectl krypton join {cluster} --replace'"
     )]
     AnotherCluster { cluster: String },
-    #[error("another certificate was given for this key less than a minute ago; the agent retries")]
+    #[error("the hub has just issued another certificate for this key; the agent retries")]
     Renewing,
     #[error("a newer key has replaced that of this agent's certificate")]
     Replaced,
