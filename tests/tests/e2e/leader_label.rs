@@ -261,6 +261,18 @@ spec: {containers: [{name: one, image: one}]}
     let labels = |labels: Value| json!({"metadata": {"labels": labels}});
     let nothing_else = "nothing of a pod but its label";
     let this_label = "mesh.openkcm.io/leader only";
+    // An apiserver reads its policies once a second.
+    let probe = json!({"metadata": {"annotations": {"probe": "policy"}}});
+    eventually("the policy to count", PATIENCE, async || {
+        let dry = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let tried = as_the_hub.patch(&own, &dry, &Patch::Merge(&probe)).await;
+        Ok(tried.is_err().then_some(()))
+    })
+    .await
+    .unwrap();
     let spec = json!({"spec": {"activeDeadlineSeconds": 1}});
     let annotation = json!({"metadata": {"annotations": {"a": "b"}}});
     let finalizer = json!({"metadata": {"finalizers": ["a.example/b"]}});
