@@ -101,6 +101,7 @@ readlink /proc/self/fd/0 >stdin
         .filter(|name| !passed_on.contains(name))
         .collect();
     let expected = [
+        "GOGC",
         "GOMAXPROCS",
         "GOMEMLIMIT",
         "HELM_CACHE_HOME",

@@ -34,7 +34,7 @@ pub(super) const SIGNALLED: u8 = 128;
 
 /// The most memory that a helm may map to write to: what it reads of a cluster or a chart may be without end, and
 /// is not to take the memory of the others in the container. Go maps 90 MiB before it does anything, and its
-/// collector keeps below the 200 MiB of GOMEMLIMIT what it can. Not RLIMIT_AS: Go reserves far more than it uses.
+/// collector keeps below the 128 MiB of GOMEMLIMIT what it can. Not RLIMIT_AS: Go reserves far more than it uses.
 pub(super) const MEMORY_MAX: u64 = 384 << 20;
 
 /// How a time is told to the supervisor: both have the same clock.

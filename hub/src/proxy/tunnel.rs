@@ -17,11 +17,13 @@ use hyper::ext::ReasonPhrase;
 use hyper::header::PROXY_AUTHORIZATION;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
+use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use krypton_common::error_chain::chain;
 use krypton_common::kubeconfig::{Authority, Policy, refused_address};
 use thiserror::Error;
+use tokio::io::{AsyncReadExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
@@ -34,6 +36,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// hyper's least.
 const REQUEST_MAX: usize = 8 * 1024;
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
+/// For each direction of a connection.
+const BUFFER: usize = 32 * 1024;
 const USER: &str = "helm";
 
 #[derive(Debug, Error)]
@@ -181,8 +185,11 @@ async fn answer<P: Send + 'static>(
         }
     };
     let carrying = async move {
-        if let Ok(helm) = hyper::upgrade::on(request).await {
-            carry(TokioIo::new(helm), server).await;
+        let upgraded = hyper::upgrade::on(request).await;
+        // Without hyper's wrapper, which has a lock and small buffers.
+        let helm = upgraded.map(Upgraded::downcast::<TokioIo<TcpStream>>);
+        if let Ok(Ok(helm)) = helm {
+            carry(helm.io.into_inner(), &helm.read_buf, server).await;
         }
         drop(place);
     };
@@ -266,13 +273,14 @@ pub(super) async fn judged_addresses(
     }
 }
 
-/// Until either side ends: TLS needs no half of a connection.
-async fn carry(helm: TokioIo<hyper::upgrade::Upgraded>, server: TcpStream) {
-    let (mut from_helm, mut to_helm) = tokio::io::split(helm);
-    let (mut from_server, mut to_server) = server.into_split();
+/// Until either side ends: TLS needs no half of a connection. `early` came from Helm with its request.
+async fn carry(mut helm: TcpStream, early: &[u8], mut server: TcpStream) {
+    let ((from_helm, mut to_helm), (from_server, mut to_server)) = (helm.split(), server.split());
+    let mut from_helm = BufReader::with_capacity(BUFFER, early.chain(from_helm));
+    let mut from_server = BufReader::with_capacity(BUFFER, from_server);
     let ended = tokio::select! {
-        up = tokio::io::copy(&mut from_helm, &mut to_server) => up,
-        down = tokio::io::copy(&mut from_server, &mut to_helm) => down,
+        up = tokio::io::copy_buf(&mut from_helm, &mut to_server) => up,
+        down = tokio::io::copy_buf(&mut from_server, &mut to_helm) => down,
     };
     if let Err(error) = ended {
         tracing::debug!(error = %chain(&error), "a connection of Helm to a member ended");
@@ -281,7 +289,7 @@ async fn carry(helm: TokioIo<hyper::upgrade::Upgraded>, server: TcpStream) {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::AsyncWriteExt as _;
 
     use super::*;
 

@@ -174,7 +174,13 @@ impl Setup {
             .args(["-P", &AT_ONCE.to_string(), "-I", "{}", "-a"].map(OsString::from))
             .arg(list.as_os_str());
         if self.flags == Flags::Hubs {
-            xargs = xargs.env("GOMEMLIMIT", "200MiB").env("GOMAXPROCS", "2");
+            for (name, value) in [
+                ("GOMEMLIMIT", "128MiB"),
+                ("GOGC", "400"),
+                ("GOMAXPROCS", "2"),
+            ] {
+                xargs = xargs.env(name, value);
+            }
         }
         Ok(xargs
             .args(helm)
