@@ -14,8 +14,8 @@ SOAK_ARGS ?=
 ARGS ?=
 # More for cargo, as --locked.
 CARGO_FLAGS ?=
-# A test starts one or two control planes of half a GB each. Four tests at a time keep two cores busy and fit 8 GB.
-TEST_THREADS ?= 4
+# A test starts one or two control planes of half a GB each. Six tests at a time keep two cores busy and fit 10 GB.
+TEST_THREADS ?= 6
 FUZZ_SECONDS ?= 60
 PID_FILE ?= /tmp/krypton-operator.pid
 LOG_FILE ?= /tmp/krypton-operator.log
@@ -27,6 +27,8 @@ binaries = cargo build $(CARGO_FLAGS) --workspace --bins
 # A test can kill debug programs, or have them fail, at each external effect; what is shipped or measured has none
 # of that. All debug builds are the same, so that nothing is compiled twice.
 debug = --features failpoints
+# Each test is a process of its own, which ends with it.
+nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
@@ -39,20 +41,19 @@ demo: rust tools ## Three local clusters, a real chart, install, upgrade, deleti
 	$(binaries) $(debug)
 	$(target)/debug/demo $(DEMO_ARGS)
 
-# The examples are programs that tests run: `cargo test --examples` would make tests of them instead.
-test: rust tools ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=4)
+# The examples are programs that tests run: to cargo's `--examples` they would be tests instead.
+test: rust tools ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=6)
 	$(binaries) $(debug) --examples
-	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-fail-fast --lib --bins
-	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-fail-fast --test '*' -- --test-threads=$(TEST_THREADS)
-	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-fail-fast --doc
+	passed=0; $(nextest) --workspace $(debug) || passed=$$?; \
+	  hack/slowest.sh $(target)/nextest/default/junit.xml; exit $$passed
 
 failpoints: rust tools ## Kill hub and agent, and have them fail, before and after each external effect, by proxy and by agent
 	$(binaries) $(debug) --examples
-	KRYPTON_FAILPOINTS=all cargo test $(CARGO_FLAGS) --workspace $(debug) --test e2e failpoints:: -- --test-threads=$(TEST_THREADS) --nocapture
+	KRYPTON_FAILPOINTS=all $(nextest) --profile long --workspace $(debug) --success-output immediate failpoints::
 
 placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of the hub; needs 24 GiB
 	$(binaries) $(debug) --examples
-	KRYPTON_PLACED=all cargo test $(CARGO_FLAGS) --workspace $(debug) --test e2e a_hub_that_is_started_again -- --nocapture
+	KRYPTON_PLACED=all $(nextest) --profile long --workspace $(debug) --success-output immediate a_hub_that_is_started_again
 
 # The seeds are replayed by `make test` as well.
 fuzz: rust ## Feed the reading of kubeconfigs and charts with what a fuzzer finds (FUZZ_SECONDS=60)

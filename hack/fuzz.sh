@@ -6,18 +6,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-version=0.13.2
-root=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools/cargo-fuzz-$version
 target=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
-
-if ! [ -x "$root/bin/cargo-fuzz" ]; then
-  echo "fuzz: installing cargo-fuzz $version into $root (once, some minutes)" >&2
-  cargo install cargo-fuzz --version "$version" --locked --quiet --root "$root" --target-dir "$target/cargo-fuzz" || {
-    echo "fuzz: cargo-fuzz could not be installed; with a network, run 'cargo install cargo-fuzz --version $version --locked --root $root'" >&2
-    exit 1
-  }
-  rm -rf "$target/cargo-fuzz"
-fi
+cargo_fuzz=$(hack/tools/cargo-tool.sh cargo-fuzz 0.13.2)
 command -v c++ >/dev/null || { echo "fuzz: no C++ compiler found (c++), which libFuzzer needs: install g++ or clang" >&2; exit 1; }
 
 for name in ${FUZZ_TARGET:-kubeconfig chart}; do
@@ -26,7 +16,7 @@ for name in ${FUZZ_TARGET:-kubeconfig chart}; do
   dictionary=()
   [ -f "fuzz/$name.dict" ] && dictionary=(-dict="fuzz/$name.dict")
   # Without a sanitizer the stable compiler does: there is no unsafe code of ours to watch.
-  "$root/bin/cargo-fuzz" run --fuzz-dir fuzz --sanitizer none --target-dir "$target" "$name" \
+  "$cargo_fuzz" run --fuzz-dir fuzz --sanitizer none --target-dir "$target" "$name" \
     "$found" "fuzz/corpus/$name" -- \
     -max_total_time="${FUZZ_SECONDS:-60}" -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
     "${dictionary[@]}" -print_final_stats=1 "$@"

@@ -136,6 +136,8 @@ impl Components {
             .args(args)
             .env("PATH", path_with(&self.tools))
             .env("HOME", self.home())
+            // A third less CPU for some 50 MB more each.
+            .env("GOGC", "400")
     }
 
     fn etcd(&self) -> Vec<String> {
