@@ -333,14 +333,23 @@ impl Drop for Keeper {
 }
 
 impl Keeper {
+    /// Returns once the watch has begun.
     async fn watch(desk: &Desk) -> Result<Self> {
         let api: Api<Deployment> = Api::namespaced(desk.client.clone(), "keeper");
         let uid = api.get(&release("keeper")).await?.uid();
         let deleted = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&deleted);
+        let config = watcher::Config::default();
+        let mut events = watcher(api, config).default_backoff().boxed();
+        let begun = async {
+            while let Some(event) = events.next().await {
+                if matches!(event, Ok(watcher::Event::InitDone)) {
+                    break;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, begun).await?;
         let task = tokio::spawn(async move {
-            let config = watcher::Config::default();
-            let mut events = watcher(api, config).default_backoff().boxed();
             while let Some(event) = events.next().await {
                 if matches!(event, Ok(watcher::Event::Delete(_))) {
                     seen.store(true, Ordering::SeqCst);

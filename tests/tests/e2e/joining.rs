@@ -152,20 +152,7 @@ async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
     let options = AgentOptions::new(edge.kubeconfig())
         .join_file(&file)
         .args(["--namespace=other"]);
-    let log = eventually("the other hub to be told from ours", PATIENCE, async || {
-        let mut agent = Agent::start(&options)?;
-        let log = match tokio::time::timeout(PATIENCE / 10, agent.wait(PATIENCE)).await {
-            Ok(_) | Err(_) => agent.log()?,
-        };
-        if log.contains("CA") {
-            Ok(Some(log))
-        } else {
-            bail!("{log}")
-        }
-    })
-    .await
-    .unwrap();
-    all_there(&log, &[&other_address]);
+    drop(says(&options, &[&other_address, "CA"]).await);
     drop(other);
 
     // For another name than its token is for.

@@ -1,13 +1,6 @@
 //! Helm killed at every point where it can be held: what is found then is repaired by the next pass.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Result, bail, ensure};
 use futures::StreamExt;
@@ -15,6 +8,7 @@ use k8s_openapi::api::{
     apps::v1::Deployment,
     core::v1::{ConfigMap, Pod},
 };
+use krypton_agent::newest::Newest as _;
 use krypton_tests::{
     ChartRepository, Gate, Mode, Pair, Parts, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, kill_helm, values_flag},
@@ -26,26 +20,33 @@ use kube::{
     runtime::{WatchStreamExt, watcher},
 };
 use serde_json::json;
-use tokio::task::JoinHandle;
+use tokio::{sync::watch, task::JoinHandle};
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-/// Who watches that what has once served goes on.
+/// Whether the Deployments of a namespace are available.
+#[derive(Clone, Copy, PartialEq)]
+enum Served {
+    NotYet,
+    Always,
+    Stopped,
+}
+
+/// Watches that Deployments stay available.
 struct Serving {
-    stopped: Arc<AtomicBool>,
+    served: watch::Receiver<Served>,
     task: JoinHandle<()>,
 }
 
 impl Serving {
-    fn watch(desk: &Desk, namespace: &str) -> Self {
-        let stopped = Arc::new(AtomicBool::new(false));
+    /// Returns once one is available.
+    async fn watch(desk: &Desk, namespace: &str) -> Self {
         let api: Api<Deployment> = Api::namespaced(desk.client.clone(), namespace);
-        let seen = Arc::clone(&stopped);
+        let (seen, mut served) = watch::channel(Served::NotYet);
         let task = tokio::spawn(async move {
             let mut events = watcher(api, watcher::Config::default())
                 .default_backoff()
                 .boxed();
-            let mut served = false;
             while let Some(event) = events.next().await {
                 let available = match event {
                     Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => object
@@ -54,18 +55,22 @@ impl Serving {
                     Ok(watcher::Event::Delete(_)) => false,
                     _ => continue,
                 };
-                if served && !available {
-                    seen.store(true, Ordering::SeqCst);
-                }
-                served |= available;
+                seen.send_modify(|served| match (*served, available) {
+                    (Served::NotYet, true) => *served = Served::Always,
+                    (Served::Always, false) => *served = Served::Stopped,
+                    _ => {}
+                });
             }
         });
-        Self { stopped, task }
+        let first = served.wait_for(|served| *served != Served::NotYet);
+        let first = tokio::time::timeout(PATIENCE, first).await;
+        drop(first.expect("nothing becomes available").unwrap());
+        Self { served, task }
     }
 
     fn end(self) -> bool {
         self.task.abort();
-        !self.stopped.load(Ordering::SeqCst)
+        self.served.get() == Served::Always
     }
 }
 
@@ -178,7 +183,7 @@ async fn a_helm_that_is_killed_anywhere_leaves_one_deployed_release_after_the_ne
         .unwrap();
     let hook = scene.kill_at("acme", "post-install").await.unwrap();
     let made = objects(&desk, "acme").await.unwrap();
-    let serving = Serving::watch(&desk, "acme");
+    let serving = Serving::watch(&desk, "acme").await;
     // The hooks of an installation again, and not those of an upgrade.
     gate::pass(&desk, "acme", "pre-install", None)
         .await
@@ -264,7 +269,10 @@ async fn what_a_persons_dead_helm_left_is_put_right_after_a_grace_and_nothing_is
         let release = scene.pair.release(name);
         before.insert(name, whole(&desk, name, &release).await.unwrap());
     }
-    let serving = ["rolling", "going"].map(|name| Serving::watch(&desk, name));
+    let serving = [
+        Serving::watch(&desk, "rolling").await,
+        Serving::watch(&desk, "going").await,
+    ];
     let release = names.map(|name| scene.pair.release(name));
 
     die_at(
