@@ -67,6 +67,19 @@ macro_rules! in_both_modes {
     )+};
 }
 
+/// One test of each body that takes a `Mode`, `<body>::agent`: the reconciler does this in the same way in both.
+#[macro_export]
+macro_rules! by_agent {
+    ($($body:ident),+ $(,)?) => {$(
+        mod $body {
+            #[tokio::test]
+            async fn agent() {
+                Box::pin(super::$body($crate::Mode::Agent)).await;
+            }
+        }
+    )+};
+}
+
 /// A member of home's fleet, and its agent, if it has one, for as long as this is kept.
 #[derive(Debug)]
 pub struct Membership {

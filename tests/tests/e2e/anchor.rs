@@ -11,9 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use krypton_agent::{anchor::ANCHOR_NAME, ledger::LEDGER_NAME, rescue};
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Mode, Pair, Parts, eventually,
+    Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, SYSTEM_NAMESPACE},
-    in_both_modes,
 };
 use kube::{
     Api, ResourceExt,
@@ -27,9 +26,9 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 /// Its workspace has its name.
 const TENANT: &str = "acme";
 
-in_both_modes!(
-    the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore_takes_anything_of_value,
+by_agent!(
     a_record_of_a_former_anchor_is_given_the_present_one_and_keeps_its_other_owners,
+    the_anchor_owns_the_record_alone_and_neither_its_deletion_nor_a_restore_takes_anything_of_value
 );
 
 fn maps(desk: &Desk) -> Api<ConfigMap> {

@@ -5,9 +5,8 @@ use std::fs;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::ledger::LEDGER_NAME;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
     fleet::{PATIENCE, SYSTEM_NAMESPACE, chart_flags},
-    in_both_modes,
 };
 use kube::Api;
 use serde_json::{Value, json};
@@ -16,7 +15,7 @@ use tempfile::TempDir;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CRD: &str = "widgets.example.org";
 
-in_both_modes!(crds_of_a_chart_are_left_out_made_once_or_brought_up_to_date_and_never_deleted);
+by_agent!(crds_of_a_chart_are_left_out_made_once_or_brought_up_to_date_and_never_deleted);
 
 /// A chart of one ConfigMap, and of one CRD that has this one field.
 fn chart(folder: &TempDir, version: &str, field: &str) -> ChartSource {

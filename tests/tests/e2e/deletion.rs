@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_common::names;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Mode, Pair, eventually,
+    Mode, Pair, by_agent, eventually,
     fleet::{Desk, PATIENCE},
     held::Held,
     in_both_modes,
@@ -21,11 +21,13 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
 in_both_modes!(
     a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it,
+    tenants_and_releases_outlive_the_deletion_of_their_crd
+);
+by_agent!(
     a_release_belongs_to_the_older_tenant_and_outlives_the_younger,
-    tenants_and_releases_outlive_the_deletion_of_their_crd,
     tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain,
     a_crd_whose_finalizer_a_person_took_off_and_that_is_made_anew_uninstalls_nothing,
-    refused_tenant_keeps_no_other_from_its_restore,
+    refused_tenant_keeps_no_other_from_its_restore
 );
 
 async fn a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it(mode: Mode) {

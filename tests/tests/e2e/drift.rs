@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use krypton_common::names;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
     in_both_modes,
 };
@@ -15,9 +15,9 @@ const OWN_IMAGE: &str = "krypton.test/small:1";
 const IMAGE: &str = "{.spec.template.spec.containers[0].image}";
 
 in_both_modes!(
-    what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_theirs_is_left,
-    drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right,
+    what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_theirs_is_left
 );
+by_agent!(drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right);
 
 /// The chart's release of one Tenant, whose workspace is its name.
 struct Release<'a> {

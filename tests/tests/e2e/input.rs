@@ -8,9 +8,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_common::names;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Mode, Pair, Parts, by_agent,
+    eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
-    in_both_modes,
 };
 use kube::{
     Api,
@@ -21,7 +21,7 @@ use serde_json::json;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const MINUTE: Duration = Duration::from_secs(60);
 
-in_both_modes!(a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on);
+by_agent!(a_bad_tenant_is_told_what_is_wrong_and_the_others_go_on);
 
 /// The exit code and the log of a hub that does not start.
 async fn refusal(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {

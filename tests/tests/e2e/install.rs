@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use krypton_common::{fingerprint, names};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
     fleet::{PATIENCE, chart_flags},
     in_both_modes,
 };
@@ -13,10 +13,8 @@ use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-in_both_modes!(
-    a_real_chart_is_installed_told_of_once_and_then_left_in_peace,
-    a_release_of_the_original_is_adopted_as_it_is_and_anybody_elses_only_when_told_to,
-);
+in_both_modes!(a_real_chart_is_installed_told_of_once_and_then_left_in_peace);
+by_agent!(a_release_of_the_original_is_adopted_as_it_is_and_anybody_elses_only_when_told_to);
 
 /// Requests that a pass with something to do cannot go without. That a namespace is got says nothing: the
 /// hub asks once a minute whether a member is the cluster it was.

@@ -11,9 +11,9 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use krypton_common::names;
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, eventually,
+    Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, by_agent,
+    eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
     original::apply_crd,
 };
 use kube::{
@@ -69,9 +69,9 @@ kind: ClusterRole
 metadata: {name: {{ .Release.Name }}}
 "#;
 
-in_both_modes!(
-    what_was_left_unfinished_or_in_error_is_put_right_and_what_was_being_deleted_goes,
+by_agent!(
     three_hundred_revisions_are_adopted_by_one_read_and_go_with_the_next_upgrade,
+    what_was_left_unfinished_or_in_error_is_put_right_and_what_was_being_deleted_goes
 );
 
 /// The chart `plain`, with a repository of it.

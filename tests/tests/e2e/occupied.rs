@@ -6,9 +6,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, chart_flags},
-    in_both_modes,
 };
 use kube::api::{DynamicObject, PostParams};
 use kube::core::NamespaceResourceScope;
@@ -36,9 +35,9 @@ metadata: {name: of-value, annotations: {helm.sh/resource-policy: keep}}
 {{- end }}
 "#;
 
-in_both_modes!(
-    workspace_with_other_objects_stays,
+by_agent!(
     foreign_secret_or_tenant_does_not_stop_deletion,
+    workspace_with_other_objects_stays
 );
 
 fn chart(folder: &TempDir) -> ChartSource {

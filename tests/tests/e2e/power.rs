@@ -4,9 +4,9 @@
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_tests::{
-    ChartRepository, Gate, Mode, Pair, Parts, eventually,
+    ChartRepository, Gate, Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, helm_ends, values_flag},
-    gate, in_both_modes,
+    gate,
 };
 use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const EVENTS: [&str; 4] = ["pre-install", "pre-upgrade", "pre-rollback", "pre-delete"];
 
-in_both_modes!(what_is_killed_in_upgrade_rollback_and_uninstall_is_repaired_by_the_next);
+by_agent!(what_is_killed_in_upgrade_rollback_and_uninstall_is_repaired_by_the_next);
 
 /// A member with Deployments of one pod, on which each of helm's runs waits before it does anything.
 struct Scene {

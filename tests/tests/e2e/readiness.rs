@@ -3,15 +3,14 @@
 use anyhow::Result;
 use krypton_common::names;
 use krypton_tests::{
-    Cluster, Mode, Pair,
+    Cluster, Mode, Pair, by_agent,
     fleet::{Desk, condition},
-    in_both_modes,
 };
 use serde_json::{Value, json};
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-in_both_modes!(missing_workload_stays_not_ready);
+by_agent!(missing_workload_stays_not_ready);
 
 /// The Deployment of the release of Tenant acme, as it can be applied again.
 async fn deployment(cluster: &Cluster, release: &str) -> Result<Value> {

@@ -11,9 +11,9 @@ use flate2::write::GzEncoder;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes, kubectl_krypton,
+    kubectl_krypton,
 };
 use kube::{
     Api, ResourceExt,
@@ -38,7 +38,7 @@ kind: Namespace
 metadata: {name: victim}
 ";
 
-in_both_modes!(tampered_release_is_not_healed_from,);
+by_agent!(tampered_release_is_not_healed_from);
 
 struct Attack {
     _repository: ChartRepository,

@@ -6,9 +6,8 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, eventually,
+    ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, chart_flags},
-    in_both_modes,
 };
 use kube::{
     Api, ResourceExt,
@@ -23,9 +22,7 @@ const CREATOR: &str = "mesh.openkcm.io/created-for";
 const NAME: &str = "kubernetes.io/metadata.name";
 const RECORD: &str = "mesh.openkcm.io/namespace-configuration";
 
-in_both_modes!(
-    workspaces_have_what_the_fleet_and_their_member_give_them_and_lose_what_is_taken_out,
-);
+by_agent!(workspaces_have_what_the_fleet_and_their_member_give_them_and_lose_what_is_taken_out);
 
 async fn patch_namespace(desk: &Desk, name: &str, metadata: Value) {
     let namespaces: Api<Namespace> = Api::all(desk.client.clone());

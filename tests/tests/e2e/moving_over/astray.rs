@@ -8,9 +8,8 @@ use k8s_openapi::api::{
     rbac::v1::ClusterRole,
 };
 use krypton_tests::{
-    Mode, Pair, Parts, eventually,
+    Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile},
-    in_both_modes,
     original::apply_crd,
 };
 use kube::{
@@ -21,9 +20,7 @@ use serde_json::{Value, json};
 
 use super::{ALL_READY, BY_HAND, charts, flags, maps, no_helm_ran, original};
 
-in_both_modes!(
-    what_the_original_created_in_default_moves_with_the_next_upgrade_and_nothing_else_does,
-);
+by_agent!(what_the_original_created_in_default_moves_with_the_next_upgrade_and_nothing_else_does);
 
 /// Kind and name of what of the release is in `default`.
 async fn in_default(desk: &Desk, release: &str) -> Result<Vec<String>> {

@@ -7,9 +7,8 @@ use k8s_openapi::api::core::v1::Namespace;
 use krypton_common::names;
 use krypton_crds::tenant::TenantPlace;
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Mode, Parts,
+    Agent, AgentOptions, Cluster, Mode, Parts, by_agent,
     fleet::{Desk, PATIENCE},
-    in_both_modes,
     membership::replaced,
 };
 use kube::{Api, ResourceExt};
@@ -18,7 +17,7 @@ use tempfile::NamedTempFile;
 
 use super::{EDGE, PLACED, Scene, TEAM};
 
-in_both_modes!(a_tenant_stays_on_the_cluster_on_record_and_no_other_of_its_name_is_asked);
+by_agent!(a_tenant_stays_on_the_cluster_on_record_and_no_other_of_its_name_is_asked);
 
 const ANOTHER: (&str, &str, &str) = ("Placed", "Unknown", "ClusterIdentityChanged");
 
