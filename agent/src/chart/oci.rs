@@ -490,14 +490,30 @@ fn plain(url: &Url) -> Url {
 
 /// The target of `<…>; rel="next"`.
 fn next_page(link: &str) -> Option<&str> {
-    link.split(',').find_map(|one| {
-        let (target, parameters) = one.trim().strip_prefix('<')?.split_once('>')?;
-        let parameters = parameters.replace([' ', '"'], "");
-        parameters
-            .split(';')
-            .any(|parameter| parameter == "rel=next")
-            .then_some(target)
-    })
+    let mut links = link;
+    loop {
+        // The target may hold commas.
+        let (target, after) = links.split_once('<')?.1.split_once('>')?;
+        let (mut parameters, others) = cut(after, ',');
+        while !parameters.is_empty() {
+            let (parameter, more) = cut(parameters, ';');
+            if parameter.replace([' ', '"'], "") == "rel=next" {
+                return Some(target);
+            }
+            parameters = more;
+        }
+        links = others;
+    }
+}
+
+/// The text before the first separator that is not in quotes, and the text after it.
+fn cut(text: &str, separator: char) -> (&str, &str) {
+    let mut quoted = false;
+    let parts = text.split_once(|c| {
+        quoted ^= c == '"';
+        c == separator && !quoted
+    });
+    parts.unwrap_or((text, ""))
 }
 
 #[cfg(test)]
@@ -510,6 +526,9 @@ mod tests {
         assert_eq!(next_page(link), Some("/v2/a/tags/list?last=x&n=2"));
         assert_eq!(next_page("</a>; rel=prev, </b>;rel=next"), Some("/b"));
         assert_eq!(next_page("</a>; rel=prev"), None);
+        assert_eq!(next_page("</a?x=1,2>; rel=next"), Some("/a?x=1,2"));
+        let quoted = r#"</a>; title="x, </c>; rel=next", </b,c>; rel="next""#;
+        assert_eq!(next_page(quoted), Some("/b,c"));
         assert_eq!(next_page("rubbish"), None);
     }
 
