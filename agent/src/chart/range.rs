@@ -40,6 +40,16 @@ struct Bound {
     said: Said,
 }
 
+impl Relation {
+    /// Whether `*` may follow.
+    fn may_be_of_any(self) -> bool {
+        !matches!(
+            self,
+            Self::Other | Self::Above | Self::AtMost | Self::Compatible
+        )
+    }
+}
+
 impl Range {
     /// `None` when it is not one.
     pub(super) fn parse(text: &str) -> Option<Self> {
@@ -74,11 +84,7 @@ fn group(text: &str) -> Option<Vec<Bound>> {
     }
     let mut bounds = Vec::new();
     let mut rest = text;
-    loop {
-        rest = rest.trim_start_matches([' ', ',']);
-        if rest.is_empty() {
-            break;
-        }
+    while !rest.is_empty() {
         let (relation, after) = relation(rest);
         let after = after.trim_start_matches(' ');
         let (word, next) = match after.find([' ', ',']) {
@@ -86,12 +92,21 @@ fn group(text: &str) -> Option<Vec<Bound>> {
             None => (after, ""),
         };
         let (version, said) = partial(word)?;
+        // Helm takes `^*` for 0.0.0 alone, `<=*` for 0.0.x, and `>*` and `!=*` for all else.
+        if said == Said::Nothing && !relation.may_be_of_any() {
+            return None;
+        }
         bounds.push(Bound {
             relation,
             version,
             said,
         });
-        rest = next;
+        let next = next.trim_start_matches(' ');
+        rest = match next.strip_prefix(',') {
+            Some(next) if next.trim_matches(' ').is_empty() => return None,
+            Some(next) => next.trim_start_matches(' '),
+            None => next,
+        };
     }
     (!bounds.is_empty()).then_some(bounds)
 }
@@ -198,53 +213,64 @@ fn agree(a: &Version, b: &Version, upto: Said) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
 
+    /// A range, a tab, and the versions that fit by Helm's library. hack/semver prints it.
+    const TABLE: &str = include_str!("range/masterminds.tsv");
+
+    /// What Helm takes for something that nobody would mean.
+    fn is_a_mistake(range: &str) -> bool {
+        let operand = range.trim_start_matches(['^', '>', '<', '=', '~', '!']);
+        let wild = operand.len() < range.len() && ["*", "x", "X"].contains(&operand);
+        wild || ["01", "1.02", "1.x.3", "*-0", "1.x-0", "1.2-1.4"].contains(&operand)
+    }
+
     #[test]
     fn ranges_mean_what_they_mean_to_helm() {
-        for (range, fitting, others) in [
-            ("^1.2.3", "1.2.3 1.9.0", "1.2.2 2.0.0 1.3.0-rc.1"),
-            ("^1", "1.0.0 1.9.9", "0.9.0 2.0.0"),
-            ("^0.2.3", "0.2.3 0.2.9", "0.2.2 0.3.0 1.0.0"),
-            ("^0.0.3", "0.0.3", "0.0.4 0.1.0"),
-            ("^0.0", "0.0.0 0.0.9", "0.1.0"),
-            ("^0", "0.0.1 0.9.0", "1.0.0"),
-            ("~1.2.3", "1.2.3 1.2.9", "1.2.2 1.3.0"),
-            ("~>1.2", "1.2.0 1.2.9", "1.3.0"),
-            ("~1", "1.0.0 1.9.0", "2.0.0 0.9.0"),
-            ("1.2", "1.2.0 1.2.9", "1.3.0 1.1.9"),
-            ("1", "1.0.0 1.9.0", "2.0.0"),
-            ("v1.x", "1.0.0 1.9.0", "2.0.0"),
-            ("1.2.*", "1.2.0 1.2.9", "1.3.0"),
-            ("*", "0.0.1 9.9.9", "1.0.0-rc.1"),
-            (">1", "2.0.0", "1.0.0 1.9.9"),
-            (">1.2", "1.3.0", "1.2.9"),
-            (">1.2.3", "1.2.4", "1.2.3"),
-            (">=1.2", "1.2.0 3.0.0", "1.1.9"),
-            ("<2", "1.9.9", "2.0.0"),
-            ("<=1", "1.9.9", "2.0.0"),
-            ("=<1.2", "1.2.9 0.1.0", "1.3.0"),
-            ("=1.2.3", "1.2.3", "1.2.4"),
-            ("!=1.2", "1.3.0", "1.2.0 1.2.9"),
-            (">=1.0 <2.0", "1.0.0 1.9.9", "2.0.0 0.9.0"),
-            (">= 1.0, < 2.0, !=1.5.0", "1.0.0 1.5.1", "2.0.0 1.5.0"),
-            ("1.2 - 1.4", "1.2.0 1.4.9", "1.1.9 1.5.0"),
-            ("1.2.0 - 1.4.0", "1.2.0 1.4.0", "1.4.1"),
-            ("~1.2 || ^3", "1.2.5 3.9.0", "1.3.0 2.0.0 4.0.0"),
-            (">=1.2.0-0", "1.2.0-rc.1 1.2.0 2.0.0-a", "1.1.0"),
-            ("~1.2.0-rc.1", "1.2.0-rc.2 1.2.4", "1.3.0 1.2.0-alpha"),
-        ] {
-            let parsed = Range::parse(range).unwrap_or_else(|| panic!("{range} is a range"));
-            let fits = |text: &str| parsed.fits(&Version::parse(text).unwrap());
-            for text in fitting.split(' ') {
-                assert!(fits(text), "{text} fits {range}");
-            }
-            for text in others.split(' ') {
-                assert!(!fits(text), "{text} does not fit {range}");
+        let rows: Vec<(&str, &str)> = TABLE
+            .lines()
+            .map(|line| line.split_once('\t').unwrap())
+            .collect();
+        let versions: BTreeSet<Version> = rows
+            .iter()
+            .filter(|(_, fitting)| *fitting != "none")
+            .flat_map(|(_, fitting)| fitting.split_whitespace())
+            .map(|version| Version::parse(version).unwrap())
+            .collect();
+        let mut differences = Vec::new();
+        for (range, theirs) in &rows {
+            let ours = Range::parse(range).map_or("none".to_owned(), |range| {
+                let fitting = versions.iter().filter(|version| range.fits(version));
+                fitting
+                    .map(Version::to_string)
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            });
+            if ours != *theirs && !(ours == "none" && is_a_mistake(range)) {
+                differences.push(format!("{range}: {ours} and not {theirs}"));
             }
         }
+        assert!(differences.is_empty(), "{differences:#?}");
+    }
+
+    #[test]
+    fn table_of_ranges_is_of_helms_library() {
+        let version = |file: &'static str| {
+            let line = file
+                .lines()
+                .find(|line| line.contains("Masterminds/semver/v3 "));
+            line.and_then(|line| line.split_whitespace().find(|word| word.starts_with("v3")))
+        };
+        let ours = version(include_str!("../../../hack/semver/go.mod"));
+        assert!(ours.is_some());
+        assert_eq!(
+            ours,
+            version(include_str!("../../../hack/tools/helm/go.mod"))
+        );
     }
 
     #[test]
