@@ -446,10 +446,10 @@ async fn helm_dies_when_its_time_is_over_though_its_driver_is_stopped() {
 
 #[tokio::test]
 async fn a_run_that_is_given_more_time_lives_on() {
-    let stage = Stage::set("exec 3>pipe\necho started >&3\nsleep 3\necho done >&3").await;
+    let stage = Stage::set("exec 3>pipe\necho started >&3\nsleep 6\necho done >&3").await;
     let helm = stage.helm().await;
     let (handle, stop) = never();
-    handle.permit(Boot(Boot::now().0 + Duration::from_secs(2)));
+    handle.permit(Boot(Boot::now().0 + Duration::from_secs(5)));
     let upgrade = stage.upgrade();
     let run = async {
         helm.upgrade(helm.slot("edge-1", Urgency::Low).await, &upgrade, &stop)

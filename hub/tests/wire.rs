@@ -68,6 +68,15 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Far above what anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+async fn until(done: impl Fn() -> bool) {
+    let waiting = async {
+        while !done() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap();
+}
+
 fn chart(version: &str) -> Arc<ChartState> {
     Arc::new(ChartState {
         repo: "https://charts.example.org".to_owned(),
@@ -1027,9 +1036,7 @@ async fn who_floods_is_slowed_and_still_told_and_nothing_of_it_is_lost_and_other
         say.send(AgentMessage { kind: Some(last) }).await.unwrap();
     });
     // Once it waits, it is told of a change like all others, and others are heard.
-    while home.metrics.slowed.get() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| home.metrics.slowed.get() > 0).await;
     home.give(&members, "1.0.1");
     other.has("1.0.1").await;
     let Say::Desired(_) = loud.hear().await.unwrap() else {
@@ -1070,17 +1077,17 @@ async fn who_floods_and_goes_has_gone_at_once_whatever_it_has_left_behind() {
             ..Report::default()
         })
     };
-    for generation in 0..1_000 {
-        let saying = loud.say(small(generation));
-        if tokio::time::timeout(Duration::from_secs(1), saying)
-            .await
-            .is_err()
-        {
-            break;
+    let say = loud.say.clone();
+    let flooding = tokio::spawn(async move {
+        for generation in 0..1_000 {
+            let kind = Some(small(generation));
+            say.send(AgentMessage { kind }).await.unwrap();
         }
-    }
-    assert!(home.metrics.slowed.get() > 0);
+    });
+    // What was said and not heard fills all there is room for.
+    until(|| home.metrics.slowed.get() > 0 && loud.say.capacity() == 0).await;
     let heard = home.count("agent", "report");
+    flooding.abort();
     drop(loud);
     let mut presence = home.voices.presence("edge-0");
     let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));

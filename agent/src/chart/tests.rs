@@ -6,7 +6,7 @@ use futures::future::join_all;
 use proptest::prelude::*;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::archive::tests::{chart_yaml, entry, file, packed};
 use super::*;
@@ -423,9 +423,10 @@ async fn one_dead_repository_does_not_hold_up_another() {
 
 #[tokio::test]
 async fn a_repository_that_nobody_listens_for_is_unreachable_and_its_password_is_not_shown() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    // Bound, so that nobody else listens there.
+    let silent = TcpSocket::new_v4().unwrap();
+    silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = silent.local_addr().unwrap();
     let (_dir, cache) = cache();
     let chart = ChartRef {
         repo: format!("http://me:hunter2@{address}"),

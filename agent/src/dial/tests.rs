@@ -5,7 +5,7 @@ use krypton_common::error_chain::chain;
 use krypton_common::tls;
 use krypton_proto::v1::RenewRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
 use crate::fake_hub::{Answers, FakeAuthority, FakeHub, Valid};
@@ -52,14 +52,16 @@ async fn a_server_that_hangs_up_and_one_that_is_not_there_may_be_back() {
     assert!(matches!(error, DialError::CutOff { .. }), "{error:?}");
     assert!(error.may_pass());
 
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = free.local_addr().unwrap().to_string();
-    drop(free);
+    // Bound, so that nobody else listens there.
+    let silent = TcpSocket::new_v4().unwrap();
+    silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = silent.local_addr().unwrap().to_string();
     let error = refused(&authority, address).await;
     assert!(matches!(error, DialError::Refused(_)), "{error:?}");
     assert!(error.may_pass());
 
-    let error = refused(&authority, "hub.invalid:7443".to_owned()).await;
+    // No name at all, so that no server is asked for it.
+    let error = refused(&authority, "hub..invalid:7443".to_owned()).await;
     assert!(matches!(error, DialError::Resolve { .. }), "{error:?}");
 }
 

@@ -118,6 +118,7 @@ fn before_it_has_joined_there_is_little_to_tell() {
 
 #[tokio::test]
 async fn an_agent_is_told_of_without_what_is_nobodys_concern() {
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let (view, contact, desired) = view();
     let folder = tempfile::tempdir().unwrap();
     let charts = Arc::new(ChartCache::new(folder.path().join("charts")).unwrap());

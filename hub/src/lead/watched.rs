@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(watched.of(), Some(tenure(2).since));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_list_that_hangs_is_asked_for_again_and_a_quiet_watch_is_not() {
         let (opened, mut watched) = watched(2);
         let began = Instant::now();

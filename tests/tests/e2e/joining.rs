@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Mode, Parts, bundle, eventually,
     fleet::{Desk, PATIENCE},
+    port::Port,
 };
 use kube::{
     Api,
@@ -109,9 +110,8 @@ async fn a_bad_bundle_is_named_with_the_remedy_and_a_good_one_joins() {
     );
 
     // Nobody there, and somebody else there. The agent goes on trying: both may pass.
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let nowhere = closed.local_addr().unwrap().to_string();
-    drop(closed);
+    let silent = Port::reserve().unwrap();
+    let nowhere = silent.address().to_string();
     let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let http = plain.local_addr().unwrap().to_string();
     let serving = tokio::spawn(async move {

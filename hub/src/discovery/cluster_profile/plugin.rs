@@ -400,6 +400,9 @@ mod tests {
         }
     }
 
+    /// Guards against a test that hangs.
+    const LONG: Duration = Duration::from_secs(60);
+
     fn short() -> Limits {
         Limits {
             deadline: Duration::from_millis(300),
@@ -407,12 +410,20 @@ mod tests {
         }
     }
 
+    async fn until(done: impl Fn() -> bool) {
+        let waiting = async {
+            while !done() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(LONG, waiting).await.unwrap();
+    }
+
     async fn is_gone(pid: &str) {
         let stat = Path::new("/proc").join(pid.trim()).join("stat");
         // A zombie that init has yet to reap is gone for us.
-        while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
-            tokio::task::yield_now().await;
-        }
+        let there = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        until(|| !there()).await;
     }
 
     #[tokio::test]
@@ -543,11 +554,7 @@ mod tests {
         let pids = tempfile::tempdir().unwrap();
         let file = pids.path().join("pid");
         let command = shell(&format!("echo $$ > {}; sleep 1000", file.display()));
-        let written = async {
-            while std::fs::read_to_string(&file).map_or(true, |pid| pid.is_empty()) {
-                tokio::task::yield_now().await;
-            }
-        };
+        let written = until(|| std::fs::read_to_string(&file).is_ok_and(|pid| !pid.is_empty()));
         tokio::select! {
             _ = stage.plugins.run(&command) => unreachable!("it sleeps"),
             () = written => {}

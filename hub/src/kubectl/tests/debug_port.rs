@@ -7,7 +7,7 @@ use axum::extract::Request;
 use futures::{SinkExt as _, StreamExt as _};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
@@ -273,10 +273,10 @@ async fn without_a_pod_a_loopback_address_is_asked_and_what_it_refuses_is_told()
     let error = error.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::Refused);
     assert!(error.to_string().contains("no level is loud"), "{error}");
-    // Nobody listens there any more.
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let nowhere = format!("--debug-address={}", closed.local_addr().unwrap());
-    drop(closed);
+    // Bound, so that nobody else listens there.
+    let silent = TcpSocket::new_v4().unwrap();
+    silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let nowhere = format!("--debug-address={}", silent.local_addr().unwrap());
     let error = server.run(&["log-level", "hub", &nowhere]).await;
     assert_eq!(error.unwrap_err().exit_code(), ExitCode::NoAnswer);
     for words in [
