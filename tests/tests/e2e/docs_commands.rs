@@ -23,6 +23,7 @@ use krypton_tests::{
     process::Invocation,
 };
 
+use crate::docs::tests_of;
 use manifest::{Entry, entries};
 use pages::{Command, commands, is_mention, pages, root, typed, words};
 use story::Story;
@@ -115,7 +116,11 @@ async fn each_command_of_the_pages_is_run_by_a_test() {
         if !told.contains(entry.command.as_str()) {
             wrong.push(format!("no page has: {}", entry.command));
         }
-        wrong.extend(why_not(entry).map(|why| format!("{}: {why}", entry.command)));
+        wrong.extend(
+            why_not(entry)
+                .await
+                .map(|why| format!("{}: {why}", entry.command)),
+        );
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(told.len() > 80, "{}", told.len());
@@ -130,8 +135,20 @@ fn is_named_only(text: &str) -> bool {
     is_mention(text) && !whole
 }
 
+/// What make would run.
+async fn made_by(command: &str) -> String {
+    let dry = format!(
+        "cd '{}' && {}",
+        root().display(),
+        command.replacen("make", "make --dry-run", 1)
+    );
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let bash = Invocation::new("bash").args(["-c", &dry]).env("PATH", path);
+    bash.output(DEADLINE).await.unwrap()
+}
+
 /// What is wrong with what is said of who runs a command.
-fn why_not(entry: &Entry) -> Option<String> {
+async fn why_not(entry: &Entry) -> Option<String> {
     if let Some(run) = &entry.run {
         let apart = entry.test.is_none() && entry.script.is_none();
         let known = apart && PARTS.contains(&run.as_str());
@@ -141,7 +158,10 @@ fn why_not(entry: &Entry) -> Option<String> {
         return Some("it is not said why it is not run here".to_owned());
     }
     if let Some(script) = &entry.script {
-        let text = fs::read_to_string(root().join(&script.file)).unwrap_or_default();
+        let text = match script.file.as_str() {
+            "Makefile" => made_by(&entry.command).await,
+            file => fs::read_to_string(root().join(file)).unwrap_or_default(),
+        };
         return (!text.contains(&script.holds)).then(|| format!("{} does not", script.file));
     }
     let Some((module, name)) = entry
@@ -156,7 +176,7 @@ fn why_not(entry: &Entry) -> Option<String> {
         .into_iter()
         .any(|folder| {
             let file = root().join(folder).join(format!("{module}.rs"));
-            fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("fn {name}(")))
+            fs::read_to_string(file).is_ok_and(|text| tests_of(&text).contains(name))
         });
     (!there).then(|| format!("there is no test {module}::{name}"))
 }
