@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Builds the local Kubernetes that tests and the demo run on, once, into a cache outside the checkout.
-#   tools.sh          builds what is missing, with progress; prints the folder of the binaries last
-#   tools.sh dir      prints the folder only
-#   tools.sh check    fails, naming what is missing, when a tool is not there
-# Binaries of a fitting version in $KUBEBUILDER_ASSETS or on PATH are linked instead of built.
+#   tools.sh [build [TOOL...]]  builds what is missing, of these or of all; prints the folder with bin/ last
+#   tools.sh dir                prints the folder only
+#   tools.sh check              fails, naming what is missing, when a tool is not there
+# Binaries of a fitting version in $KUBEBUILDER_ASSETS or on PATH are linked instead of built. What is built stays in
+# one folder for each module and its versions, so that another tool or another version leaves the rest as it is.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader registry)
+tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader registry promtool)
 # Without crds/: their folders name their versions, and nothing has to be built anew for them.
 pins=$(cat ./*/go.mod ./*/go.sum charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
-root=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools/$pins
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools
+root=$cache/$pins
 bin=$root/bin
 
 version_of() { sed -En "s#^(require)?[[:space:]]*$2 v([^ ]+).*#\2#p" "$1/go.mod" | head -n 1; }
@@ -30,8 +32,9 @@ case "${1:-build}" in
     [ -z "$lacking" ] && exit 0
     echo "missing in $root: $lacking; run 'make tools'" >&2
     exit 1 ;;
-  build) ;;
-  *) echo "usage: $0 [build|dir|check]" >&2; exit 2 ;;
+  build)
+    if [ $# -gt 1 ]; then tools=("${@:2}"); fi ;;
+  *) echo "usage: $0 [build [TOOL...]|dir|check]" >&2; exit 2 ;;
 esac
 
 # A binary fits when it is of the pinned minor version (helm: 4.2.4 or newer of major 4, as the hub demands).
@@ -71,43 +74,59 @@ fi
 
 export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath"
 
-# build NAME MODULE ARGS...: go build with a line a few seconds, as the first one takes minutes.
-build() {
-  local name=$1 module=$2 start seconds
-  shift 2
-  start=$(date +%s)
-  echo "tools: building $name (the first time takes minutes, mostly downloading and compiling Go)" >&2
-  (cd "$module" && exec nice go build -mod=readonly "$@") >"$root/log/$name.log" 2>&1 &
-  local job=$!
-  while kill -0 "$job" 2>/dev/null; do
-    sleep 1
-    seconds=$(($(date +%s) - start))
-    ((seconds % 15 == 0)) && echo "tools:   $name, ${seconds} s" >&2
+# wanted TOOL...: whether one of them is to be had and is not there.
+wanted() {
+  local tool
+  for tool in "$@"; do
+    if [[ " ${tools[*]} " == *" $tool "* ]] && ! [ -x "$bin/$tool" ]; then return 0; fi
   done
-  if ! wait "$job"; then
-    echo "tools: building $name failed:" >&2
-    tail -n 15 "$root/log/$name.log" >&2
-    exit 1
-  fi
-  echo "tools: $name built in $(($(date +%s) - start)) s" >&2
+  return 1
 }
 
-have() { local tool; for tool in "$@"; do [ -x "$bin/$tool" ] || return 1; done; }
+# build MODULE TOOLS ARGS...: go build with a line a few seconds, as the first one takes minutes.
+build() {
+  local module=$1 made=$2 start seconds out binary
+  shift 2
+  wanted $made || return 0
+  out=$cache/$module-$(cat "$module/go.mod" "$module/go.sum" | sha256sum | cut -c1-12)
+  if ! [ -d "$out" ]; then
+    start=$(date +%s)
+    echo "tools: building $module (the first time takes minutes, mostly downloading and compiling Go)" >&2
+    rm -rf "$out.new"
+    mkdir -p "$out.new"
+    # One binary is not always called as its package is.
+    binary=$out.new/
+    [[ "$made" == *" "* ]] || binary=$out.new/$made
+    (cd "$module" && exec nice go build -mod=readonly -o "$binary" "$@") >"$root/log/$module.log" 2>&1 &
+    local job=$!
+    while kill -0 "$job" 2>/dev/null; do
+      sleep 1
+      seconds=$(($(date +%s) - start))
+      ((seconds % 15 == 0)) && echo "tools:   $module, ${seconds} s" >&2
+    done
+    if ! wait "$job"; then
+      echo "tools: building $module failed:" >&2
+      tail -n 15 "$root/log/$module.log" >&2
+      exit 1
+    fi
+    mv "$out.new" "$out"
+    echo "tools: $module built in $(($(date +%s) - start)) s" >&2
+  fi
+  for tool in $made; do
+    [ -x "$bin/$tool" ] || ln -sf "$out/$tool" "$bin/$tool"
+  done
+}
 
-have etcd || build etcd etcd -ldflags "-s -w" -o "$bin/etcd" go.etcd.io/etcd/server/v3
-have helm || build helm helm -ldflags "-s -w -X helm.sh/helm/v4/internal/version.version=v$helm" -o "$bin/helm" helm.sh/helm/v4/cmd/helm
-if ! have kube-apiserver kube-controller-manager kube-scheduler kubectl; then
-  stamp=k8s.io/component-base/version
-  build kubernetes kubernetes \
-    -ldflags "-s -w -X $stamp.gitVersion=v$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=$(cut -d. -f2 <<<"$kubernetes") -X $stamp.gitTreeState=clean" \
-    -o "$bin/" k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl}
-fi
-have kwok || build kwok kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kwok sigs.k8s.io/kwok)" -o "$bin/kwok" sigs.k8s.io/kwok/cmd/kwok
-
-have kubeconfig-secretreader || build kubeconfig-secretreader cluster-inventory-api -ldflags "-s -w" -o "$bin/kubeconfig-secretreader" \
-  sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin
-
-have registry || build registry registry -ldflags "-s -w" -o "$bin/registry" github.com/distribution/distribution/v3/cmd/registry
+stamp=k8s.io/component-base/version
+build etcd etcd -ldflags "-s -w" go.etcd.io/etcd/server/v3
+build helm helm -ldflags "-s -w -X helm.sh/helm/v4/internal/version.version=v$helm" helm.sh/helm/v4/cmd/helm
+build kubernetes "kube-apiserver kube-controller-manager kube-scheduler kubectl" \
+  -ldflags "-s -w -X $stamp.gitVersion=v$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=$(cut -d. -f2 <<<"$kubernetes") -X $stamp.gitTreeState=clean" \
+  k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl}
+build kwok kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kwok sigs.k8s.io/kwok)" sigs.k8s.io/kwok/cmd/kwok
+build cluster-inventory-api kubeconfig-secretreader -ldflags "-s -w" sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin
+build registry registry -ldflags "-s -w" github.com/distribution/distribution/v3/cmd/registry
+build prometheus promtool -ldflags "-s -w" github.com/prometheus/prometheus/cmd/promtool
 
 # The stages that let a fake node run pods, out of kwok's own module.
 if [ ! -f "$root/kwok/ready" ]; then

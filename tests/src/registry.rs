@@ -103,7 +103,7 @@ impl Registry {
         }
         let file = path.join("config.yaml");
         fs::write(&file, config.to_string()).context("writing the registry's configuration")?;
-        let invocation = Invocation::new(tools.binary("registry"))
+        let invocation = Invocation::new(tools.program("registry")?)
             .arg("serve")
             .arg(&file)
             .env("OTEL_TRACES_EXPORTER", "none");

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 use crate::process::new_command;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/tools/tools.sh");
-const BINARIES: [&str; 9] = [
+/// What a cluster needs.
+const BINARIES: [&str; 7] = [
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
@@ -18,8 +19,6 @@ const BINARIES: [&str; 9] = [
     "kubectl",
     "helm",
     "kwok",
-    "kubeconfig-secretreader",
-    "registry",
 ];
 
 /// The folder with `bin/`, `charts/`, `crds/` and `kwok/stages.yaml`.
@@ -63,6 +62,18 @@ impl Tools {
 
     pub fn binary(&self, name: &str) -> PathBuf {
         self.bin().join(name)
+    }
+
+    /// A program that no cluster needs, as `registry`.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub fn program(&self, name: &str) -> Result<PathBuf> {
+        let path = self.binary(name);
+        if !path.is_file() {
+            bail!("no program {}; run 'make tools'", path.display());
+        }
+        Ok(path)
     }
 
     /// A chart's folder, for instance `external-dns-1.19.0`.

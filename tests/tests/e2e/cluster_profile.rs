@@ -69,7 +69,7 @@ impl ProviderFile {
 fn secret_reader(home: &Cluster) -> Value {
     program(
         PROVIDER,
-        &Tools::find().unwrap().binary("kubeconfig-secretreader"),
+        &Tools::find().unwrap().program(PROVIDER).unwrap(),
         &[],
         &[("KUBECONFIG", home.kubeconfig().to_str().unwrap())],
     )

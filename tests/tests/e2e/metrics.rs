@@ -6,15 +6,18 @@ mod stage;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, eventually,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
+    eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes,
+    process::Invocation,
 };
 use serde_json::{Value, json};
 
@@ -88,6 +91,33 @@ fn alerts() -> Vec<Alert> {
         }
     }
     alerts
+}
+
+/// Evaluates the alerts over the series of tests/alerts.
+#[tokio::test]
+async fn each_alert_fires_for_what_it_means_alone() {
+    let promtool = Tools::find().unwrap().program("promtool").unwrap();
+    let alerts = alerts();
+    for chart in CHARTS {
+        let series = read(&format!("tests/alerts/{chart}.yaml"));
+        let tested: BTreeSet<&str> = series
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("- name: "))
+            .collect();
+        let of_chart = alerts.iter().filter(|alert| alert.chart == chart);
+        let names: BTreeSet<&str> = of_chart.clone().map(|alert| alert.name.as_str()).collect();
+        assert_eq!(tested, names, "tests/alerts/{chart}.yaml");
+        let rules: Vec<&Value> = of_chart.map(|alert| &alert.rule).collect();
+        let groups = json!({"groups": [{"name": chart, "rules": rules}]});
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("rules.yaml"), groups.to_string()).unwrap();
+        let file = folder.path().join("series.yaml");
+        fs::write(&file, series).unwrap();
+        let test = Invocation::new(promtool.clone())
+            .args(["test", "rules"].map(OsString::from))
+            .arg(file);
+        test.output(PATIENCE).await.unwrap();
+    }
 }
 
 /// All expressions of the dashboard, wherever they are.

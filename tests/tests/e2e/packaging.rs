@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use krypton_tests::{Cluster, OwnChart, Parts, Tools, process::Invocation};
+use krypton_tests::{Cluster, ForeignCrd, OwnChart, Parts, Tools, process::Invocation};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -261,39 +261,10 @@ async fn strict_cluster(objects: &[Value]) -> Cluster {
     let cluster = Cluster::start("packaging", Parts::ControlPlane)
         .await
         .unwrap();
-    let of_prometheus = |kind: &str| {
-        let singular = kind.to_lowercase();
-        let plural = format!("{singular}s");
-        json!({
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("{plural}.monitoring.coreos.com")},
-        "spec": {
-            "group": "monitoring.coreos.com",
-            "scope": "Namespaced",
-            "names": {
-                "kind": kind,
-                "listKind": format!("{kind}List"),
-                "plural": plural,
-                "singular": singular,
-            },
-            "versions": [{
-                "name": "v1",
-                "served": true,
-                "storage": true,
-                "schema": {"openAPIV3Schema": {
-                    "type": "object",
-                    "x-kubernetes-preserve-unknown-fields": true,
-                }},
-            }],
-        },
-        })
-    };
-    for kind in ["ServiceMonitor", "PrometheusRule"] {
-        cluster
-            .apply(&of_prometheus(kind).to_string())
-            .await
-            .unwrap();
+    for plural in ["servicemonitors", "prometheusrules"] {
+        let file = format!("monitoring.coreos.com_{plural}.yaml");
+        let crd = ForeignCrd::read(&cluster, "prometheus-operator-0.85.0", &file).await;
+        crd.unwrap().install(&cluster).await.unwrap();
     }
     let established = ["wait", "--for=condition=Established", "crd", "--all"];
     cluster.kubectl(established).await.unwrap();
