@@ -37,13 +37,16 @@ with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: rust tools ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; Ctrl-C ends it (DEMO_ARGS=--exit: by itself)
+demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; Ctrl-C ends it (DEMO_ARGS=--exit: by itself)
+	hack/tools/tools.sh build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok >/dev/null
 	$(binaries) $(debug)
 	$(target)/debug/demo $(DEMO_ARGS)
 
 # The examples are programs that tests run: to cargo's `--examples` they would be tests instead.
 test: rust tools ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=6)
 	$(binaries) $(debug) --examples
+	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-run
+	hack/deps-cache.sh save
 	passed=0; $(nextest) --workspace $(debug) || passed=$$?; \
 	  hack/slowest.sh $(target)/nextest/default/junit.xml; exit $$passed
 
@@ -88,9 +91,9 @@ soak: rust tools ## Random faults over two hubs and two edges for half an hour, 
 	$(binaries) $(debug)
 	$(target)/debug/soak $(SOAK_ARGS)
 
-deny: rust ## Licences, sources and banned crates; needs cargo-deny and the network, and is not part of check
-	@command -v cargo-deny >/dev/null || { echo "make deny: no cargo-deny found; run 'cargo install --locked cargo-deny'" >&2; exit 1; }
-	cargo deny --workspace check
+deny: rust ## Licences, sources and banned crates
+	"$$(hack/tools/cargo-tool.sh cargo-deny 0.20.2)" --workspace check bans licenses sources
+	@echo "deny: no advisories were looked at: their database is on GitHub; with a way to it, run 'cargo deny check advisories'"
 
 console: rust ## Build hub and agent for tokio-console, into target/console/debug
 	RUSTFLAGS='--cfg tokio_unstable' cargo build $(CARGO_FLAGS) --target-dir $(target)/console --features krypton-hub/console -p krypton-hub -p krypton-agent --bins
@@ -126,3 +129,4 @@ clean: ## Remove what was built and what a demo left (not the tools)
 rust:
 	@command -v cargo >/dev/null || { echo "no cargo found: install Rust with rustup (https://rustup.rs); it fetches the version of rust-toolchain.toml by itself" >&2; exit 1; }
 	@command -v cc >/dev/null || { echo "no C compiler found (cc), which the TLS library needs: install gcc or clang" >&2; exit 1; }
+	@hack/deps-cache.sh restore
