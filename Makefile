@@ -27,7 +27,7 @@ binaries = cargo build $(CARGO_FLAGS) --workspace --bins
 # A test can kill debug programs, or have them fail, at each external effect; what is shipped or measured has none
 # of that. All debug builds are the same, so that nothing is compiled twice.
 debug = --features failpoints
-# Each test is a process of its own, which ends with it.
+# Each test runs in its own process.
 nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Keeps the compiled dependencies outside the checkout, so that a fresh clone compiles only our crates.
+# Keeps compiled dependencies outside the checkout. A fresh clone then compiles only our crates.
 #   deps-cache.sh restore    copies them into target/debug, if that is not there
 #   deps-cache.sh save       copies them from target/debug, unless that was done before
-# They are those of one compiler and one Cargo.lock. The three caches that were used last are kept.
+# Each cache belongs to one compiler and one Cargo.lock. The three most recent ones are kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,7 +13,7 @@ target=${CARGO_TARGET_DIR:-target}/debug
 
 case "${1-}" in
   restore)
-    [ -d "$target" ] || ! [ -d "$cache" ] && exit 0
+    if [ -d "$target" ] || ! [ -d "$cache" ]; then exit 0; fi
     echo "dependencies: using $cache" >&2
     touch "$cache"
     mkdir -p "$target"
@@ -27,7 +27,7 @@ case "${1-}" in
     new=$(mktemp -d "$caches/new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     cp -a "$target"/{.fingerprint,build,deps} "$new"
-    # Ours: they are compiled anew in each checkout.
+    # Our own crates are compiled in each checkout.
     ours=$(cargo metadata --locked --no-deps --format-version 1 | grep -o '"name":"[^"]*","src_path"\|"name":"krypton-[^"]*"' | cut -d'"' -f4 | sort -u)
     for name in $ours; do
       rm -rf "$new"/{.fingerprint,build,deps}/{,lib}{"$name","${name//-/_}"}-[0-9a-f][0-9a-f]*

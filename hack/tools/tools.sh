@@ -3,8 +3,8 @@
 #   tools.sh [build [TOOL...]]  builds what is missing, of these or of all; prints the folder with bin/ last
 #   tools.sh dir                prints the folder only
 #   tools.sh check              fails, naming what is missing, when a tool is not there
-# Binaries of a fitting version in $KUBEBUILDER_ASSETS or on PATH are linked instead of built. What is built stays in
-# one folder for each module and its versions, so that another tool or another version leaves the rest as it is.
+# Binaries of a fitting version in $KUBEBUILDER_ASSETS or on PATH are linked instead of built.
+# Each module has its own folder, named by its versions. A new tool or version rebuilds nothing else.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -74,7 +74,7 @@ fi
 
 export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath"
 
-# wanted TOOL...: whether one of them is to be had and is not there.
+# wanted TOOL...: whether one of these tools is requested and missing.
 wanted() {
   local tool
   for tool in "$@"; do

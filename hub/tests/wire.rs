@@ -1084,7 +1084,7 @@ async fn who_floods_and_goes_has_gone_at_once_whatever_it_has_left_behind() {
             say.send(AgentMessage { kind }).await.unwrap();
         }
     });
-    // What was said and not heard fills all there is room for.
+    // The queue of messages that the hub has not read yet is full.
     until(|| home.metrics.slowed.get() > 0 && loud.say.capacity() == 0).await;
     let heard = home.count("agent", "report");
     flooding.abort();

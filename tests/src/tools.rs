@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::process::new_command;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/tools/tools.sh");
-/// What a cluster needs.
+/// The programs of a control plane and of its tests.
 const BINARIES: [&str; 7] = [
     "etcd",
     "kube-apiserver",

@@ -92,7 +92,7 @@ fn group(text: &str) -> Option<Vec<Bound>> {
             None => (after, ""),
         };
         let (version, said) = partial(word)?;
-        // Helm takes `^*` for 0.0.0 alone, `<=*` for 0.0.x, and `>*` and `!=*` for all else.
+        // To Helm `^*` means 0.0.0, `<=*` means 0.0.x, and `>*` and `!=*` mean any version but 0.0.0.
         if said == Said::Nothing && !relation.may_be_of_any() {
             return None;
         }
@@ -222,7 +222,7 @@ mod tests {
     /// A range, a tab, and the versions that fit by Helm's library. hack/semver prints it.
     const TABLE: &str = include_str!("range/masterminds.tsv");
 
-    /// What Helm takes for something that nobody would mean.
+    /// Helm accepts these ranges, most likely by accident; Krypton refuses them.
     fn is_a_mistake(range: &str) -> bool {
         let operand = range.trim_start_matches(['^', '>', '<', '=', '~', '!']);
         let wild = operand.len() < range.len() && ["*", "x", "X"].contains(&operand);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn table_of_ranges_is_of_helms_library() {
+    fn table_of_ranges_has_helms_library_version() {
         let version = |file: &'static str| {
             let line = file
                 .lines()

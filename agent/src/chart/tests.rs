@@ -423,7 +423,7 @@ async fn one_dead_repository_does_not_hold_up_another() {
 
 #[tokio::test]
 async fn a_repository_that_nobody_listens_for_is_unreachable_and_its_password_is_not_shown() {
-    // Bound, so that nobody else listens there.
+    // Bound without a listener: no other test gets the port.
     let silent = TcpSocket::new_v4().unwrap();
     silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = silent.local_addr().unwrap();

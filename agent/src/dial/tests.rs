@@ -52,7 +52,7 @@ async fn a_server_that_hangs_up_and_one_that_is_not_there_may_be_back() {
     assert!(matches!(error, DialError::CutOff { .. }), "{error:?}");
     assert!(error.may_pass());
 
-    // Bound, so that nobody else listens there.
+    // Bound without a listener: no other test gets the port.
     let silent = TcpSocket::new_v4().unwrap();
     silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = silent.local_addr().unwrap().to_string();
@@ -60,7 +60,7 @@ async fn a_server_that_hangs_up_and_one_that_is_not_there_may_be_back() {
     assert!(matches!(error, DialError::Refused(_)), "{error:?}");
     assert!(error.may_pass());
 
-    // No name at all, so that no server is asked for it.
+    // An invalid name: the resolver sends no query.
     let error = refused(&authority, "hub..invalid:7443".to_owned()).await;
     assert!(matches!(error, DialError::Resolve { .. }), "{error:?}");
 }

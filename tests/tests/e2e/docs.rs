@@ -28,7 +28,7 @@ fn named(page: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// The name of the function that begins on this line.
+/// The name of the function on this line.
 fn function(line: &str) -> Option<&str> {
     let line = line.strip_prefix("pub ").unwrap_or(line);
     let line = line.strip_prefix("async ").unwrap_or(line);

@@ -135,7 +135,7 @@ fn is_named_only(text: &str) -> bool {
     is_mention(text) && !whole
 }
 
-/// What make would run.
+/// The commands that make would run.
 async fn made_by(command: &str) -> String {
     let dry = format!(
         "cd '{}' && {}",

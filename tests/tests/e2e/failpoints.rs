@@ -333,7 +333,7 @@ impl Drop for Keeper {
 }
 
 impl Keeper {
-    /// Returns once the watch has begun.
+    /// Returns once the watch has its first list.
     async fn watch(desk: &Desk) -> Result<Self> {
         let api: Api<Deployment> = Api::namespaced(desk.client.clone(), "keeper");
         let uid = api.get(&release("keeper")).await?.uid();

@@ -200,7 +200,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Returns once something was said.
+    /// Returns once the member has a condition.
     async fn begin(desk: &Desk) -> Self {
         let members: Api<EdgeCluster> = Api::all(desk.client.clone());
         let said = Arc::new(Mutex::new(Vec::new()));

@@ -273,7 +273,7 @@ async fn without_a_pod_a_loopback_address_is_asked_and_what_it_refuses_is_told()
     let error = error.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::Refused);
     assert!(error.to_string().contains("no level is loud"), "{error}");
-    // Bound, so that nobody else listens there.
+    // Bound without a listener: no other test gets the port.
     let silent = TcpSocket::new_v4().unwrap();
     silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let nowhere = format!("--debug-address={}", silent.local_addr().unwrap());
