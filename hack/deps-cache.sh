@@ -16,9 +16,9 @@ case "${1-}" in
     if [ -d "$target" ] || ! [ -d "$cache" ]; then exit 0; fi
     echo "dependencies: using $cache" >&2
     touch "$cache"
-    mkdir -p "$target"
-    cp -a "$cache/." "$target.new"
-    rmdir "$target"
+    rm -rf "$target.new"
+    mkdir -p "$(dirname "$target")"
+    cp -a "$cache" "$target.new"
     mv "$target.new" "$target"
     ;;
   save)

@@ -4,7 +4,7 @@
 #   tools.sh dir                prints the folder only
 #   tools.sh check              fails, naming what is missing, when a tool is not there
 # Binaries of a fitting version in $KUBEBUILDER_ASSETS or on PATH are linked instead of built.
-# Each module has its own folder, named by its versions. A new tool or version rebuilds nothing else.
+# Each module has its own folder, named by versions and flags. A new tool or version rebuilds nothing else.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -88,7 +88,7 @@ build() {
   local module=$1 made=$2 start seconds out binary
   shift 2
   wanted $made || return 0
-  out=$cache/$module-$(cat "$module/go.mod" "$module/go.sum" | sha256sum | cut -c1-12)
+  out=$cache/$module-$({ cat "$module/go.mod" "$module/go.sum"; echo "$@"; } | sha256sum | cut -c1-12)
   if ! [ -d "$out" ]; then
     start=$(date +%s)
     echo "tools: building $module (the first time takes minutes, mostly downloading and compiling Go)" >&2

@@ -266,8 +266,6 @@ async fn strict_cluster(objects: &[Value]) -> Cluster {
         let crd = ForeignCrd::read(&cluster, "prometheus-operator-0.85.0", &file).await;
         crd.unwrap().install(&cluster).await.unwrap();
     }
-    let established = ["wait", "--for=condition=Established", "crd", "--all"];
-    cluster.kubectl(established).await.unwrap();
     let mut namespaces: BTreeSet<&str> = objects
         .iter()
         .map(|object| text(object, "/metadata/namespace"))
