@@ -18,9 +18,9 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_hub::authority::{self, Authority};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Mode, Pair, Parts, eventually,
+    Cluster, Hub, HubOptions, Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
-    in_both_modes, kubectl_krypton,
+    kubectl_krypton,
 };
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -32,7 +32,7 @@ const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const CHART: &str = "small";
 const CHART_VERSION: &str = "1.0.0";
 
-in_both_modes!(a_member_that_departs_is_shown_for_a_grace_over_a_restart_and_then_no_more);
+by_agent!(a_member_that_departs_is_shown_for_a_grace_over_a_restart_and_then_no_more);
 
 /// As the simulated agents name their Tenants.
 fn name(number: u32) -> String {

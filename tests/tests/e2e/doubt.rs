@@ -12,7 +12,7 @@ use krypton_tests::{
     Agent, AgentOptions, Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, Hub,
     HubOptions, Lie, Membership, Mode, Parts,
     answering_proxy::{ALL, Verb},
-    eventually,
+    by_agent, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, values_flag},
     in_both_modes,
 };
@@ -30,10 +30,8 @@ const KEPT: [&str; 3] = ["one", "two", "three"];
 /// Where those are installed that go one after the other, so that no namespace goes with them.
 const SHARED: &str = "theirs";
 
-in_both_modes!(
-    no_lie_of_an_apiserver_uninstalls_anything_and_what_is_deleted_goes_after_it,
-    what_is_restored_or_away_is_as_it_was_and_a_deletion_waits_for_it,
-);
+by_agent!(no_lie_of_an_apiserver_uninstalls_anything_and_what_is_deleted_goes_after_it);
+in_both_modes!(what_is_restored_or_away_is_as_it_was_and_a_deletion_waits_for_it);
 
 const GET: &[Verb] = &[Verb::Get];
 const FOLLOWED: &[Verb] = &[Verb::List, Verb::Watch];

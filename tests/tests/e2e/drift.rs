@@ -5,7 +5,6 @@ use krypton_common::names;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
-    in_both_modes,
 };
 use serde_json::json;
 

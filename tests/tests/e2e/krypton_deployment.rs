@@ -14,7 +14,7 @@ use krypton_crds::{
     krypton_deployment::{DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus},
 };
 use krypton_tests::{
-    Mode, eventually,
+    Mode, by_agent, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, condition},
     in_both_modes,
     no_tenants::has_no_tenants,
@@ -26,8 +26,8 @@ use kube::{
 use regions::{Regions, Unusual, namespace_goes, placed};
 use serde_json::json;
 
-in_both_modes!(
-    a_deployment_is_routed_installed_put_right_and_goes_with_its_object,
+in_both_modes!(a_deployment_is_routed_installed_put_right_and_goes_with_its_object);
+by_agent!(
     a_region_that_moves_is_installed_there_before_it_goes_here,
     a_deployment_of_an_edge_that_is_away_waits_and_the_annotation_lets_go,
     of_one_name_there_is_one_and_the_crd_takes_nothing_along,

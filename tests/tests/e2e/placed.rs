@@ -14,7 +14,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_hub::discovery::register::CONFIG_MAP;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    eventually,
+    by_agent, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, chart_flags},
     in_both_modes,
 };
@@ -28,8 +28,8 @@ const EDGE: &str = "edge-1";
 /// Of home; the members have none of that name.
 const TEAM: &str = "team";
 
-in_both_modes!(
-    a_placed_tenant_is_mirrored_follows_its_home_and_goes_from_its_member_first,
+in_both_modes!(a_placed_tenant_is_mirrored_follows_its_home_and_goes_from_its_member_first);
+by_agent!(
     what_is_not_homes_is_mirrored_and_not_taken_over_and_what_is_let_go_stays,
     a_hub_that_dies_and_a_member_that_leaves_change_nothing_of_what_is_placed,
 );

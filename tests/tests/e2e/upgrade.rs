@@ -5,14 +5,15 @@ use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
     by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
 };
 use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-in_both_modes!(values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_old_release);
-by_agent!(a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs);
+by_agent!(
+    values_and_versions_reach_every_member_and_a_failed_upgrade_keeps_the_old_release,
+    a_chart_that_cannot_be_had_is_told_of_and_leaves_alone_what_runs
+);
 
 async fn message_is(cluster: &Cluster, release: &str, expected: &str) -> Result<()> {
     let args = [

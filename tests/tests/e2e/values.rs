@@ -7,9 +7,8 @@ use krypton_common::values::lay_over;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
-    eventually,
+    by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
     process::Invocation,
 };
 use kube::{
@@ -26,9 +25,7 @@ const EDGE: &str = "edge-1";
 const HOME: &str = "self-cluster";
 const SECRET: &str = "fleet-secret";
 
-in_both_modes!(
-    values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones_change_nothing
-);
+by_agent!(values_of_fleet_member_and_tenant_reach_whom_they_are_for_and_lost_ones_change_nothing);
 
 /// The release of Tenant `acme` on one member.
 struct Release<'a> {

@@ -9,7 +9,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_tests::fleet::{
     Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, ValuesFile, chart_flags, values_flag,
 };
-use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, eventually, in_both_modes};
+use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, by_agent, eventually};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -194,7 +194,7 @@ impl Editor {
     }
 }
 
-in_both_modes!(workspace_editor_gets_no_cluster_rights);
+by_agent!(workspace_editor_gets_no_cluster_rights);
 
 async fn workspace_editor_gets_no_cluster_rights(mode: Mode) {
     let charts = [ChartSource::small("1.0.0")];

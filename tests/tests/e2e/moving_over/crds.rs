@@ -7,7 +7,7 @@ use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_tests::{
     Cluster, Mode, Original, Pair, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile},
-    in_both_modes, kubectl_krypton,
+    kubectl_krypton,
     original::apply_crd,
 };
 use kube::{
@@ -24,8 +24,10 @@ const WITHOUT_WORKSPACE: &str = "tenant-g3-generated.yaml";
 const EMBEDDED: &str = "kryptondeployment-embedded.yaml";
 const OF_THE_CHART: &str = "kryptondeployment-chart.yaml";
 
-in_both_modes!(tenants_of_each_generation_are_adopted_and_nothing_is_installed_again);
-by_agent!(deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again);
+by_agent!(
+    tenants_of_each_generation_are_adopted_and_nothing_is_installed_again,
+    deployments_are_taken_on_under_its_crd_and_nothing_is_installed_again
+);
 
 async fn crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
     Api::all(cluster.client()).get(name).await.unwrap()

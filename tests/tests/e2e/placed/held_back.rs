@@ -4,14 +4,14 @@
 use krypton_common::names;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
-use krypton_tests::{Mode, in_both_modes};
+use krypton_tests::{Mode, by_agent};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::{EDGE, PLACED, Scene, TEAM, message};
 
-in_both_modes!(what_is_paused_not_allowed_or_too_much_waits_and_what_is_placed_stays);
+by_agent!(what_is_paused_not_allowed_or_too_much_waits_and_what_is_placed_stays);
 
 const PAUSED: (&str, &str, &str) = ("Placed", "False", "Paused");
 const NOT_ALLOWED: (&str, &str, &str) = ("Placed", "False", "NamespaceNotAllowed");
