@@ -3,9 +3,11 @@
 mod audit;
 mod components;
 mod credentials;
+pub(crate) mod lease;
 mod node;
 mod power;
 mod requests;
+pub(crate) mod reset;
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -23,6 +25,7 @@ use kube::{
     Api, Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::{
@@ -32,8 +35,10 @@ use crate::{
     wait::eventually,
 };
 pub use audit::Request as Audited;
-use components::{Audit, Component, Components};
+pub(crate) use components::Component;
+use components::{Audit, Components};
 use credentials::Credentials;
+use lease::{Ask, Lease, Plane};
 pub use power::Snapshot;
 
 /// Generous: several control planes may be starting on two cores.
@@ -45,7 +50,7 @@ const AUDIT_DEADLINE: Duration = Duration::from_secs(30);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What of Kubernetes runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Parts {
     /// etcd and kube-apiserver: enough for objects; nothing reacts to them.
     ControlPlane,
@@ -72,17 +77,70 @@ pub struct Cluster {
     processes: Mutex<BTreeMap<&'static str, Process>>,
     config: Config,
     folder: Option<TempDir>,
+    lease: Option<Lease>,
 }
 
 impl Cluster {
-    /// Starts a control plane and waits until it is of use: ready, its first namespaces there and,
-    /// with pods, its node taking them.
+    /// Leases a control plane where there is a pool of them, or starts one and waits until it is of use: ready, its
+    /// first namespaces there and, with pods, its node taking them.
     ///
     /// # Errors
     /// When the tools are not built, or a process ends or is not ready in two minutes; the message
     /// quotes its log.
     pub async fn start(name: &str, parts: Parts) -> Result<Self> {
+        match Lease::take(parts).await? {
+            Some((lease, plane)) => Self::leased(name, parts, lease, plane).await,
+            None => Self::start_own(name, parts).await,
+        }
+    }
+
+    /// The same of processes that are children of this one.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub async fn start_own(name: &str, parts: Parts) -> Result<Self> {
         Self::start_with(name, parts, Audit::Off).await
+    }
+
+    async fn leased(name: &str, parts: Parts, lease: Lease, plane: Plane) -> Result<Self> {
+        crate::install_tls_provider();
+        let tools = Tools::find()?;
+        let ports = (plane.port, plane.etcd_port);
+        let components = Components::new(&tools, &plane.folder, ports, Audit::Off);
+        components.write_home(&plane.credentials, name)?;
+        let config = client_config(&components.server(), &plane.credentials, name).await?;
+        Ok(Self {
+            name: name.to_owned(),
+            tools,
+            port: Port::held_elsewhere(plane.port),
+            etcd_port: Port::held_elsewhere(plane.etcd_port),
+            components,
+            credentials: plane.credentials,
+            tokens: Mutex::new(plane.tokens),
+            parts,
+            processes: Mutex::default(),
+            config,
+            folder: None,
+            lease: Some(lease),
+        })
+    }
+
+    /// What a test has to know that leases it.
+    pub(crate) fn plane(&self) -> Plane {
+        Plane {
+            folder: self.folder().to_owned(),
+            port: self.port.number(),
+            etcd_port: self.etcd_port.number(),
+            credentials: self.credentials.clone(),
+            tokens: lock(&self.tokens).clone(),
+        }
+    }
+
+    /// Keeps logs and data.
+    pub(crate) fn keep_files(&mut self) {
+        if let Some(folder) = self.folder.take() {
+            eprintln!("a plane's logs and data are in {}", folder.keep().display());
+        }
     }
 
     /// The same, with an apiserver that writes down who asked for what: see `audited`.
@@ -132,6 +190,7 @@ impl Cluster {
             processes: Mutex::default(),
             config,
             folder: Some(folder),
+            lease: None,
         };
         // Both at once: the apiserver takes longer to get to its storage than etcd to be there.
         cluster.spawn(Component::Etcd)?;
@@ -274,7 +333,7 @@ impl Cluster {
     /// # Errors
     /// When the port does not become free.
     pub async fn stop_apiserver(&self) -> Result<()> {
-        drop(lock(&self.processes).remove(Component::Apiserver.name()));
+        self.kill(&[Component::Apiserver])?;
         eventually(
             "the apiserver's port to be free",
             START_DEADLINE,
@@ -372,7 +431,10 @@ impl Cluster {
         Ok(self.client().request_text(request).await?)
     }
 
-    fn spawn(&self, component: Component) -> Result<()> {
+    pub(crate) fn spawn(&self, component: Component) -> Result<()> {
+        if let Some(lease) = &self.lease {
+            return lease.order(&Ask::Spawn(component));
+        }
         match lock(&self.processes).entry(component.name()) {
             Entry::Occupied(_) => {
                 bail!("{} of cluster {} runs already", component.name(), self.name)
@@ -412,6 +474,15 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            if std::thread::panicking() {
+                let folder = self.folder().display();
+                eprintln!("cluster {}: its logs and data are in {folder}", self.name);
+            } else {
+                lease.end();
+            }
+            return;
+        }
         let processes = self
             .processes
             .get_mut()

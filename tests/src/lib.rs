@@ -21,6 +21,7 @@ pub mod no_tenants;
 pub mod original;
 pub mod own_chart;
 pub mod pair;
+pub mod planes;
 pub mod port;
 pub mod process;
 pub mod registry;

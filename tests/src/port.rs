@@ -16,7 +16,7 @@ use tokio::net::TcpSocket;
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
-    _held: TcpSocket,
+    _held: Option<TcpSocket>,
 }
 
 impl Port {
@@ -31,10 +31,18 @@ impl Port {
             socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
             Ok(Self {
                 address: socket.local_addr()?,
-                _held: socket,
+                _held: Some(socket),
             })
         };
         take().context("reserving a free port of 127.0.0.1")
+    }
+
+    /// One that another process holds.
+    pub(crate) fn held_elsewhere(number: u16) -> Self {
+        Self {
+            address: (Ipv4Addr::LOCALHOST, number).into(),
+            _held: None,
+        }
     }
 
     pub fn number(&self) -> u16 {

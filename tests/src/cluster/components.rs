@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 
 use super::{audit, credentials::Credentials, path_with};
 use crate::{process::Invocation, tools::Tools};
@@ -14,8 +15,8 @@ use crate::{process::Invocation, tools::Tools};
 const SERVICE_RANGE: &str = "10.96.0.0/16";
 const POD_RANGE: &str = "10.244.0.0/16";
 
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Component {
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) enum Component {
     Etcd,
     Apiserver,
     ControllerManager,
@@ -94,8 +95,7 @@ impl Components {
     }
 
     pub(super) fn write_files(&self, credentials: &Credentials, name: &str) -> Result<()> {
-        fs::create_dir(self.home()).context("making the cluster's home folder")?;
-        let kubeconfig = credentials.kubeconfig(name, &self.server());
+        self.write_home(credentials, name)?;
         let files = [
             ("ca.crt", credentials.ca.as_str()),
             ("apiserver.crt", &credentials.apiserver.certificate),
@@ -105,13 +105,22 @@ impl Components {
                 "service-account.pub",
                 &credentials.service_account_public_key,
             ),
-            ("kubeconfig", &kubeconfig),
             ("audit-policy.yaml", audit::POLICY),
         ];
         for (file, content) in files {
             self.write(file, content)?;
         }
         Ok(())
+    }
+
+    /// What has the cluster's name in it, and an empty home.
+    pub(super) fn write_home(&self, credentials: &Credentials, name: &str) -> Result<()> {
+        let home = self.home();
+        if home.exists() {
+            fs::remove_dir_all(&home).context("removing the cluster's home folder")?;
+        }
+        fs::create_dir(home).context("making the cluster's home folder")?;
+        self.write("kubeconfig", &credentials.kubeconfig(name, &self.server()))
     }
 
     pub(super) fn write_tokens(&self, tokens: &[&str]) -> Result<()> {

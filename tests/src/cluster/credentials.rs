@@ -8,6 +8,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
 };
+use serde::{Deserialize, Serialize};
 
 /// What the apiserver is called by those who check its certificate.
 const APISERVER_NAMES: [&str; 4] = [
@@ -18,14 +19,14 @@ const APISERVER_NAMES: [&str; 4] = [
 ];
 
 /// A certificate and its key, in PEM.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub(super) certificate: String,
     pub(super) key: String,
 }
 
 /// All in PEM; P-256 keys, so that generating them takes no time.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Credentials {
     pub(super) ca: String,
     pub(super) apiserver: Identity,

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::{Cluster, Component, Parts, START_DEADLINE, lock};
+use super::{Cluster, Component, Parts, START_DEADLINE, lease::Ask, lock};
 use crate::{port::Port, process::kill_all, wait::eventually};
 
 /// All that was in etcd at one time.
@@ -20,7 +20,7 @@ impl Cluster {
     /// # Errors
     /// When a port does not become free.
     pub async fn power_off(&self) -> Result<()> {
-        self.kill(&[Component::Etcd, Component::Apiserver]);
+        self.kill(&[Component::Etcd, Component::Apiserver])?;
         free(&self.port).await?;
         free(&self.etcd_port).await
     }
@@ -39,7 +39,7 @@ impl Cluster {
     /// # Errors
     /// When it cannot be copied, or etcd does not come back.
     pub async fn snapshot(&self) -> Result<Snapshot> {
-        self.kill(&[Component::Etcd]);
+        self.kill(&[Component::Etcd])?;
         free(&self.etcd_port).await?;
         let data = TempDir::with_prefix("krypton-snapshot-").context("making a folder")?;
         copy(&self.folder().join("etcd"), data.path()).context("copying the data of etcd")?;
@@ -58,7 +58,7 @@ impl Cluster {
             self.parts != Parts::WithPods,
             "kwok and the scheduler are not restarted here"
         );
-        self.kill(&[Component::ControllerManager]);
+        self.kill(&[Component::ControllerManager])?;
         self.power_off().await?;
         let data = self.folder().join("etcd");
         fs::remove_dir_all(&data).context("removing the data of etcd")?;
@@ -67,13 +67,17 @@ impl Cluster {
         self.start_controllers(self.parts).await
     }
 
-    fn kill(&self, components: &[Component]) {
+    pub(crate) fn kill(&self, components: &[Component]) -> Result<()> {
+        if let Some(lease) = &self.lease {
+            return lease.order(&Ask::Kill(components.to_vec()));
+        }
         let mut running = lock(&self.processes);
         let mut killed: Vec<_> = components
             .iter()
             .filter_map(|component| running.remove(component.name()))
             .collect();
         kill_all(killed.iter_mut());
+        Ok(())
     }
 }
 

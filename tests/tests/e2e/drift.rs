@@ -13,10 +13,10 @@ const OTHER_IMAGE: &str = "krypton.test/other:9";
 const OWN_IMAGE: &str = "krypton.test/small:1";
 const IMAGE: &str = "{.spec.template.spec.containers[0].image}";
 
-in_both_modes!(
-    what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_theirs_is_left
+by_agent!(
+    what_somebody_changes_is_put_right_without_a_new_revision_and_what_is_theirs_is_left,
+    drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right
 );
-by_agent!(drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right);
 
 /// The chart's release of one Tenant, whose workspace is its name.
 struct Release<'a> {
@@ -209,7 +209,8 @@ async fn drift_is_told_and_what_is_to_be_ignored_is_neither_told_nor_put_right(m
         .await
         .unwrap()
     };
-    let before = looks(3).await;
+    let first = looks(0).await;
+    let before = looks(first + 3).await;
     let asked = requests_of(acme.cluster, "APPLY", "services")
         .await
         .unwrap();

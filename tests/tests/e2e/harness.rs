@@ -253,7 +253,9 @@ async fn requests_are_counted_by_verb_and_resource() {
 
 #[tokio::test]
 async fn nothing_is_left_of_a_dropped_cluster() {
-    let cluster = start("dropped", Parts::WithPods).await.unwrap();
+    let cluster = Cluster::start_own("dropped", Parts::WithPods)
+        .await
+        .unwrap();
     let folder = cluster.folder().to_owned();
     let pids = cluster.pids();
     assert_eq!(pids.len(), 5);

@@ -1,0 +1,163 @@
+//! A pool of control planes for the tests of one run. A test leases a whole one for as long as its process lives; then
+//! it is put back to its start, unless the test failed or has killed a part of it.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    path::Path,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, stream::FuturesUnordered};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
+    net::{
+        UnixListener, UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::Mutex,
+};
+
+use crate::cluster::{
+    Cluster, Parts,
+    lease::{Answer, Ask},
+    reset::Start,
+};
+
+/// Half a GB each.
+const IDLE_MOST: usize = 4;
+/// What an apiserver keeps in memory grows.
+const LEASES_MOST: u32 = 20;
+
+/// A control plane, and what it had in its etcd at the start.
+struct Plane {
+    cluster: Cluster,
+    start: Start,
+    leases: u32,
+}
+
+impl Plane {
+    async fn start(parts: Parts) -> Result<Self> {
+        let cluster = Cluster::start_own("plane", parts).await?;
+        let start = Start::of(&cluster).await?;
+        Ok(Self {
+            cluster,
+            start,
+            leases: 0,
+        })
+    }
+}
+
+#[derive(Default)]
+struct Pool {
+    idle: Mutex<HashMap<Parts, Vec<Plane>>>,
+    started: AtomicU32,
+    leases: AtomicU32,
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let started = self.started.load(Ordering::Relaxed);
+        let leases = self.leases.load(Ordering::Relaxed);
+        eprintln!("planes: {started} were started for {leases} leases");
+    }
+}
+
+/// Serves leases at this socket until it is dropped.
+///
+/// # Errors
+/// When the socket cannot be made, or gives no connection.
+pub async fn serve(socket: &Path) -> Result<Infallible> {
+    let listener = UnixListener::bind(socket).context("making the pool's socket")?;
+    let pool = Pool::default();
+    let mut leases = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (stream, _) = accepted.context("waiting for tests")?;
+                leases.push(pool.lease(stream));
+            }
+            Some(ended) = leases.next() => {
+                if let Err(error) = ended {
+                    eprintln!("planes: {error:#}");
+                }
+            }
+        }
+    }
+}
+
+impl Pool {
+    async fn lease(&self, stream: UnixStream) -> Result<()> {
+        let (reader, mut writer) = stream.into_split();
+        let mut asked = BufReader::new(reader).lines();
+        let Some(Ask::Lease(parts)) = next(&mut asked).await? else {
+            return Ok(());
+        };
+        let mut plane = match self.take(parts).await {
+            Ok(plane) => plane,
+            Err(error) => return say(&mut writer, &Answer::Failed(format!("{error:#}"))).await,
+        };
+        plane.leases += 1;
+        self.leases.fetch_add(1, Ordering::Relaxed);
+        say(&mut writer, &Answer::Plane(Box::new(plane.cluster.plane()))).await?;
+        let (mut whole, mut done) = (true, false);
+        while let Ok(Some(ask)) = next(&mut asked).await {
+            let did = match ask {
+                Ask::Lease(_) => continue,
+                Ask::Done => {
+                    done = true;
+                    Ok(())
+                }
+                Ask::Spawn(component) => {
+                    whole = false;
+                    plane.cluster.spawn(component)
+                }
+                Ask::Kill(components) => {
+                    whole = false;
+                    plane.cluster.kill(&components)
+                }
+            };
+            let answer = match did {
+                Ok(()) => Answer::Well,
+                Err(error) => Answer::Failed(format!("{error:#}")),
+            };
+            say(&mut writer, &answer).await?;
+        }
+        if !done {
+            plane.cluster.keep_files();
+        } else if whole && plane.leases < LEASES_MOST {
+            plane.start.restore().await?;
+            self.give_back(parts, plane).await;
+        }
+        Ok(())
+    }
+
+    async fn take(&self, parts: Parts) -> Result<Plane> {
+        let idle = self.idle.lock().await.get_mut(&parts).and_then(Vec::pop);
+        match idle {
+            Some(plane) => Ok(plane),
+            None => {
+                self.started.fetch_add(1, Ordering::Relaxed);
+                Plane::start(parts).await
+            }
+        }
+    }
+
+    async fn give_back(&self, parts: Parts, plane: Plane) {
+        let mut idle = self.idle.lock().await;
+        if idle.values().map(Vec::len).sum::<usize>() < IDLE_MOST {
+            idle.entry(parts).or_default().push(plane);
+        }
+    }
+}
+
+async fn next(asked: &mut Lines<BufReader<OwnedReadHalf>>) -> Result<Option<Ask>> {
+    let line = asked.next_line().await?;
+    Ok(line.map(|line| serde_json::from_str(&line)).transpose()?)
+}
+
+async fn say(writer: &mut OwnedWriteHalf, answer: &Answer) -> Result<()> {
+    let line = serde_json::to_string(answer)? + "\n";
+    Ok(writer.write_all(line.as_bytes()).await?)
+}
