@@ -14,8 +14,8 @@ SOAK_ARGS ?=
 ARGS ?=
 # More for cargo, as --locked.
 CARGO_FLAGS ?=
-# A test starts one or two control planes of half a GB each. Six tests at a time keep two cores busy and fit 10 GB.
-TEST_THREADS ?= 6
+# A test uses one to three control planes of half a GB each. Eight tests at a time keep two cores busy and fit 13 GB.
+TEST_THREADS ?= 8
 FUZZ_SECONDS ?= 60
 PID_FILE ?= /tmp/krypton-operator.pid
 LOG_FILE ?= /tmp/krypton-operator.log
@@ -29,25 +29,25 @@ binaries = cargo build $(CARGO_FLAGS) --workspace --bins
 debug = --features failpoints
 # Each test runs in its own process.
 nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
+# Go beside cargo, as each leaves a core idle at times: $(call beside_tools,ARGUMENTS OF tools.sh,COMMANDS)
+beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$tools 2>/dev/null || :" EXIT; $(2); wait $$tools; trap - EXIT
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench soak deny console run run-pid stop clean rust
+.PHONY: help demo test failpoints placed fuzz check fmt tools images e2e-kind bench shipped soak deny console run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; Ctrl-C ends it (DEMO_ARGS=--exit: by itself)
-	hack/tools/tools.sh build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok >/dev/null
-	$(binaries) $(debug)
+	$(call beside_tools,build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok,$(binaries) $(debug))
 	$(target)/debug/demo $(DEMO_ARGS)
 
 # The examples are programs that tests run: to cargo's `--examples` they would be tests instead.
-test: rust tools ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=6)
-	$(binaries) $(debug) --examples
-	cargo test $(CARGO_FLAGS) --workspace $(debug) --no-run
+test: rust ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=8)
+	$(call beside_tools,,$(binaries) $(debug) --examples; cargo test $(CARGO_FLAGS) --workspace $(debug) --no-run)
 	hack/deps-cache.sh save
-	passed=0; $(nextest) --workspace $(debug) || passed=$$?; \
+	passed=0; $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
 	  hack/slowest.sh $(target)/nextest/default/junit.xml; exit $$passed
 
 failpoints: rust tools ## Kill hub and agent, and have them fail, before and after each external effect, by proxy and by agent
@@ -60,7 +60,7 @@ placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of t
 
 # The seeds are replayed by `make test` as well.
 fuzz: rust ## Feed the reading of kubeconfigs and charts with what a fuzzer finds (FUZZ_SECONDS=60)
-	FUZZ_SECONDS=$(FUZZ_SECONDS) hack/fuzz.sh
+	FUZZ_SECONDS=$(FUZZ_SECONDS) hack/deps-cache.sh in fuzz hack/fuzz.sh
 
 check: rust ## Formatting and lints; any warning fails
 	cargo fmt --all --check
@@ -80,11 +80,13 @@ e2e-kind: ## Hub, agent and a real chart on two kind clusters, by our own Helm c
 	hack/e2e-kind.sh
 
 # Hub and agent are those of the images; only the benchmark itself, and the agents it simulates, are built fast.
-bench: rust tools ## Figures beside plain helm, and of 1,000 agents on one hub (BENCH_ARGS='edge --tenants 30', 'rest', 'drift', 'fan-out', 'flood', 'reports', 'home', 'cut')
+bench: shipped tools ## Figures beside plain helm, and of 1,000 agents on one hub (BENCH_ARGS='edge --tenants 30', 'rest', 'drift', 'fan-out', 'flood', 'reports', 'home', 'cut')
 	$(binaries) --profile fast
-	hack/images/files.sh krypton $(target)/shipped
 	KRYPTON_HUB_BIN=$(abspath $(target)/shipped/krypton-hub) KRYPTON_AGENT_BIN=$(abspath $(target)/shipped/krypton-agent) \
 	  $(target)/fast/bench $(BENCH_ARGS)
+
+shipped: rust ## Build the programs as they are shipped: optimised, static, without what tests need
+	hack/deps-cache.sh in shipped hack/images/files.sh krypton $(target)/shipped
 
 # Not part of make test: half an hour, at a load that other tests would notice.
 soak: rust tools ## Random faults over two hubs and two edges for half an hour, and a check of all promises (SOAK_ARGS='--seed 2 --minutes 5 --tenants 20')

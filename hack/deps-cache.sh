@@ -1,30 +1,36 @@
 #!/usr/bin/env bash
 # Keeps compiled dependencies outside the checkout. A fresh clone then compiles only our crates.
-#   deps-cache.sh restore    copies them into target/debug, if that is not there
-#   deps-cache.sh save       copies them from target/debug, unless that was done before
-# Each cache belongs to one compiler and one Cargo.lock. The three most recent ones are kept.
+#   deps-cache.sh restore              copies those of debug builds into target/debug, if that is not there
+#   deps-cache.sh save                 copies those of debug builds from target/debug, unless that was done before
+#   deps-cache.sh in NAME COMMAND...   runs a command with a target folder for builds of one kind; checkouts take turns
+# Each cache belongs to one compiler and one set of dependencies. The three most recent ones are kept.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-key=$({ rustc -Vv; cat Cargo.lock Cargo.toml */Cargo.toml; } | sha256sum | cut -c1-12)
+key=$({ rustc -Vv; cat Cargo.lock Cargo.toml */Cargo.toml fuzz/Cargo.lock; } | sha256sum | cut -c1-12)
 caches=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/dependencies
 cache=$caches/$key
 target=${CARGO_TARGET_DIR:-target}/debug
 
-case "${1-}" in
-  restore)
-    if [ -d "$target" ] || ! [ -d "$cache" ]; then exit 0; fi
+make_cache() {
+  mkdir -p "$cache"
+  (cd "$caches" && find . -mindepth 2 -maxdepth 2 -name 'new.*' -mmin +60 -exec rm -rf {} + && ls -t | tail -n +4 | xargs -r rm -rf)
+}
+
+case "${1-} $#" in
+  "restore 1")
+    if [ -d "$target" ] || ! [ -d "$cache/debug" ]; then exit 0; fi
     echo "dependencies: using $cache" >&2
     touch "$cache"
     rm -rf "$target.new"
     mkdir -p "$(dirname "$target")"
-    cp -a "$cache" "$target.new"
+    cp -a "$cache/debug" "$target.new"
     mv "$target.new" "$target"
     ;;
-  save)
-    [ -d "$cache" ] && exit 0
-    mkdir -p "$caches"
-    new=$(mktemp -d "$caches/new.XXXXXX")
+  "save 1")
+    [ -d "$cache/debug" ] && exit 0
+    make_cache
+    new=$(mktemp -d "$cache/new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
     cp -a "$target"/{.fingerprint,build,deps} "$new"
     # Our own crates are compiled in each checkout.
@@ -32,8 +38,20 @@ case "${1-}" in
     for name in $ours; do
       rm -rf "$new"/{.fingerprint,build,deps}/{,lib}{"$name","${name//-/_}"}-[0-9a-f][0-9a-f]*
     done
-    mv -T "$new" "$cache"
-    (cd "$caches" && find . -maxdepth 1 -name 'new.*' -mmin +60 -exec rm -rf {} + && ls -t | tail -n +4 | xargs -r rm -rf)
+    mv -T "$new" "$cache/debug"
     ;;
-  *) echo "usage: $0 restore|save" >&2; exit 2 ;;
+  "in "*)
+    folder=$cache/$2
+    make_cache
+    mkdir -p "$folder"
+    exec 9>"$folder/lock"
+    flock 9
+    # To cargo, files of another checkout are the same files, and older ones are up to date.
+    if [ "$(cat "$folder/checkout" 2>/dev/null)" != "$PWD" ]; then
+      find "$folder" -path '*/.fingerprint/krypton-*' -prune -exec rm -rf {} +
+      echo "$PWD" >"$folder/checkout"
+    fi
+    CARGO_TARGET_DIR=$folder "${@:3}"
+    ;;
+  *) echo "usage: $0 restore | save | in NAME COMMAND..." >&2; exit 2 ;;
 esac

@@ -6,7 +6,6 @@
 # Whatever the checkout's folder, the bytes are the same.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-checkout=$PWD
 
 fail() { echo "images: $*" >&2; exit 1; }
 
@@ -15,13 +14,13 @@ krypton() {
   command -v cargo >/dev/null || fail "no cargo found: install Rust with rustup (https://rustup.rs)"
   host=$(rustc -vV | sed -n 's/^host: //p')
   case $host in *-linux-*) ;; *) fail "these images are for Linux, and this machine is $host: use IMAGES_FROM=containers" ;; esac
-  built=${CARGO_TARGET_DIR:-$checkout/target}
-  # Panics and asserts name their source file: not by where it lay. Of several that fit, rustc takes the last.
+  built=${CARGO_TARGET_DIR:-$PWD/target}
+  # Panics and asserts name their source file: not by where it lay. The names of our own are relative to the checkout,
+  # which stays out of these flags: another checkout would compile all dependencies again.
   flags=(
     -C target-feature=+crt-static
     # Half a megabyte less of relocations in each process.
     -C link-arg=-Wl,-z,pack-relative-relocs
-    --remap-path-prefix "$checkout=/krypton"
     --remap-path-prefix "${CARGO_HOME:-$HOME/.cargo}=/cargo"
     --remap-path-prefix "$built=/target"
   )
@@ -29,7 +28,7 @@ krypton() {
   # cannot be static. Without the epoch, as build scripts of C libraries would run again for every commit.
   env --unset=SOURCE_DATE_EPOCH \
     CARGO_ENCODED_RUSTFLAGS="$(IFS=$'\x1f'; echo "${flags[*]}")" \
-    "CFLAGS_${host//-/_}=-ffile-prefix-map=$checkout=/krypton -ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo -ffile-prefix-map=$built=/target" \
+    "CFLAGS_${host//-/_}=-ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo -ffile-prefix-map=$built=/target" \
     cargo build --locked --release --target "$host" --target-dir "$built" --workspace --exclude krypton-tests --bins
   mkdir -p "$out"
   cp "$built/$host/release"/{krypton-hub,krypton-agent,kubectl-krypton} "$out/"

@@ -25,7 +25,7 @@ docker version >/dev/null 2>&1 || fail "the docker daemon does not answer: $(doc
 case $from in
   here)
     step "building Krypton's programs with cargo"
-    hack/images/files.sh krypton "$work/bin"
+    hack/deps-cache.sh in shipped hack/images/files.sh krypton "$work/bin"
     step "building helm with go"
     hack/images/files.sh helm "$work/bin"
     hack/images/files.sh roots "$work/bin" "$work/roots"
