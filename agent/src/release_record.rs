@@ -22,7 +22,7 @@ use crate::index::{RUN_LABEL, ReleaseKey, Revision};
 use crate::ledger::LEDGER_NAME;
 use crate::release::{self, Status};
 
-const KEY: &str = "record.json";
+pub(crate) const KEY: &str = "record.json";
 /// Label of all records.
 pub const RECORD_LABEL: (&str, &str) = ("mesh.openkcm.io/release-record", "true");
 
@@ -93,17 +93,20 @@ impl ReleaseRecord {
         })
     }
 
+    pub(crate) fn content(&self, release: &ReleaseKey) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(&Stored {
+            namespace: release.namespace.clone(),
+            name: release.name.clone(),
+            digests: self.digests.clone(),
+        })
+    }
+
     /// Writes the record over the version that it was read from.
     ///
     /// # Errors
     /// 409 if it has changed since, or if a new record exists already.
     pub async fn write(&self, client: &Client, release: &ReleaseKey) -> kube::Result<()> {
-        let content = Stored {
-            namespace: release.namespace.clone(),
-            name: release.name.clone(),
-            digests: self.digests.clone(),
-        };
-        let content = serde_json::to_vec(&content).map_err(kube::Error::SerdeError)?;
+        let content = self.content(release).map_err(kube::Error::SerdeError)?;
         let (label, value) = RECORD_LABEL;
         let mut secret = self.secret.clone().unwrap_or_else(|| Secret {
             metadata: ObjectMeta {
@@ -254,7 +257,7 @@ fn api(client: &Client) -> Api<Secret> {
     Api::namespaced(client.clone(), SYSTEM_NAMESPACE)
 }
 
-fn stored(secret: &Secret, release: &ReleaseKey) -> Option<BTreeMap<u32, String>> {
+pub(crate) fn stored(secret: &Secret, release: &ReleaseKey) -> Option<BTreeMap<u32, String>> {
     let content = secret.data.as_ref()?.get(KEY)?;
     let stored: Stored = serde_json::from_slice(&content.0).ok()?;
     let same = stored.namespace == release.namespace && stored.name == release.name;

@@ -347,12 +347,26 @@ impl TryFrom<v1::Desired> for DesiredState {
     type Error = WireError;
 
     fn try_from(desired: v1::Desired) -> Result<Self, WireError> {
-        let v1::Desired {
+        let digest = desired.digest.clone();
+        let read = desired.unchecked()?;
+        // A field that we do not know would change the digest: what is half understood is not acted on.
+        if read.digest() == digest {
+            Ok(read)
+        } else {
+            Err(WireError::Digest)
+        }
+    }
+}
+
+impl v1::Desired {
+    /// The desired state, whatever its digest is.
+    pub(crate) fn unchecked(self) -> Result<DesiredState, WireError> {
+        let Self {
             version,
             chart,
             paused,
             retire,
-            digest,
+            digest: _,
             drift,
             chart_crds,
             tenant_values,
@@ -364,7 +378,7 @@ impl TryFrom<v1::Desired> for DesiredState {
             namespaces,
             no_cross_namespace_refs,
             default_service_account,
-        } = desired;
+        } = self;
         let chart_crds = match chart_crds.as_str() {
             "" => CrdPolicy::default(),
             word => {
@@ -381,7 +395,7 @@ impl TryFrom<v1::Desired> for DesiredState {
         };
         let drift = drift.map(DriftPolicy::try_from).transpose()?;
         let chart = chart.ok_or(WireError::Missing("the chart"))?;
-        let read = Self {
+        Ok(DesiredState {
             version: version
                 .ok_or(WireError::Missing("the version of the desired state"))?
                 .into(),
@@ -423,13 +437,7 @@ impl TryFrom<v1::Desired> for DesiredState {
                 .into_iter()
                 .map(PlacedTenant::try_from)
                 .collect::<Result<_, _>>()?,
-        };
-        // A field that we do not know would change the digest: what is half understood is not acted on.
-        if read.digest() == digest {
-            Ok(read)
-        } else {
-            Err(WireError::Digest)
-        }
+        })
     }
 }
 

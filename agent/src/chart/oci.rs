@@ -10,7 +10,7 @@ use reqwest::{Response, Url};
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-mod challenge;
+pub(crate) mod challenge;
 mod place;
 
 pub(super) use place::{DOCKER_HUB, is_meant};
@@ -18,21 +18,21 @@ pub(super) use place::{DOCKER_HUB, is_meant};
 use challenge::Challenge;
 use place::Place;
 
-use super::ChartError;
 use super::astray::leads_astray;
 use super::credentials::{self, Login};
 use super::download::{Ask, CHART_LIMIT, Way, is_loopback};
 use super::provenance;
 use super::version::{self, Asked, Wanted};
+use super::{ChartError, ChartRef};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.cncf.helm.config.v1+json";
 /// The second one is of Helm before 3.7.
-const CONTENT: [&str; 2] = [
+pub(crate) const CONTENT: [&str; 2] = [
     "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
     "application/tar+gzip",
 ];
-const PROVENANCE: &str = "application/vnd.cncf.helm.chart.provenance.v1.prov";
+pub(crate) const PROVENANCE: &str = "application/vnd.cncf.helm.chart.provenance.v1.prov";
 /// What registries take at most (distribution-spec).
 const MANIFEST_LIMIT: u64 = 4 << 20;
 const TAGS_LIMIT: u64 = 4 << 20;
@@ -69,17 +69,17 @@ struct Manifest {
 }
 
 /// What a manifest says of a chart.
-struct Layers {
-    chart: Descriptor,
-    provenance: Option<Descriptor>,
+pub(crate) struct Layers {
+    pub(crate) chart: Descriptor,
+    pub(crate) provenance: Option<Descriptor>,
 }
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Descriptor {
-    media_type: String,
-    digest: String,
-    size: u64,
+pub(crate) struct Descriptor {
+    pub(crate) media_type: String,
+    pub(crate) digest: String,
+    pub(crate) size: u64,
 }
 
 #[derive(Deserialize)]
@@ -104,7 +104,7 @@ pub(super) async fn pull(way: &Way<'_>, asked: &Asked, proven: bool) -> Result<P
     };
     let (version, manifest) = registry.manifest(&version).await?;
     let manifest_sha256 = sha256_hex(&manifest);
-    let layers = registry.layers(&manifest)?;
+    let layers = layers(way.chart, &manifest)?;
     let (bytes, found) = registry
         .blob(&layers.chart, DOWNLOADING, "the chart")
         .await?;
@@ -242,10 +242,8 @@ impl<'a> Registry<'a> {
             attempt: GETTING_IN,
             problem,
         };
-        let mut url = Url::parse(&realm)
-            .ok()
-            .filter(|url| url.has_host() && matches!(url.scheme(), "https" | "http"))
-            .ok_or_else(|| problem("the registry names no address for it"))?;
+        let mut url =
+            address_of(&realm).ok_or_else(|| problem("the registry names no address for it"))?;
         if url.scheme() == "http" && !self.way.is_private(&url) {
             return Err(problem("the registry names an address without TLS for it"));
         }
@@ -284,10 +282,7 @@ impl<'a> Registry<'a> {
             .body(response, GETTING_IN, "the token", TOKEN_LIMIT)
             .await?;
         let body = Zeroizing::new(body);
-        let read: Option<Token> = serde_json::from_slice(&body).ok();
-        let token = read.and_then(|read| read.token.or(read.access_token));
-        token
-            .and_then(|token| credentials::bearer(&token))
+        authorization_in(&body)
             .map(Some)
             .ok_or_else(|| problem("there is no token in the answer"))
     }
@@ -367,51 +362,6 @@ impl<'a> Registry<'a> {
         })
     }
 
-    /// The layers that hold the chart and, perhaps, what proves it.
-    fn layers(&self, manifest: &[u8]) -> Result<Layers, ChartError> {
-        let problem = |problem| ChartError::Answer {
-            chart: Arc::clone(self.way.chart),
-            attempt: READING,
-            problem,
-        };
-        let read: Manifest = serde_json::from_slice(manifest)
-            .map_err(|_| problem("it is not the manifest of a chart"))?;
-        if read.config.media_type != CONFIG {
-            return Err(problem("it is not a chart"));
-        }
-        let of_kind = |kinds: &[&str]| {
-            let all = read.layers.iter().cloned();
-            let mut found = all.filter(|layer| kinds.contains(&layer.media_type.as_str()));
-            (found.next(), found.next())
-        };
-        let (Some(chart), None) = of_kind(&CONTENT) else {
-            return Err(problem("it does not hold exactly one chart"));
-        };
-        let (provenance, None) = of_kind(&[PROVENANCE]) else {
-            return Err(problem("it holds more than one provenance file"));
-        };
-        let limits = [
-            (Some(&chart), "the chart", CHART_LIMIT),
-            (
-                provenance.as_ref(),
-                "the provenance file",
-                provenance::LIMIT,
-            ),
-        ];
-        for (layer, what, limit) in limits {
-            let Some(layer) = layer else { continue };
-            let digest = layer.digest.strip_prefix("sha256:");
-            if !digest.is_some_and(version::is_sha256) {
-                return Err(problem("the digest of a layer is no sha256"));
-            }
-            if layer.size > limit {
-                let chart = Arc::clone(self.way.chart);
-                return Err(ChartError::TooLarge { chart, what, limit });
-            }
-        }
-        Ok(Layers { chart, provenance })
-    }
-
     async fn picked(&mut self, wanted: &Wanted) -> Result<String, ChartError> {
         let offered = self.versions().await?;
         match version::pick(wanted, &offered, String::as_str) {
@@ -438,23 +388,20 @@ impl<'a> Registry<'a> {
                 "http" => plain(&asked),
                 _ => asked,
             };
-            let next = response.headers().get(LINK).and_then(|link| {
-                let url = base.join(next_page(link.to_str().ok()?)?).ok()?;
-                (url.origin() == base.origin()).then_some(url)
-            });
+            let next = response
+                .headers()
+                .get(LINK)
+                .and_then(|link| next_address(&base, link.to_str().ok()?));
             let body = self
                 .way
                 .body(response, TAGS, "the list of tags", TAGS_LIMIT)
                 .await?;
-            let read: Tags = serde_json::from_slice(&body).map_err(|_| ChartError::Answer {
+            let read = versions_in(&body).ok_or_else(|| ChartError::Answer {
                 chart: Arc::clone(self.way.chart),
                 attempt: TAGS,
                 problem: "the answer is not a list of tags",
             })?;
-            let tags = read.tags.unwrap_or_default();
-            // "+" may not be in a tag, and is "_" there.
-            let named = tags.iter().map(|tag| tag.replace('_', "+"));
-            versions.extend(named.filter(|tag| version::parse(tag).is_some()));
+            versions.extend(read);
             // 25 MB at most, of the longest there are.
             if versions.len() > PAGE * PAGES {
                 break;
@@ -477,7 +424,79 @@ impl<'a> Registry<'a> {
     }
 }
 
-fn tag(version: &str) -> String {
+/// The layers that hold the chart and, perhaps, what proves it.
+pub(crate) fn layers(chart_ref: &Arc<ChartRef>, manifest: &[u8]) -> Result<Layers, ChartError> {
+    let problem = |problem| ChartError::Answer {
+        chart: Arc::clone(chart_ref),
+        attempt: READING,
+        problem,
+    };
+    let read: Manifest = serde_json::from_slice(manifest)
+        .map_err(|_| problem("it is not the manifest of a chart"))?;
+    if read.config.media_type != CONFIG {
+        return Err(problem("it is not a chart"));
+    }
+    let of_kind = |kinds: &[&str]| {
+        let all = read.layers.iter().cloned();
+        let mut found = all.filter(|layer| kinds.contains(&layer.media_type.as_str()));
+        (found.next(), found.next())
+    };
+    let (Some(chart), None) = of_kind(&CONTENT) else {
+        return Err(problem("it does not hold exactly one chart"));
+    };
+    let (provenance, None) = of_kind(&[PROVENANCE]) else {
+        return Err(problem("it holds more than one provenance file"));
+    };
+    let limits = [
+        (Some(&chart), "the chart", CHART_LIMIT),
+        (
+            provenance.as_ref(),
+            "the provenance file",
+            provenance::LIMIT,
+        ),
+    ];
+    for (layer, what, limit) in limits {
+        let Some(layer) = layer else { continue };
+        let digest = layer.digest.strip_prefix("sha256:");
+        if !digest.is_some_and(version::is_sha256) {
+            return Err(problem("the digest of a layer is no sha256"));
+        }
+        if layer.size > limit {
+            let chart = Arc::clone(chart_ref);
+            return Err(ChartError::TooLarge { chart, what, limit });
+        }
+    }
+    Ok(Layers { chart, provenance })
+}
+
+/// The address that a challenge names, if it is one.
+pub(crate) fn address_of(realm: &str) -> Option<Url> {
+    let url = Url::parse(realm).ok()?;
+    (url.has_host() && matches!(url.scheme(), "https" | "http")).then_some(url)
+}
+
+/// The header with the token of an answer.
+pub(crate) fn authorization_in(answer: &[u8]) -> Option<HeaderValue> {
+    let read: Token = serde_json::from_slice(answer).ok()?;
+    credentials::bearer(&read.token.or(read.access_token)?)
+}
+
+/// The tags of an answer that are versions; `None` if it is not a list of tags.
+pub(crate) fn versions_in(answer: &[u8]) -> Option<Vec<String>> {
+    let read: Tags = serde_json::from_slice(answer).ok()?;
+    let tags = read.tags.unwrap_or_default();
+    // "+" may not be in a tag, and is "_" there.
+    let named = tags.iter().map(|tag| tag.replace('_', "+"));
+    Some(named.filter(|tag| version::parse(tag).is_some()).collect())
+}
+
+/// The address of the next page, if it is at the same registry.
+pub(crate) fn next_address(base: &Url, link: &str) -> Option<Url> {
+    let url = base.join(next_page(link)?).ok()?;
+    (url.origin() == base.origin()).then_some(url)
+}
+
+pub(crate) fn tag(version: &str) -> String {
     version.replace('+', "_")
 }
 
@@ -489,7 +508,7 @@ fn plain(url: &Url) -> Url {
 }
 
 /// The target of `<…>; rel="next"`.
-fn next_page(link: &str) -> Option<&str> {
+pub(crate) fn next_page(link: &str) -> Option<&str> {
     let mut links = link;
     loop {
         // The target may hold commas.
