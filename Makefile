@@ -59,7 +59,7 @@ placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of t
 	KRYPTON_PLACED=all $(nextest) --profile long --workspace $(debug) --success-output immediate a_hub_that_is_started_again
 
 # The seeds are replayed by `make test` as well.
-fuzz: rust ## Feed the reading of kubeconfigs and charts with what a fuzzer finds (FUZZ_SECONDS=60)
+fuzz: rust ## Run each fuzz target for a while (FUZZ_SECONDS=60; FUZZ_TARGET=index: that one alone)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) hack/deps-cache.sh in fuzz hack/fuzz.sh
 
 check: rust ## Formatting and lints; any warning fails

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes the reading of kubeconfigs and of packaged charts, or FUZZ_TARGET alone, for FUZZ_SECONDS (60) each with one
-# process, from the seeds in fuzz/corpus; what it finds on the way is kept beside the build and used again. cargo-fuzz
-# is installed once, into the cache of the tools.
+# Fuzzes each target of fuzz/fuzz_targets, or FUZZ_TARGET alone, for FUZZ_SECONDS (60), from the seeds in fuzz/corpus.
+# The build folder keeps the inputs that reach new code, for the next run. If an input breaks a promise, the script names
+# the file with the input, and the other targets still run. The cache of the tools keeps cargo-fuzz.
 #   fuzz.sh [LIBFUZZER_ARGS...]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,14 +10,33 @@ target=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
 cargo_fuzz=$(hack/tools/cargo-tool.sh cargo-fuzz 0.13.2)
 command -v c++ >/dev/null || { echo "fuzz: no C++ compiler found (c++), which libFuzzer needs: install g++ or clang" >&2; exit 1; }
 
-for name in ${FUZZ_TARGET:-kubeconfig chart}; do
+# Without a sanitizer the stable compiler does: there is no unsafe code of ours to watch.
+"$cargo_fuzz" build --fuzz-dir fuzz --sanitizer none --codegen-units 16 --target-dir "$target" ${FUZZ_TARGET:-}
+programs=$target/$(rustc -vV | sed -n 's/^host: //p')/release
+
+failed=()
+for file in fuzz/fuzz_targets/*.rs; do
+  name=$(basename "$file" .rs)
+  [ "${FUZZ_TARGET:-$name}" = "$name" ] || continue
   found=$target/corpus/$name
-  mkdir -p "$found"
+  log=$target/logs/$name
+  mkdir -p "$found" "$target/logs" "$target/broken"
   dictionary=()
   [ -f "fuzz/$name.dict" ] && dictionary=(-dict="fuzz/$name.dict")
-  # Without a sanitizer the stable compiler does: there is no unsafe code of ours to watch.
-  "$cargo_fuzz" run --fuzz-dir fuzz --sanitizer none --target-dir "$target" "$name" \
-    "$found" "fuzz/corpus/$name" -- \
+  begin=$SECONDS
+  if ! "$programs/$name" "$found" "fuzz/corpus/$name" \
     -max_total_time="${FUZZ_SECONDS:-60}" -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
-    "${dictionary[@]}" -print_final_stats=1 "$@"
+    -artifact_prefix="$target/broken/$name-" -print_final_stats=1 "${dictionary[@]}" "$@" >"$log" 2>&1; then
+    failed+=("$name")
+    grep -E '^thread|panicked|^SUMMARY|^ERROR|Test unit written|^[^#].*is ' "$log" | tail -n 20 >&2 || true
+    echo "$name: failed; the whole output is in $log" >&2
+    continue
+  fi
+  of() { sed -n "s/^stat::$1: *//p" "$log" | sed ':a;s/\B[0-9]\{3\}\>/,&/;ta'; }
+  echo "$name: $(of number_of_executed_units) runs in $((SECONDS - begin)) s, $(of average_exec_per_sec) a second, $(of new_units_added) new inputs"
 done
+
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "fuzz: broken promises of ${failed[*]}" >&2
+  exit 1
+fi

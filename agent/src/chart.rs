@@ -18,25 +18,25 @@ use crate::work_metrics::{ChartMetrics, Counted, WorkMetrics};
 use crate::{effect, effect_now};
 
 mod archive;
-#[cfg(test)]
-mod archive_promises;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod archive_promises;
 mod astray;
 mod credentials;
 mod download;
 mod error;
-mod index;
+pub(crate) mod index;
 mod index_store;
-mod oci;
+pub(crate) mod oci;
 mod origin;
 #[cfg(test)]
 mod private_tests;
-mod provenance;
-mod range;
+pub(crate) mod provenance;
+pub(crate) mod range;
 mod source;
 mod standing;
 #[cfg(test)]
 mod tests;
-mod version;
+pub(crate) mod version;
 
 pub use archive::ArchiveError;
 pub use credentials::{Credentials, CredentialsError};

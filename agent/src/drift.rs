@@ -4,14 +4,14 @@
 //! So a field that helm does not set is nobody's business here, and neither is how a value is written.
 //! What is found, ignored, held back and said are functions of values; `look` alone asks the apiserver.
 
-mod difference;
+pub(crate) mod difference;
 mod guard;
-mod ignore;
+pub(crate) mod ignore;
 mod kinds;
 pub(crate) mod look;
 mod object;
 mod owner;
-mod pointer;
+pub(crate) mod pointer;
 mod said;
 
 use krypton_common::drift::{DriftMode, DriftPolicy};

@@ -23,7 +23,7 @@ use crate::release;
 use crate::work_metrics::{HelmMetrics, WorkMetrics};
 
 mod command;
-mod complaint;
+pub(crate) mod complaint;
 mod keyring;
 mod process;
 mod scratch;

@@ -19,7 +19,7 @@ use crate::fence::SYSTEM_NAMESPACE;
 
 /// The Secret that holds the record. A Secret, since values may be secret.
 pub const LEDGER_NAME: &str = "krypton-desired-state";
-const KEY: &str = "desired.json";
+pub(crate) const KEY: &str = "desired.json";
 const DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
@@ -170,7 +170,7 @@ pub async fn read_record(client: &Client) -> Result<Option<DesiredState>, Ledger
 }
 
 /// A record that cannot be read counts as none: it is overwritten by the next desired state.
-fn read(secret: &Secret) -> Option<DesiredState> {
+pub(crate) fn read(secret: &Secret) -> Option<DesiredState> {
     serde_json::from_slice(&secret.data.as_ref()?.get(KEY)?.0).ok()
 }
 

@@ -27,6 +27,8 @@ pub mod failpoint;
 pub(crate) mod fake_hub;
 pub mod fence;
 pub mod flags;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod go_values;
 pub mod helm;
 pub mod hub_chart;

@@ -50,7 +50,7 @@ pub const VERSION_LABEL: &str = "version";
 /// Label: the [`Status`].
 pub const STATUS_LABEL: &str = "status";
 /// What a payload may unpack to, in bytes. A Secret holds 1 MiB; real releases are below 10 MiB.
-const LARGEST: u64 = 64 << 20;
+pub(crate) const LARGEST: u64 = 64 << 20;
 const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
 
 /// The name of the Secret that holds one revision of a release.
@@ -365,7 +365,7 @@ fn full_name(secret: &Secret) -> String {
 }
 
 /// The payload as JSON: base64 without, then gzip, where helm has compressed it.
-fn payload(secret: &Secret) -> Result<impl Read, ReleaseError> {
+pub(crate) fn payload(secret: &Secret) -> Result<impl Read, ReleaseError> {
     let data = secret
         .data
         .as_ref()

@@ -10,6 +10,8 @@ pub mod desired;
 pub mod drift;
 pub mod error_chain;
 pub mod fingerprint;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod handling;
 pub mod kubeconfig;
 pub mod lockdown;

@@ -3,7 +3,7 @@
 mod agent_certificate;
 mod live;
 mod phases;
-mod request;
+pub(crate) mod request;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

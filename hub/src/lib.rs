@@ -26,6 +26,8 @@ pub mod failpoint;
 pub mod fleet;
 pub mod fleet_service;
 pub mod found;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod gateway;
 pub mod home;
 pub mod hub;

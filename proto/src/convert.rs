@@ -359,7 +359,7 @@ impl TryFrom<v1::Desired> for DesiredState {
 }
 
 impl v1::Desired {
-    /// The desired state, whatever its digest is.
+    /// Reads the desired state without a check of the digest.
     pub(crate) fn unchecked(self) -> Result<DesiredState, WireError> {
         let Self {
             version,

@@ -1,6 +1,8 @@
 //! The wire between hub and agent, and what it means in the domain's words.
 
 mod convert;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod skew;
 
 /// Package `krypton.fleet.v1`, as generated.

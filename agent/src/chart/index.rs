@@ -15,7 +15,7 @@ pub(super) const LIMIT: u64 = 50 << 20;
 
 /// A version that the repository offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     pub version: String,
     /// The first address: absolute, or relative to the repository.
     pub url: String,
@@ -31,7 +31,7 @@ struct Raw {
 }
 
 /// Finds the entry that is meant. Slow for large indexes: not for async threads.
-pub(super) fn find(
+pub(crate) fn find(
     chart: &Arc<ChartRef>,
     wanted: &Wanted,
     index: &[u8],

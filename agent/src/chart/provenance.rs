@@ -11,7 +11,7 @@ use super::{ChartError, ChartRef, PARTIAL, off_thread};
 /// Added to the archive's name.
 pub(super) const SUFFIX: &str = ".prov";
 /// The file holds a Chart.yaml, a digest and a signature.
-pub(super) const LIMIT: u64 = 1 << 20;
+pub(crate) const LIMIT: u64 = 1 << 20;
 
 /// Who can tell whether a chart was signed by whom it is to be signed by.
 pub trait Prover: Send + Sync {

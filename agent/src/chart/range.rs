@@ -4,7 +4,7 @@ use semver::Version;
 
 /// Alternatives, each of which is a list of bounds that all must hold.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Range(Vec<Vec<Bound>>);
+pub(crate) struct Range(Vec<Vec<Bound>>);
 
 /// More than anybody writes; it keeps a text of 256 bytes from being many comparisons.
 const MOST: usize = 32;
@@ -52,17 +52,25 @@ impl Relation {
 
 impl Range {
     /// `None` when it is not one.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let groups: Vec<Vec<Bound>> = text.split("||").map(group).collect::<Option<_>>()?;
         (groups.iter().map(Vec::len).sum::<usize>() <= MOST).then_some(Self(groups))
     }
 
     /// A pre-release fits only where the range names one.
-    pub(super) fn fits(&self, version: &Version) -> bool {
+    pub(crate) fn fits(&self, version: &Version) -> bool {
         self.0.iter().any(|bounds| {
             let named = bounds.iter().any(|bound| !bound.version.pre.is_empty());
             (named || version.pre.is_empty()) && bounds.iter().all(|bound| bound.holds(version))
         })
+    }
+
+    /// The range in the form that [`Range::parse`] reads.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn written(&self) -> String {
+        let bounds = |bounds: &Vec<Bound>| bounds.iter().map(Bound::written).collect::<Vec<_>>();
+        let groups = self.0.iter().map(|group| bounds(group).join(", "));
+        groups.collect::<Vec<_>>().join(" || ")
     }
 }
 
@@ -111,22 +119,23 @@ fn group(text: &str) -> Option<Vec<Bound>> {
     (!bounds.is_empty()).then_some(bounds)
 }
 
+/// Longer ones first.
+const SIGNS: [(&str, Relation); 11] = [
+    (">=", Relation::AtLeast),
+    ("=>", Relation::AtLeast),
+    ("<=", Relation::AtMost),
+    ("=<", Relation::AtMost),
+    ("!=", Relation::Other),
+    ("~>", Relation::Near),
+    (">", Relation::Above),
+    ("<", Relation::Below),
+    ("=", Relation::Equal),
+    ("~", Relation::Near),
+    ("^", Relation::Compatible),
+];
+
 /// The operator at the beginning, and what follows it.
 fn relation(text: &str) -> (Relation, &str) {
-    // Longer ones first.
-    const SIGNS: [(&str, Relation); 11] = [
-        (">=", Relation::AtLeast),
-        ("=>", Relation::AtLeast),
-        ("<=", Relation::AtMost),
-        ("=<", Relation::AtMost),
-        ("!=", Relation::Other),
-        ("~>", Relation::Near),
-        (">", Relation::Above),
-        ("<", Relation::Below),
-        ("=", Relation::Equal),
-        ("~", Relation::Near),
-        ("^", Relation::Compatible),
-    ];
     let signed = SIGNS
         .iter()
         .find_map(|(sign, relation)| Some((*relation, text.strip_prefix(sign)?)));
@@ -185,6 +194,21 @@ impl Bound {
             }
             Relation::Compatible => order.is_ge() && agree(version, &self.version, self.leading()),
         }
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    fn written(&self) -> String {
+        let Version { major, minor, .. } = self.version;
+        let version = match self.said {
+            Said::Nothing => "*".to_owned(),
+            Said::Major => major.to_string(),
+            Said::Minor => format!("{major}.{minor}"),
+            Said::All => self.version.to_string(),
+        };
+        let sign = SIGNS
+            .iter()
+            .find(|(_, relation)| *relation == self.relation);
+        format!("{}{version}", sign.map_or("", |(sign, _)| sign))
     }
 
     /// Whether what is written is the same there.

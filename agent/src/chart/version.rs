@@ -11,7 +11,7 @@ const PIN: &str = "@sha256:";
 
 /// Which version a text asks for.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     /// The newest that is not a pre-release.
     Newest,
     /// As it is written.
@@ -21,14 +21,14 @@ pub(super) enum Wanted {
 
 /// What a text asks for, and the digest that it must have (lower-case hex).
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Asked {
+pub(crate) struct Asked {
     pub wanted: Wanted,
     pub sha256: Option<String>,
 }
 
 impl Asked {
     /// Empty, `1.2.3`, `1.2.3@sha256:…`, or a range; `None` when it is nothing of these.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self {
                 wanted: Wanted::Newest,
@@ -52,7 +52,7 @@ impl Asked {
 }
 
 /// 64 digits of lower-case hex.
-pub(super) fn is_sha256(text: &str) -> bool {
+pub(crate) fn is_sha256(text: &str) -> bool {
     let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     text.len() == 64 && text.bytes().all(hex)
 }
@@ -67,7 +67,7 @@ pub fn exact_version(text: &str) -> Option<Version> {
     parse(text)
 }
 
-pub(super) fn parse(text: &str) -> Option<Version> {
+pub(crate) fn parse(text: &str) -> Option<Version> {
     if text.len() > LONGEST {
         return None;
     }
@@ -75,13 +75,13 @@ pub(super) fn parse(text: &str) -> Option<Version> {
 }
 
 /// Whether two texts are the same version, build metadata included.
-pub(super) fn same(a: &str, b: &str) -> bool {
+pub(crate) fn same(a: &str, b: &str) -> bool {
     a == b || parse(a).is_some_and(|version| parse(b) == Some(version))
 }
 
 /// Picks from `offered`: an exact version as it is written, else the same one written otherwise; the
 /// newest of those that fit a range; when none is wanted, the newest that is not a pre-release.
-pub(super) fn pick<'a, T>(
+pub(crate) fn pick<'a, T>(
     wanted: &Wanted,
     offered: &'a [T],
     text: impl Fn(&T) -> &str,

@@ -10,7 +10,7 @@ const METADATA: [&str; 2] = ["labels", "annotations"];
 
 /// The fields of `live` that are others in `wanted`, as JSON pointers. The status is its controller's, and
 /// of the metadata labels and annotations alone are a chart's to set.
-pub(super) fn differences(live: &Value, wanted: &Value) -> Vec<String> {
+pub(crate) fn differences(live: &Value, wanted: &Value) -> Vec<String> {
     let mut found = Vec::new();
     for (key, one, other) in pairs(live, wanted) {
         match key.as_str() {

@@ -7,7 +7,7 @@ use super::owner;
 use super::pointer::{Step, steps};
 
 /// Rules of one annotation; it may hold 256 KiB, and each costs a walk through each object.
-const MOST: usize = 64;
+pub(crate) const MOST: usize = 64;
 /// What cert-manager fills in is asked for by annotations that begin so.
 const INJECTED: &str = "cert-manager.io/inject-";
 
@@ -24,7 +24,7 @@ pub struct Rule {
 /// Rules as an annotation has them, between commas or blanks: `/spec/replicas`,
 /// `Deployment:/spec/replicas`, `Deployment/web:/spec/template/spec/containers/*/image`. The second is
 /// what is no rule, in words.
-pub(super) fn read(text: &str) -> (Vec<Rule>, Option<String>) {
+pub(crate) fn read(text: &str) -> (Vec<Rule>, Option<String>) {
     let words = text.split(|c: char| c == ',' || c.is_whitespace());
     let mut words = words.filter(|word| !word.is_empty());
     let mut rules = Vec::new();
@@ -80,7 +80,7 @@ impl Rule {
     }
 
     /// Whether the field may differ: it is what the rule points to, or below it.
-    pub(super) fn covers(&self, pointer: &str) -> bool {
+    pub(crate) fn covers(&self, pointer: &str) -> bool {
         let Some(field) = steps(pointer) else {
             return false;
         };
@@ -116,7 +116,7 @@ pub(super) fn well_known(object: &ObjectId, live: &Value) -> Vec<Rule> {
 }
 
 /// Takes what may differ from what is there. Left out, it would be taken away: helm owns it.
-pub(super) fn keep(applied: &mut Value, live: &Value, rule: &Rule) {
+pub(crate) fn keep(applied: &mut Value, live: &Value, rule: &Rule) {
     keep_from(applied, live, &rule.steps);
 }
 

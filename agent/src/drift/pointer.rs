@@ -2,13 +2,13 @@
 
 /// One step of a pointer, with its escapes undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     Any,
     Of(String),
 }
 
 /// The steps of a pointer; `None` when it is none. The pointer to the whole is empty.
-pub(super) fn steps(pointer: &str) -> Option<Vec<Step>> {
+pub(crate) fn steps(pointer: &str) -> Option<Vec<Step>> {
     if pointer.is_empty() {
         return Some(Vec::new());
     }
@@ -20,7 +20,7 @@ pub(super) fn steps(pointer: &str) -> Option<Vec<Step>> {
 }
 
 /// One step as it is written.
-pub(super) fn escaped(step: &str) -> String {
+pub(crate) fn escaped(step: &str) -> String {
     step.replace('~', "~0").replace('/', "~1")
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 /// The longest text shown, in bytes.
 const LONGEST: usize = 1024;
 /// Shorter ones are no secrets, and would tear holes into words.
-const SHORTEST_SECRET: usize = 4;
+pub(crate) const SHORTEST_SECRET: usize = 4;
 /// A part of a secret that is shorter is no clue.
 const SHORTEST_WITHIN: usize = 6;
 
@@ -39,7 +39,7 @@ const PASSING: [&str; 3] = [
 /// Helm builds the objects of the last revision first, and the cluster no longer has one of their kinds.
 const KIND_GONE: &str = "current release manifest";
 /// The remedies. Helm has changed nothing so far.
-const WAY_OUT: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name):      Krypton then installs the chart again and adopts the existing objects";
+pub(crate) const WAY_OUT: &str = "; install the CRD of that kind again, or delete the release's Secrets (label owner=helm and its name):      Krypton then installs the chart again and adopts the existing objects";
 /// The longest error before that, in bytes.
 const LONGEST_BEFORE: usize = 512;
 const NOT_FOUND: &str = "release: not found";
@@ -66,7 +66,7 @@ pub(super) fn is_out_of_memory(stderr: &[u8]) -> bool {
 
 /// A reading of helm's standard error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Complaint {
+pub(crate) struct Complaint {
     pub text: String,
     pub permanent: bool,
     pub not_found: bool,
@@ -75,7 +75,7 @@ pub(super) struct Complaint {
 
 impl Complaint {
     /// `secrets` are values that must not be shown.
-    pub(super) fn of(stderr: &[u8], secrets: &[String]) -> Self {
+    pub(crate) fn of(stderr: &[u8], secrets: &[String]) -> Self {
         let said = String::from_utf8_lossy(stderr);
         let error = last_error(&said);
         let lower = error.unwrap_or(&said).to_lowercase();
@@ -124,7 +124,7 @@ fn tail(line: &str) -> String {
 
 /// The texts among the values that must not be shown, by the names they have there or by these JSON
 /// pointers; longest first.
-pub(super) fn secrets(values: &Map<String, Value>, pointers: &[String]) -> Vec<String> {
+pub(crate) fn secrets(values: &Map<String, Value>, pointers: &[String]) -> Vec<String> {
     let mut found = Vec::new();
     for (name, value) in values {
         collect(value, is_secret_name(name), &mut found);

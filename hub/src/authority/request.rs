@@ -22,7 +22,7 @@ pub enum RequestError {
 }
 
 /// The public key of a request that was made by who has the private one.
-pub(super) fn public_key(request: &[u8]) -> Result<SubjectPublicKeyInfo, RequestError> {
+pub(crate) fn public_key(request: &[u8]) -> Result<SubjectPublicKeyInfo, RequestError> {
     if request.len() > REQUEST_MAX_BYTES {
         return Err(RequestError::TooLarge);
     }

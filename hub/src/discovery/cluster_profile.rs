@@ -2,7 +2,7 @@
 //! named in the provider file, gives the credential for each; it is kept until it runs out.
 
 mod access_plan;
-mod credential;
+pub(crate) mod credential;
 mod held;
 mod plugin;
 mod profile;

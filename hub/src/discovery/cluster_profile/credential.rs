@@ -9,7 +9,7 @@ use super::provider_file::ApiVersion;
 
 /// A credential. One of the two is there at least.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Credential {
+pub(crate) struct Credential {
     pub token: Option<String>,
     /// Certificate and key, in PEM.
     pub certificate: Option<(String, String)>,
@@ -27,7 +27,7 @@ impl std::fmt::Debug for Credential {
 
 /// Why an answer is none. Never holds any of it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(super) enum CredentialError {
+pub(crate) enum CredentialError {
     #[error("the answer is no JSON (line {line}, column {column})")]
     Json { line: usize, column: usize },
     #[error("the answer is no ExecCredential of {0}")]
@@ -37,7 +37,7 @@ pub(super) enum CredentialError {
 }
 
 /// Reads what was written to standard output.
-pub(super) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, CredentialError> {
+pub(crate) fn read(answer: &[u8], version: ApiVersion) -> Result<Credential, CredentialError> {
     let answer: Value = serde_json::from_slice(answer).map_err(|error| CredentialError::Json {
         line: error.line(),
         column: error.column(),

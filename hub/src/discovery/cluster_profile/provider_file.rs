@@ -226,7 +226,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ProviderFileError> {
     Ok(bytes)
 }
 
-fn parse(path: &Path, bytes: &[u8]) -> Result<ProviderFile, ProviderFileError> {
+pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<ProviderFile, ProviderFileError> {
     let document: Value =
         serde_json::from_slice(bytes).map_err(|error| ProviderFileError::Json {
             path: path.to_owned(),

@@ -1,0 +1,3 @@
+#![no_main]
+
+krypton_fuzz::target!(krypton_agent::fuzzing::durations);

@@ -1,0 +1,67 @@
+//! Shared by the module `fuzzing` of each crate.
+
+#![allow(dead_code, reason = "no crate needs all of it")]
+
+/// The first promise that an input breaks.
+pub(super) type Target = fn(&[u8]) -> Option<String>;
+
+/// Fits a condition's message.
+const MESSAGE_MAX: usize = 1024;
+
+/// Returns the broken promise from a target.
+macro_rules! promise {
+    ($kept:expr, $($broken:tt)+) => {
+        if !$kept {
+            return Some(format!($($broken)+));
+        }
+    };
+}
+pub(super) use promise;
+
+/// Returns why a text is unfit for a message.
+pub(super) fn unfit(text: &str) -> Option<String> {
+    promise!(
+        text.len() <= MESSAGE_MAX,
+        "a message of {} bytes",
+        text.len()
+    );
+    let control = text.chars().any(char::is_control);
+    control.then(|| format!("a control character in the message {text:?}"))
+}
+
+/// Replays the seeds of each target.
+#[cfg(test)]
+pub(super) fn replay(targets: &[(&str, Target)]) {
+    let mut broken = Vec::new();
+    for (target, broken_promise) in targets {
+        let folder = folder_of(target);
+        let seeds = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
+        let mut count = 0;
+        for seed in seeds {
+            let path = seed.unwrap().path();
+            let found = broken_promise(&std::fs::read(&path).unwrap());
+            broken.extend(found.map(|found| format!("{}: {found}", path.display())));
+            count += 1;
+        }
+        assert!(count > 0, "{folder} is empty");
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[cfg(test)]
+fn folder_of(target: &str) -> String {
+    format!("{}/../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Writes seeds that are not text, if `WRITE_CORPUS` is set.
+#[cfg(test)]
+pub(super) fn write(target: &str, seeds: &[(&str, Vec<u8>)]) {
+    if std::env::var_os("WRITE_CORPUS").is_none() {
+        return;
+    }
+    let folder = folder_of(target);
+    std::fs::create_dir_all(&folder).unwrap();
+    for (name, bytes) in seeds {
+        std::fs::write(format!("{folder}/{name}"), bytes).unwrap();
+    }
+}

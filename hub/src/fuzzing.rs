@@ -1,0 +1,174 @@
+//! Promises about every input. The fuzzer checks them on the inputs that it finds, and a test on the seeds.
+
+use std::path::Path;
+
+use krypton_common::error_chain::chain;
+use rcgen::PublicKeyData as _;
+use serde_json::json;
+
+use crate::authority::request::{REQUEST_MAX_BYTES, RequestError, public_key};
+use crate::discovery::cluster_profile::credential;
+use crate::discovery::cluster_profile::provider_file::{
+    self, ApiVersion, ArgsPolicy, EnvsPolicy, ProviderFile,
+};
+
+#[path = "../../fuzz/shared.rs"]
+mod shared;
+use shared::{Target, promise, unfit};
+
+/// By the names of the folders of seeds.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("csr", csr),
+    ("exec_credential", exec_credential),
+    ("provider_file", provider_file),
+];
+
+/// A certificate request of an agent.
+pub fn csr(bytes: &[u8]) -> Option<String> {
+    let key = match public_key(bytes) {
+        Ok(key) => key.subject_public_key_info(),
+        Err(error) => return unfit(&error.to_string()),
+    };
+    promise!(bytes.len() <= REQUEST_MAX_BYTES, "{} bytes", bytes.len());
+    let own = bytes.windows(key.len()).any(|part| part == key);
+    promise!(own, "its key is not in it");
+    // The signature is at the end.
+    let mut forged = bytes.to_vec();
+    *forged.last_mut()? ^= 1;
+    let forged = public_key(&forged).map(|_| ());
+    promise!(forged.is_err(), "it is accepted with another signature");
+    let longer = public_key(&[bytes, &[0]].concat()).map(|_| ());
+    let refused = [RequestError::NotARequest, RequestError::TooLarge].map(Err);
+    promise!(refused.contains(&longer), "with more after it: {longer:?}");
+    None
+}
+
+/// The answer of an access provider's program.
+pub fn exec_credential(bytes: &[u8]) -> Option<String> {
+    let versions = [ApiVersion::V1, ApiVersion::V1beta1];
+    let read = versions.map(|version| credential::read(bytes, version));
+    promise!(!read.iter().all(Result::is_ok), "both versions accept it");
+    read.into_iter().zip(versions).find_map(|(read, version)| {
+        let read = match read {
+            Ok(read) => read,
+            Err(error) => return unfit(&chain(&error)),
+        };
+        let token = read.token.as_deref();
+        let legal = |token: &str| token.bytes().all(|byte| byte.is_ascii_graphic());
+        promise!(token.is_none_or(legal), "the token {token:?}");
+        let pair = read.certificate.as_ref();
+        let whole =
+            pair.is_none_or(|(certificate, key)| !certificate.is_empty() && !key.is_empty());
+        promise!(token.is_some() || pair.is_some(), "it is nothing");
+        promise!(whole && token != Some(""), "a part of it is empty");
+        let shown = format!("{read:?}");
+        let secrets = [token, pair.map(|(_, key)| key.as_str())];
+        let mut secrets = secrets
+            .into_iter()
+            .flatten()
+            .filter(|secret| secret.len() > 40);
+        promise!(!secrets.any(|secret| shown.contains(secret)), "{shown}");
+        let status = json!({
+            "token": token,
+            "clientCertificateData": pair.map(|(certificate, _)| certificate),
+            "clientKeyData": pair.map(|(_, key)| key),
+            "expirationTimestamp": read.expires.map(|at| at.to_string()),
+        });
+        let kind = "ExecCredential";
+        let written = json!({"kind": kind, "apiVersion": version.as_str(), "status": status});
+        let again = credential::read(written.to_string().as_bytes(), version);
+        promise!(again.as_ref() == Ok(&read), "{read:?} is {again:?}");
+        None
+    })
+}
+
+/// The file of access providers.
+pub fn provider_file(bytes: &[u8]) -> Option<String> {
+    let path = Path::new("/etc/krypton/providers.json");
+    let read = match provider_file::parse(path, bytes) {
+        Ok(read) => read,
+        Err(error) => return unfit(&chain(&error)),
+    };
+    for (number, provider) in read.providers.iter().enumerate() {
+        let exec = &provider.exec;
+        let found = exec.command.starts_with('/') || !exec.command.contains('/');
+        promise!(found && !exec.command.is_empty(), "{:?}", exec.command);
+        let others = read.providers.iter().skip(number + 1);
+        let unique = others.into_iter().all(|other| other.name != provider.name);
+        promise!(unique && !provider.name.is_empty(), "{:?}", provider.name);
+        let names = exec.env.iter().map(|(name, _)| name);
+        let mut all = names.clone().chain(exec.env.iter().map(|(_, value)| value));
+        let all = all.by_ref().chain(&exec.args).chain([&exec.command]);
+        promise!(!all.into_iter().any(|text| text.contains('\0')), "a NUL");
+        let legal = |name: &String| !name.is_empty() && !name.contains('=');
+        promise!(names.clone().all(legal), "{exec:?}");
+    }
+    let again = provider_file::parse(path, &written(&read));
+    promise!(
+        again.as_ref().is_ok_and(|again| *again == read),
+        "{read:?} is {again:?}"
+    );
+    None
+}
+
+fn written(file: &ProviderFile) -> Vec<u8> {
+    let provider = |provider: &provider_file::AccessProvider| {
+        let exec = &provider.exec;
+        let env = exec.env.iter();
+        let env = env.map(|(name, value)| json!({"name": name, "value": value}));
+        json!({
+            "name": provider.name,
+            "execConfig": {
+                "apiVersion": exec.api_version.as_str(),
+                "command": exec.command,
+                "args": exec.args,
+                "env": env.collect::<Vec<_>>(),
+                "provideClusterInfo": exec.provide_cluster_info,
+            },
+            "profileSourcedCLIArgsPolicy": match provider.args {
+                ArgsPolicy::Append => "Append",
+                ArgsPolicy::Ignore => "Ignore",
+            },
+            "profileSourcedEnvVarsPolicy": match provider.envs {
+                EnvsPolicy::AppendIfNotExists => "AppendIfNotExists",
+                EnvsPolicy::Replace => "Replace",
+                EnvsPolicy::Ignore => "Ignore",
+            },
+        })
+    };
+    let providers: Vec<_> = file.providers.iter().map(provider).collect();
+    json!({ "providers": providers }).to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    /// `WRITE_CORPUS=1` writes the seeds that are not text.
+    #[test]
+    fn each_seed_keeps_its_promises() {
+        let request = |kind| {
+            let key = KeyPair::generate_for(kind).unwrap();
+            let params = CertificateParams::new(["example.com".to_owned()]).unwrap();
+            params.serialize_request(&key).unwrap().der().to_vec()
+        };
+        let p256 = request(&rcgen::PKCS_ECDSA_P256_SHA256);
+        let mut forged = p256.clone();
+        *forged.last_mut().unwrap() ^= 1;
+        shared::write(
+            "csr",
+            &[
+                ("good-p384", request(&rcgen::PKCS_ECDSA_P384_SHA384)),
+                ("good-ed25519", request(&rcgen::PKCS_ED25519)),
+                ("refused-rsa", request(&rcgen::PKCS_RSA_SHA256)),
+                ("refused-signature", forged),
+                ("refused-cut", p256.split_at(100).0.to_vec()),
+                ("refused-more", [&p256[..], b"x"].concat()),
+                ("good-p256", p256),
+            ],
+        );
+        shared::replay(TARGETS);
+    }
+}

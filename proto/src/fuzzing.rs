@@ -1,0 +1,325 @@
+//! Promises about every message. The fuzzer checks them on the messages that it finds, and a test on the seeds.
+
+use krypton_common::account::part;
+use krypton_common::desired::DesiredState;
+use krypton_common::error_chain::chain;
+use krypton_common::member::MemberReport;
+use krypton_common::names::{LABEL_MAX, SUBDOMAIN_MAX};
+use krypton_common::root_digest::ROOTS_MAX;
+use prost::Message as _;
+
+use crate::v1::{self, agent_message, hub_message};
+
+#[path = "../../fuzz/shared.rs"]
+mod shared;
+use shared::{Target, promise, unfit};
+
+/// By the names of the folders of seeds.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("agent_message", agent_message),
+    ("hub_message", hub_message),
+];
+
+/// Bytes of a report in JSON: it keeps seven texts of 1,024 bytes, and JSON may escape each byte.
+const REPORT_MAX: usize = 7 * 1024 * 6 + 1024;
+
+/// Checks that each report is within limits, and that both sides compute the same digest.
+macro_rules! broken_report {
+    ($reports:expr, $wire:ty) => {
+        $reports.into_iter().find_map(|said| {
+            let (key, report) = match said.read() {
+                Ok(read) => read,
+                Err(error) => return unfit(&chain(&error)),
+            };
+            promise!((1..=LABEL_MAX).contains(&key.namespace.len()), "{key:?}");
+            promise!((1..=SUBDOMAIN_MAX).contains(&key.name.len()), "{key:?}");
+            let report = report?;
+            let size = serde_json::to_vec(&report).map_or(usize::MAX, |json| json.len());
+            promise!(size <= REPORT_MAX, "a report of {size} bytes");
+            let again = <$wire>::new(&key, Some(&report)).read();
+            let same = again.as_ref().is_ok_and(|(to, again)| {
+                let again = again.as_ref();
+                *to == key
+                    && again == Some(&report)
+                    && again.map(|again| part(to, again)) == Some(part(&key, &report))
+            });
+            promise!(same, "{report:?} arrives as {again:?}");
+            None
+        })
+    };
+}
+
+/// Decodes a message of an agent, and reads it as the hub does.
+pub fn agent_message(bytes: &[u8]) -> Option<String> {
+    use agent_message::Kind;
+    let message = v1::AgentMessage::decode(bytes).ok()?;
+    let again = v1::AgentMessage::decode(message.encode_to_vec().as_slice());
+    promise!(again.as_ref() == Ok(&message), "it is encoded as {again:?}");
+    match message.kind? {
+        Kind::Hello(hello) => hello.trusts.and_then(|trusts| broken_roots(&trusts)),
+        Kind::Trusts(trusts) => broken_roots(&trusts),
+        Kind::Applied(applied) => {
+            let read = applied.read()?;
+            let again = v1::Applied::new(read.0, read.1.clone()).read();
+            promise!(again.as_ref() == Some(&read), "{read:?} is {again:?}");
+            None
+        }
+        Kind::Heartbeat(_) => None,
+        Kind::Report(report) => {
+            let member = report.member.map(MemberReport::from);
+            let member = member.and_then(|member| {
+                let again = MemberReport::from(v1::Member::from(&member));
+                promise!(again == member, "{member:?} is {again:?}");
+                None
+            });
+            let tenants = broken_report!(report.tenants, v1::Tenant);
+            let deployments = broken_report!(report.deployments, v1::Deployment);
+            let placed = broken_report!(report.placed, v1::Placed);
+            member.or(tenants).or(deployments).or(placed)
+        }
+    }
+}
+
+fn broken_roots(trusts: &v1::Trusts) -> Option<String> {
+    let roots = match trusts.read() {
+        Ok(roots) => roots,
+        Err(error) => return unfit(&chain(&error)),
+    };
+    promise!(roots.len() <= ROOTS_MAX, "{} roots", roots.len());
+    let again = v1::Trusts::new(&roots).read();
+    promise!(
+        again.as_ref().is_ok_and(|again| *again == roots),
+        "{roots:?} are {again:?}"
+    );
+    None
+}
+
+/// Decodes a message of a hub, and reads it as the agent does.
+pub fn hub_message(bytes: &[u8]) -> Option<String> {
+    use hub_message::Kind;
+    let message = v1::HubMessage::decode(bytes).ok()?;
+    let again = v1::HubMessage::decode(message.encode_to_vec().as_slice());
+    promise!(again.as_ref() == Ok(&message), "it is encoded as {again:?}");
+    let Kind::Desired(desired) = message.kind? else {
+        return None;
+    };
+    // No fuzzer finds the digest that is right.
+    let state = match desired.unchecked() {
+        Ok(state) => state,
+        Err(error) => return unfit(&chain(&error)),
+    };
+    promise!(state.namespaces.check().is_ok(), "{:?}", state.namespaces);
+    let again = DesiredState::try_from(v1::Desired::from(&state));
+    promise!(
+        again.as_ref().is_ok_and(|again| *again == state),
+        "{state:?} arrives as {again:?}"
+    );
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `WRITE_CORPUS=1` writes the seeds.
+    #[test]
+    fn each_seed_keeps_its_promises() {
+        let state = |message: &str| v1::TenantState {
+            observed_generation: 3,
+            applied_chart: "https://example.com/small:1.0.0".to_owned(),
+            ready: Some(v1::Condition {
+                truth: v1::Truth::True.into(),
+                reason: "Installed".to_owned(),
+                message: message.to_owned(),
+            }),
+            next: Some(v1::Next {
+                what: "Retry".to_owned(),
+                at: Some(1_800_000_000),
+                attempts: 2,
+            }),
+            ..v1::TenantState::default()
+        };
+        let tenant = |namespace: &str, state| v1::Tenant {
+            namespace: namespace.to_owned(),
+            name: "small".to_owned(),
+            state,
+        };
+        let report = v1::Report {
+            tenants: vec![
+                tenant("acme", Some(state("release installed"))),
+                tenant("acme", None),
+            ],
+            member: Some(v1::Member {
+                ready: true,
+                holder: Some("pod-1".to_owned()),
+                applied: Some(v1::Applied {
+                    version: Some(v1::Version {
+                        epoch: 1,
+                        generation: 2,
+                    }),
+                    digest: "ab".to_owned(),
+                }),
+                ..v1::Member::default()
+            }),
+            complete: Some(1),
+            deployments: vec![v1::Deployment {
+                namespace: "acme".to_owned(),
+                name: "small".to_owned(),
+                state: Some(v1::DeploymentState {
+                    uid: "uid-1".to_owned(),
+                    gone: false,
+                    state: Some(state("release installed")),
+                    deeds: vec![v1::Deed {
+                        at: 1,
+                        reason: "DriftHealed".to_owned(),
+                        message: "one".to_owned(),
+                    }],
+                }),
+            }],
+            placed: vec![v1::Placed {
+                namespace: "acme".to_owned(),
+                name: "small".to_owned(),
+                state: Some(v1::PlacedState {
+                    uid: "uid-1".to_owned(),
+                    placed: state("").ready,
+                    ..v1::PlacedState::default()
+                }),
+            }],
+        };
+        let trusts = v1::Trusts {
+            sha256: vec![vec![7; 32].into()],
+        };
+        let said = |kind| v1::AgentMessage { kind: Some(kind) }.encode_to_vec();
+        let of_tenant = |tenant| {
+            said(agent_message::Kind::Report(v1::Report {
+                tenants: vec![tenant],
+                ..v1::Report::default()
+            }))
+        };
+        let many = v1::Trusts {
+            sha256: vec![vec![7; 32].into(); ROOTS_MAX + 1],
+        };
+        let hello = v1::Hello {
+            protocol_min: 1,
+            protocol_max: 1,
+            agent_version: "0.1.0".to_owned(),
+            trusts: Some(trusts.clone()),
+            ..v1::Hello::default()
+        };
+        shared::write(
+            "agent_message",
+            &[
+                ("good-report", said(agent_message::Kind::Report(report))),
+                (
+                    "good-long-message",
+                    of_tenant(tenant("acme", Some(state(&"ä".repeat(800))))),
+                ),
+                ("good-hello", said(agent_message::Kind::Hello(hello))),
+                ("good-trusts", said(agent_message::Kind::Trusts(trusts))),
+                (
+                    "good-heartbeat",
+                    said(agent_message::Kind::Heartbeat(v1::Heartbeat::default())),
+                ),
+                (
+                    "refused-namespace",
+                    of_tenant(tenant(&"a".repeat(64), None)),
+                ),
+                (
+                    "refused-no-state",
+                    of_tenant(tenant("a", Some(v1::TenantState::default()))),
+                ),
+                ("refused-roots", said(agent_message::Kind::Trusts(many))),
+                ("refused-cut", vec![0x12, 0x20, 0x0a]),
+            ],
+        );
+        let desired = v1::Desired {
+            version: Some(v1::Version {
+                epoch: 1,
+                generation: 2,
+            }),
+            chart: Some(v1::Chart {
+                repo: "https://example.com".to_owned(),
+                name: "small".to_owned(),
+                version: "1.0.0".to_owned(),
+                values: br#"{"a":{"b":[1,null,0.1]}}"#.to_vec().into(),
+                confidential: Some(v1::Confidential {
+                    salt: "salt".to_owned(),
+                    paths: vec!["/a/b".to_owned()],
+                }),
+                ..v1::Chart::default()
+            }),
+            drift: Some(v1::Drift {
+                mode: "heal".to_owned(),
+                interval_seconds: 60,
+            }),
+            wait: "hooks".to_owned(),
+            deployments: vec![v1::DeploymentOrder {
+                namespace: "acme".to_owned(),
+                name: "small".to_owned(),
+                uid: "uid-1".to_owned(),
+                ..v1::DeploymentOrder::default()
+            }],
+            placed: vec![v1::PlacedOrder {
+                namespace: "acme".to_owned(),
+                name: "small".to_owned(),
+                uid: "uid-1".to_owned(),
+                values: Some(br#"{"a":1.5e300}"#.to_vec().into()),
+                ..v1::PlacedOrder::default()
+            }],
+            namespaces: Some(v1::NamespaceConfiguration {
+                labels: vec![v1::Annotation {
+                    name: "team".to_owned(),
+                    value: "a".to_owned(),
+                }],
+                annotations: Vec::new(),
+            }),
+            ..v1::Desired::default()
+        };
+        let ordered = |change: fn(&mut v1::Desired)| {
+            let mut desired = desired.clone();
+            change(&mut desired);
+            let kind = Some(hub_message::Kind::Desired(desired));
+            v1::HubMessage { kind }.encode_to_vec()
+        };
+        let roots = v1::Roots {
+            certificates: vec![vec![1, 2].into()],
+            renew_within_millis: Some(1),
+        };
+        let roots = v1::HubMessage {
+            kind: Some(hub_message::Kind::Roots(roots)),
+        };
+        shared::write(
+            "hub_message",
+            &[
+                ("good-desired", ordered(|_| {})),
+                ("good-plain", ordered(|desired| desired.deployments.clear())),
+                ("good-roots", roots.encode_to_vec()),
+                ("refused-no-chart", ordered(|desired| desired.chart = None)),
+                (
+                    "refused-mode",
+                    ordered(|desired| desired.drift.as_mut().unwrap().mode.clear()),
+                ),
+                (
+                    "refused-wait",
+                    ordered(|desired| desired.wait = "never".to_owned()),
+                ),
+                (
+                    "refused-uid",
+                    ordered(|desired| desired.placed[0].uid.clear()),
+                ),
+                (
+                    "refused-values",
+                    ordered(|desired| desired.placed[0].values = Some("[]".into())),
+                ),
+                (
+                    "refused-label",
+                    ordered(|desired| {
+                        desired.namespaces.as_mut().unwrap().labels[0].name =
+                            "mesh.openkcm.io/a".to_owned();
+                    }),
+                ),
+            ],
+        );
+        shared::replay(TARGETS);
+    }
+}
