@@ -77,9 +77,9 @@ impl Range {
 fn group(text: &str) -> Option<Vec<Bound>> {
     let text = text.trim_matches(' ');
     if let Some((low, high)) = text.split_once(" - ") {
-        let bound = |relation, text: &str| {
+        let bound = |relation: Relation, text: &str| {
             let (version, said) = partial(text.trim_matches(' '))?;
-            Some(Bound {
+            (said > Said::Nothing || relation.may_be_of_any()).then_some(Bound {
                 relation,
                 version,
                 said,
@@ -250,7 +250,7 @@ mod tests {
     fn is_a_mistake(range: &str) -> bool {
         let operand = range.trim_start_matches(['^', '>', '<', '=', '~', '!']);
         let wild = operand.len() < range.len() && ["*", "x", "X"].contains(&operand);
-        wild || ["01", "1.02", "1.x.3", "*-0", "1.x-0", "1.2-1.4"].contains(&operand)
+        wild || ["01", "1.02", "1.x.3", "*-0", "1.x-0", "1.2-1.4", "1 - *"].contains(&operand)
     }
 
     #[test]
@@ -314,6 +314,7 @@ mod tests {
             "1.2.3+",
             "^v",
             "a - b",
+            "1 - *",
             "1\n",
             "-1",
             "99999999999999999999",
