@@ -4,6 +4,9 @@ use std::time::Duration;
 
 const NANOS_PER_SECOND: f64 = 1e9;
 
+/// The longest duration of Go: some 292 years.
+const LONGEST: Duration = Duration::from_nanos(i64::MAX.unsigned_abs());
+
 /// A duration as Go's `time.ParseDuration` reads it (`180s`, `1h30m`, `1.5m`, `250ms`), but never
 /// negative. `0` needs no unit.
 pub fn parse_duration(text: &str) -> Option<Duration> {
@@ -23,7 +26,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
         total = total.checked_add(part(number, unit)?)?;
         rest = next;
     }
-    (!text.is_empty()).then_some(total)
+    (!text.is_empty() && total <= LONGEST).then_some(total)
 }
 
 fn part(number: &str, unit: &str) -> Option<Duration> {
@@ -96,6 +99,7 @@ mod tests {
             ("1d", None),
             ("1S", None),
             ("99999999999999h", None),
+            ("9223372037s", None),
         ];
         for (text, millis) in cases {
             assert_eq!(
