@@ -478,7 +478,8 @@ pub(crate) fn address_of(realm: &str) -> Option<Url> {
 /// The header with the token of an answer.
 pub(crate) fn authorization_in(answer: &[u8]) -> Option<HeaderValue> {
     let read: Token = serde_json::from_slice(answer).ok()?;
-    credentials::bearer(&read.token.or(read.access_token)?)
+    let mut tokens = [read.token, read.access_token].into_iter().flatten();
+    credentials::bearer(&tokens.find(|token| !token.is_empty())?)
 }
 
 /// The tags of an answer that are versions; `None` if it is not a list of tags.
