@@ -81,7 +81,10 @@ impl Complaint {
         let lower = error.unwrap_or(&said).to_lowercase();
         let says = |texts: &[&str]| texts.iter().any(|text| lower.contains(text));
         let text = redacted(error.unwrap_or(&said), secrets);
-        let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        // A terminal obeys control characters.
+        let words = text.split(|c: char| c.is_whitespace() || c.is_control());
+        let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+        let line = words.join(" ");
         let text = match error {
             Some(_) if says(&[KIND_GONE]) => format!("{}{WAY_OUT}", head(&line, LONGEST_BEFORE)),
             Some(_) => head(&line, LONGEST),
