@@ -96,7 +96,10 @@ fn redact_pem(text: &str) -> String {
         kept.push_str(HIDDEN);
         // Without its end, all that follows may be of it.
         rest = block.split_once("-----END ").map_or("", |(_, after)| {
-            after.split_once("-----").map_or(after, |(_, after)| after)
+            let ends = after.split_once("-----");
+            // The end of this block is cut off if the next one begins there.
+            ends.filter(|(_, rest)| !rest.starts_with("BEGIN "))
+                .map_or(after, |(_, rest)| rest)
         });
     }
     kept + rest
