@@ -82,10 +82,7 @@ impl SpiffeId {
         let [uri] = uris.as_slice() else {
             return Err(SpiffeError::Count(uris.len()));
         };
-        Self::parse(uri).ok_or_else(|| {
-            let shown: String = uri.chars().take(200).collect();
-            SpiffeError::Uri(shown.escape_debug().to_string())
-        })
+        Self::parse(uri).ok_or_else(|| SpiffeError::Uri(uri.chars().take(200).collect()))
     }
 }
 
