@@ -5,8 +5,8 @@
 /// The first promise that an input breaks.
 pub(super) type Target = fn(&[u8]) -> Option<String>;
 
-/// Fits a condition's message.
-const MESSAGE_MAX: usize = 1024;
+/// As `krypton_common::error_chain` has it.
+const MESSAGE_MAX: usize = 4096;
 
 /// Returns the broken promise from a target.
 macro_rules! promise {

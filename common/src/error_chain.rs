@@ -2,7 +2,10 @@
 
 use std::error::Error;
 
-/// `what was attempted: why: why that`.
+/// Bytes of a text. A parser's error may quote its whole input.
+pub const LONGEST: usize = 4096;
+
+/// `what was attempted: why: why that`, on one line and cut at [`LONGEST`].
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -11,7 +14,25 @@ pub fn chain(error: &dyn Error) -> String {
         text.push_str(&error.to_string());
         cause = error.source();
     }
-    text
+    shown(&text)
+}
+
+fn shown(text: &str) -> String {
+    const CUT: char = '…';
+    let mut shown = String::new();
+    for c in text.chars() {
+        let before = shown.len();
+        match c.is_control() {
+            true => shown.extend(c.escape_debug()),
+            false => shown.push(c),
+        }
+        if shown.len() > LONGEST - CUT.len_utf8() {
+            shown.truncate(before);
+            shown.push(CUT);
+            break;
+        }
+    }
+    shown
 }
 
 #[cfg(test)]
@@ -26,5 +47,17 @@ mod tests {
     fn causes_follow_in_order() {
         let error = Outer(std::io::Error::other("disk full"));
         assert_eq!(chain(&error), "writing failed: disk full");
+    }
+
+    #[test]
+    fn chain_is_bounded_and_has_no_control_characters() {
+        let of = |text: String| chain(&std::io::Error::other(text));
+        assert_eq!(of("a\nb\u{1b}".to_owned()), r"a\nb\u{1b}");
+        let long = of("ä\n".repeat(9_000));
+        assert!(
+            long.len() <= LONGEST && long.ends_with('…'),
+            "{}",
+            long.len()
+        );
     }
 }

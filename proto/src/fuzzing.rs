@@ -312,6 +312,13 @@ mod tests {
                     ordered(|desired| desired.placed[0].values = Some("[]".into())),
                 ),
                 (
+                    "found-long-values",
+                    ordered(|desired| {
+                        let long = format!("{:?}", "a".repeat(5000));
+                        desired.placed[0].values = Some(long.into());
+                    }),
+                ),
+                (
                     "refused-label",
                     ordered(|desired| {
                         desired.namespaces.as_mut().unwrap().labels[0].name =
