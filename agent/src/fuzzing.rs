@@ -135,10 +135,7 @@ pub fn tags(bytes: &[u8]) -> Option<String> {
 pub fn token(bytes: &[u8]) -> Option<String> {
     let header = oci::authorization_in(bytes)?;
     promise!(header.is_sensitive(), "it is shown");
-    let token = header
-        .to_str()
-        .ok()
-        .and_then(|text| text.strip_prefix("Bearer "));
+    let token = header.as_bytes().strip_prefix(b"Bearer ");
     promise!(token.is_some_and(|token| !token.is_empty()), "{token:?}");
     None
 }
@@ -313,6 +310,7 @@ pub fn complaint(bytes: &[u8]) -> Option<String> {
         if let Some(broken) = unfit(&read.text) {
             return Some(broken);
         }
+        promise!(read.text.len() <= complaint::LONGEST, "{:?}", read.text);
         // Words of ours, which a secret may resemble.
         let shown = read.text.strip_suffix(WAY_OUT).unwrap_or(&read.text);
         let shown = shown.replace(HIDDEN, "\n").replace('…', "\n");

@@ -7,7 +7,7 @@ use krypton_common::values;
 use serde_json::{Map, Value};
 
 /// The longest text shown, in bytes.
-const LONGEST: usize = 1024;
+pub(crate) const LONGEST: usize = 1024;
 /// Shorter ones are no secrets, and would tear holes into words.
 pub(crate) const SHORTEST_SECRET: usize = 4;
 /// A part of a secret that is shorter is no clue.
@@ -84,7 +84,8 @@ impl Complaint {
         // A terminal obeys control characters.
         let words = text.split(|c: char| c.is_whitespace() || c.is_control());
         let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
-        let line = words.join(" ");
+        // A secret of several words may stand on several lines.
+        let line = without(&words.join(" "), secrets);
         let text = match error {
             Some(_) if says(&[KIND_GONE]) => format!("{}{WAY_OUT}", head(&line, LONGEST_BEFORE)),
             Some(_) => head(&line, LONGEST),
@@ -185,11 +186,12 @@ fn within_base64(text: &[u8]) -> impl Iterator<Item = String> + '_ {
 }
 
 fn redacted(text: &str, secrets: &[String]) -> String {
-    let mut text = text.to_owned();
-    for secret in secrets {
-        text = text.replace(secret.as_str(), HIDDEN);
-    }
-    redact(&text)
+    redact(&without(text, secrets))
+}
+
+fn without(text: &str, secrets: &[String]) -> String {
+    let hide = |text: String, secret: &String| text.replace(secret, HIDDEN);
+    secrets.iter().fold(text.to_owned(), hide)
 }
 
 #[cfg(test)]
