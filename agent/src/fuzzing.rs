@@ -304,7 +304,8 @@ pub fn complaint(bytes: &[u8]) -> Option<String> {
     let secrets = complaint::secrets(&values, &[]);
     let (before, after) = said.split_at(said.floor_char_boundary(said.len() / 2));
     let quoted = Value::from(secret).to_string();
-    for form in [secret, &STANDARD.encode(secret), quoted.trim_matches('"')] {
+    let quoted = quoted.strip_prefix('"')?.strip_suffix('"')?;
+    for form in [secret, &STANDARD.encode(secret), quoted] {
         let stderr = format!("{before}{form}{after}");
         let read = Complaint::of(stderr.as_bytes(), &secrets);
         if let Some(broken) = unfit(&read.text) {

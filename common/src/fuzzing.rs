@@ -73,8 +73,10 @@ pub fn bundle(bytes: &[u8]) -> Option<String> {
 /// A text with a secret in its middle, in each way that is known.
 pub fn redaction(bytes: &[u8]) -> Option<String> {
     const SECRET: &str = "hunter2hunter2";
-    let text = String::from_utf8_lossy(bytes);
+    let text = String::from_utf8_lossy(bytes).replace(SECRET, "-");
     let (before, after) = text.split_at(text.floor_char_boundary(text.len() / 2));
+    // After an open quote, the next quote ends a text instead of beginning one.
+    let before = before.replace(['"', '\''], "");
     for hidden in [
         "-----BEGIN PRIVATE KEY-----\nhunter2hunter2\n-----END PRIVATE KEY-----",
         "https://me:hunter2hunter2@example.com/a",
