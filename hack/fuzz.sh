@@ -14,29 +14,26 @@ command -v c++ >/dev/null || { echo "fuzz: no C++ compiler found (c++), which li
 "$cargo_fuzz" build --fuzz-dir fuzz --sanitizer none --codegen-units 16 --target-dir "$target" ${FUZZ_TARGET:-}
 programs=$target/$(rustc -vV | sed -n 's/^host: //p')/release
 
-failed=()
-for file in fuzz/fuzz_targets/*.rs; do
-  name=$(basename "$file" .rs)
-  [ "${FUZZ_TARGET:-$name}" = "$name" ] || continue
-  found=$target/corpus/$name
-  log=$target/logs/$name
+# Prints a figure of libFuzzer's statistics.
+of() { sed -n "s/^stat::$1: *//p" "$log" | sed ':a;s/\B[0-9]\{3\}\>/,&/;ta'; }
+
+run() {
+  local name=$1 begin=$SECONDS dictionary=() found=$target/corpus/$1 log=$target/logs/$1
   mkdir -p "$found" "$target/logs" "$target/broken"
-  dictionary=()
   [ -f "fuzz/$name.dict" ] && dictionary=(-dict="fuzz/$name.dict")
-  begin=$SECONDS
   if ! "$programs/$name" "$found" "fuzz/corpus/$name" \
     -max_total_time="${FUZZ_SECONDS:-60}" -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
-    -artifact_prefix="$target/broken/$name-" -print_final_stats=1 "${dictionary[@]}" "$@" >"$log" 2>&1; then
-    failed+=("$name")
+    -artifact_prefix="$target/broken/$name-" -print_final_stats=1 "${dictionary[@]}" "${@:2}" >"$log" 2>&1; then
     grep -E '^thread|panicked|^SUMMARY|^ERROR|Test unit written|^[^#].*is ' "$log" | tail -n 20 >&2 || true
     echo "$name: failed; the whole output is in $log" >&2
-    continue
+    return 1
   fi
-  of() { sed -n "s/^stat::$1: *//p" "$log" | sed ':a;s/\B[0-9]\{3\}\>/,&/;ta'; }
   echo "$name: $(of number_of_executed_units) runs in $((SECONDS - begin)) s, $(of average_exec_per_sec) a second, $(of new_units_added) new inputs"
-done
+}
 
-if [ ${#failed[@]} -gt 0 ]; then
-  echo "fuzz: broken promises of ${failed[*]}" >&2
-  exit 1
-fi
+# One target on each core.
+export target programs
+export -f run of
+basename -s .rs fuzz/fuzz_targets/${FUZZ_TARGET:-*}.rs \
+  | xargs -P "$(nproc)" -I{} bash -c 'set -euo pipefail; run "$@"' fuzz {} "$@" \
+  || { echo "fuzz: at least one target has failed" >&2; exit 1; }

@@ -76,7 +76,7 @@ pub fn redaction(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes).replace(SECRET, "-");
     let (before, after) = text.split_at(text.floor_char_boundary(text.len() / 2));
     // After an open quote, the next quote ends a text instead of beginning one.
-    let before = before.replace(['"', '\''], "");
+    let before = before.replace(['"', '\''], "").replace(SECRET, "-");
     for hidden in [
         "-----BEGIN PRIVATE KEY-----\nhunter2hunter2\n-----END PRIVATE KEY-----",
         "https://me:hunter2hunter2@example.com/a",
