@@ -29,7 +29,7 @@ binaries = cargo build $(CARGO_FLAGS) --workspace --bins
 debug = --features failpoints
 # Each test runs in its own process.
 nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
-# Go beside cargo, as each leaves a core idle at times: $(call beside_tools,ARGUMENTS OF tools.sh,COMMANDS)
+# Go and cargo run at the same time, as each leaves a core idle at times: $(call beside_tools,ARGUMENTS OF tools.sh,COMMANDS)
 beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$tools 2>/dev/null || :" EXIT; $(2); wait $$tools; trap - EXIT
 # The pinned helm goes first, where it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"

@@ -46,7 +46,7 @@ case "${1-} $#" in
     mkdir -p "$folder"
     exec 9>"$folder/lock"
     flock 9
-    # To cargo, files of another checkout are the same files, and older ones are up to date.
+    # Cargo compares only times, and would take the older files of another checkout for compiled.
     if [ "$(cat "$folder/checkout" 2>/dev/null)" != "$PWD" ]; then
       find "$folder" -path '*/.fingerprint/krypton-*' -prune -exec rm -rf {} +
       echo "$PWD" >"$folder/checkout"

@@ -97,7 +97,7 @@ fn redact_pem(text: &str) -> String {
         // Without its end, all that follows may be of it.
         rest = block.split_once("-----END ").map_or("", |(_, after)| {
             let ends = after.split_once("-----");
-            // The end of this block is cut off if the next one begins there.
+            // The end of this block is missing if the next block starts there.
             ends.filter(|(_, rest)| !rest.starts_with("BEGIN "))
                 .map_or(after, |(_, rest)| rest)
         });

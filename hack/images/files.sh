@@ -15,8 +15,8 @@ krypton() {
   host=$(rustc -vV | sed -n 's/^host: //p')
   case $host in *-linux-*) ;; *) fail "these images are for Linux, and this machine is $host: use IMAGES_FROM=containers" ;; esac
   built=${CARGO_TARGET_DIR:-$PWD/target}
-  # Panics and asserts name their source file: not by where it lay. The names of our own are relative to the checkout,
-  # which stays out of these flags: another checkout would compile all dependencies again.
+  # Panics and asserts name their source file, without the folder of this machine. Cargo names our files relative to
+  # the checkout. With the checkout in these flags, each one would compile all dependencies again.
   flags=(
     -C target-feature=+crt-static
     # Half a megabyte less of relocations in each process.

@@ -81,8 +81,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Leases a control plane where there is a pool of them, or starts one and waits until it is of use: ready, its
-    /// first namespaces there and, with pods, its node taking them.
+    /// Leases a control plane from the pool, or starts one if there is no pool. A test can use it at once: its first
+    /// namespaces exist and, with pods, its node accepts them.
     ///
     /// # Errors
     /// When the tools are not built, or a process ends or is not ready in two minutes; the message
@@ -125,7 +125,7 @@ impl Cluster {
         })
     }
 
-    /// What a test has to know that leases it.
+    /// Describes this cluster to the test that leases it.
     pub(crate) fn plane(&self) -> Plane {
         Plane {
             folder: self.folder().to_owned(),

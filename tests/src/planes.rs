@@ -1,5 +1,5 @@
-//! A pool of control planes for the tests of one run. A test leases a whole one for as long as its process lives; then
-//! it is put back to its start, unless the test failed or has killed a part of it.
+//! A pool of control planes for the tests of one run. A test leases a whole one until its process ends. The pool then
+//! restores the plane, or discards it if the test failed or killed a part of it.
 
 use std::{
     collections::HashMap,
@@ -27,7 +27,7 @@ use crate::cluster::{
 
 /// Half a GB each.
 const IDLE_MOST: usize = 4;
-/// What an apiserver keeps in memory grows.
+/// An apiserver needs more memory with each lease.
 const LEASES_MOST: u32 = 20;
 
 /// A control plane, and what it had in its etcd at the start.

@@ -113,7 +113,7 @@ impl Components {
         Ok(())
     }
 
-    /// What has the cluster's name in it, and an empty home.
+    /// Writes the kubeconfig, which holds the cluster's name, into an empty home.
     pub(super) fn write_home(&self, credentials: &Credentials, name: &str) -> Result<()> {
         let home = self.home();
         if home.exists() {

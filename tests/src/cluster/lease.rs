@@ -82,7 +82,7 @@ impl Lease {
         }
     }
 
-    /// The plane stays ours until this process ends: what the test has started may still write to it.
+    /// The lease lasts until this process ends, as programs of the test may still write to the plane.
     pub(super) fn end(self) {
         if self.order(&Ask::Done).is_ok() {
             std::mem::forget(self);

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use super::Cluster;
 
-/// What the control plane itself writes all the time.
+/// The control plane itself writes these all the time.
 const OWN: [&str; 4] = [
     "/registry/leases/",
     "/registry/masterleases/",
@@ -30,7 +30,7 @@ const ROUNDS: usize = 100;
 /// The most that etcd takes in one transaction.
 const WRITES_MOST: usize = 128;
 
-/// What was in the etcd of a control plane that had just started.
+/// The content of etcd right after a control plane has started.
 #[derive(Debug)]
 pub(crate) struct Start {
     etcd: Etcd,
@@ -39,7 +39,7 @@ pub(crate) struct Start {
 
 #[derive(Debug)]
 struct Entry {
-    /// In base64; empty where only keys were asked for.
+    /// In base64; empty in a list of keys.
     value: String,
     /// The revision of etcd that wrote it last.
     revision: String,
@@ -52,7 +52,7 @@ struct Etcd {
 }
 
 impl Start {
-    /// Waits until the control plane has made all that it makes by itself.
+    /// Waits until the control plane adds no more keys.
     pub(crate) async fn of(cluster: &Cluster) -> Result<Self> {
         let etcd = Etcd {
             client: Client::new(),
@@ -142,7 +142,7 @@ impl Etcd {
         pairs.iter().map(entry).collect()
     }
 
-    /// The revision of what it has written.
+    /// Returns the revision of these writes.
     async fn transaction(&self, writes: impl Iterator<Item = Value>) -> Result<String> {
         let writes: Vec<Value> = writes.collect();
         let answer = self.ask("txn", &json!({"success": writes})).await?;
