@@ -26,7 +26,7 @@ use crate::cluster::{
 };
 
 /// Half a GB each.
-const IDLE_MOST: usize = 4;
+const IDLE_MOST: usize = 6;
 /// An apiserver needs more memory with each lease.
 const LEASES_MOST: u32 = 20;
 

@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use krypton_hub::join_info;
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, Tools,
     eventually, fleet::PATIENCE, membership::krypton_program,
@@ -173,6 +174,11 @@ impl Story {
                 if let Some(name) = pod {
                     let mut hub = HubPod::start_as(cluster, &name, before.as_ref(), &[]).await?;
                     hub.hub.ready(PATIENCE).await?;
+                    // The lead publishes it a moment after it is ready, and `join` reads it.
+                    eventually("the hub to admit agents", PATIENCE, async || {
+                        Ok(join_info::read(cluster.client(), chart.namespace()).await?)
+                    })
+                    .await?;
                     self.hub = Some((name, hub));
                 }
             }
