@@ -14,6 +14,7 @@ target=${CARGO_TARGET_DIR:-target}/debug
 
 make_cache() {
   mkdir -p "$cache"
+  touch "$cache"
   (cd "$caches" && find . -mindepth 2 -maxdepth 2 -name 'new.*' -mmin +60 -exec rm -rf {} + && ls -t | tail -n +4 | xargs -r rm -rf)
 }
 

@@ -1,4 +1,4 @@
-//! What holds for every archive, whatever it is: looked at by tests, and by the fuzzer, which shares this file.
+//! Promises about every archive, checked by tests and by the fuzzer.
 
 use std::io::{Read, Write};
 
