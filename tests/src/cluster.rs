@@ -25,7 +25,6 @@ use kube::{
     Api, Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::{
@@ -50,7 +49,7 @@ const AUDIT_DEADLINE: Duration = Duration::from_secs(30);
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What of Kubernetes runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parts {
     /// etcd and kube-apiserver: enough for objects; nothing reacts to them.
     ControlPlane,
@@ -88,8 +87,13 @@ impl Cluster {
     /// When the tools are not built, or a process ends or is not ready in two minutes; the message
     /// quotes its log.
     pub async fn start(name: &str, parts: Parts) -> Result<Self> {
-        match Lease::take(parts).await? {
-            Some((lease, plane)) => Self::leased(name, parts, lease, plane).await,
+        match Lease::take().await? {
+            Some((lease, plane)) => {
+                let cluster = Self::leased(name, parts, lease, plane).await?;
+                let started = cluster.start_controllers(parts).await;
+                started.with_context(|| format!("starting the controllers of cluster {name}"))?;
+                Ok(cluster)
+            }
             None => Self::start_own(name, parts).await,
         }
     }

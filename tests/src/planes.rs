@@ -1,8 +1,8 @@
-//! A pool of control planes for the tests of one run. A test leases a whole one until its process ends. The pool then
-//! restores the plane, or discards it if the test failed or killed a part of it.
+//! A pool of control planes for the tests of one run. A test leases a whole one until its process ends, and adds the
+//! controllers that it wants. The pool then ends these and restores the plane, or discards it if the test failed or
+//! killed etcd or the apiserver.
 
 use std::{
-    collections::HashMap,
     convert::Infallible,
     path::Path,
     sync::atomic::{AtomicU32, Ordering},
@@ -17,16 +17,19 @@ use tokio::{
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::Mutex,
+    time::{Duration, Instant},
 };
 
 use crate::cluster::{
-    Cluster, Parts,
+    Cluster, Component, Parts,
     lease::{Answer, Ask},
     reset::Start,
 };
 
+/// An idle plane costs as much CPU in two minutes as its start did.
+const IDLE_LONGEST: Duration = Duration::from_secs(100);
 /// Half a GB each.
-const IDLE_MOST: usize = 6;
+const IDLE_MOST: usize = 12;
 /// An apiserver needs more memory with each lease.
 const LEASES_MOST: u32 = 20;
 
@@ -35,23 +38,31 @@ struct Plane {
     cluster: Cluster,
     start: Start,
     leases: u32,
+    returned: Instant,
 }
 
 impl Plane {
-    async fn start(parts: Parts) -> Result<Self> {
-        let cluster = Cluster::start_own("plane", parts).await?;
+    async fn start() -> Result<Self> {
+        let cluster = Cluster::start_own("plane", Parts::ControlPlane).await?;
         let start = Start::of(&cluster).await?;
         Ok(Self {
             cluster,
             start,
             leases: 0,
+            returned: Instant::now(),
         })
+    }
+
+    async fn restore(&mut self) -> Result<()> {
+        self.cluster.kill(&Component::CONTROLLERS)?;
+        self.start.restore().await
     }
 }
 
 #[derive(Default)]
 struct Pool {
-    idle: Mutex<HashMap<Parts, Vec<Plane>>>,
+    /// The last one returned is the first one leased.
+    idle: Mutex<Vec<Plane>>,
     started: AtomicU32,
     leases: AtomicU32,
 }
@@ -91,10 +102,10 @@ impl Pool {
     async fn lease(&self, stream: UnixStream) -> Result<()> {
         let (reader, mut writer) = stream.into_split();
         let mut asked = BufReader::new(reader).lines();
-        let Some(Ask::Lease(parts)) = next(&mut asked).await? else {
+        let Some(Ask::Lease) = next(&mut asked).await? else {
             return Ok(());
         };
-        let mut plane = match self.take(parts).await {
+        let mut plane = match self.take().await {
             Ok(plane) => plane,
             Err(error) => return say(&mut writer, &Answer::Failed(format!("{error:#}"))).await,
         };
@@ -104,17 +115,15 @@ impl Pool {
         let (mut whole, mut done) = (true, false);
         while let Ok(Some(ask)) = next(&mut asked).await {
             let did = match ask {
-                Ask::Lease(_) => continue,
+                Ask::Lease => continue,
                 Ask::Done => {
                     done = true;
                     Ok(())
                 }
-                Ask::Spawn(component) => {
-                    whole = false;
-                    plane.cluster.spawn(component)
-                }
+                Ask::Spawn(component) => plane.cluster.spawn(component),
                 Ask::Kill(components) => {
-                    whole = false;
+                    let controllers = Component::CONTROLLERS;
+                    whole &= components.iter().all(|one| controllers.contains(one));
                     plane.cluster.kill(&components)
                 }
             };
@@ -127,27 +136,29 @@ impl Pool {
         if !done {
             plane.cluster.keep_files();
         } else if whole && plane.leases < LEASES_MOST {
-            plane.start.restore().await?;
-            self.give_back(parts, plane).await;
+            plane.restore().await?;
+            self.give_back(plane).await;
         }
         Ok(())
     }
 
-    async fn take(&self, parts: Parts) -> Result<Plane> {
-        let idle = self.idle.lock().await.get_mut(&parts).and_then(Vec::pop);
+    async fn take(&self) -> Result<Plane> {
+        let idle = self.idle.lock().await.pop();
         match idle {
             Some(plane) => Ok(plane),
             None => {
                 self.started.fetch_add(1, Ordering::Relaxed);
-                Plane::start(parts).await
+                Plane::start().await
             }
         }
     }
 
-    async fn give_back(&self, parts: Parts, plane: Plane) {
+    async fn give_back(&self, mut plane: Plane) {
+        plane.returned = Instant::now();
         let mut idle = self.idle.lock().await;
-        if idle.values().map(Vec::len).sum::<usize>() < IDLE_MOST {
-            idle.entry(parts).or_default().push(plane);
+        idle.retain(|plane| plane.returned.elapsed() < IDLE_LONGEST);
+        if idle.len() < IDLE_MOST {
+            idle.push(plane);
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{process::Invocation, tools::Tools};
 const SERVICE_RANGE: &str = "10.96.0.0/16";
 const POD_RANGE: &str = "10.244.0.0/16";
 
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Component {
     Etcd,
     Apiserver,
@@ -25,6 +25,10 @@ pub(crate) enum Component {
 }
 
 impl Component {
+    /// What a control plane can do without.
+    pub(crate) const CONTROLLERS: [Self; 3] =
+        [Self::ControllerManager, Self::Scheduler, Self::Kwok];
+
     /// Of the binary, and of the log.
     pub(super) fn name(self) -> &'static str {
         match self {

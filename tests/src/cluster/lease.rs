@@ -10,14 +10,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::{Component, Parts, credentials::Credentials, lock};
+use super::{Component, credentials::Credentials, lock};
 
 /// The socket of the pool.
 pub(crate) const SOCKET: &str = "KRYPTON_PLANES";
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
-    Lease(Parts),
+    Lease,
     Spawn(Component),
     Kill(Vec<Component>),
     /// The test has passed so far, and needs this plane no longer.
@@ -48,7 +48,7 @@ pub(super) struct Lease {
 
 impl Lease {
     /// None without a pool.
-    pub(super) async fn take(parts: Parts) -> Result<Option<(Self, Plane)>> {
+    pub(super) async fn take() -> Result<Option<(Self, Plane)>> {
         let Some(socket) = std::env::var_os(SOCKET) else {
             return Ok(None);
         };
@@ -57,7 +57,7 @@ impl Lease {
             let lease = Self {
                 stream: Mutex::new(BufReader::new(stream)),
             };
-            match lease.ask(&Ask::Lease(parts))? {
+            match lease.ask(&Ask::Lease)? {
                 Answer::Plane(plane) => Ok(Some((lease, *plane))),
                 answer => bail!("the pool gives no plane: {answer:?}"),
             }
