@@ -14,8 +14,8 @@ SOAK_ARGS ?=
 ARGS ?=
 # More for cargo, as --locked.
 CARGO_FLAGS ?=
-# A test uses one to three control planes of half a GB each. Eight tests at a time keep two cores busy and fit 13 GB.
-TEST_THREADS ?= 8
+# A test uses one to three control planes of half a GB each. Twelve tests at a time keep two cores busy and fit 16 GB.
+TEST_THREADS ?= 12
 FUZZ_SECONDS ?= 60
 PID_FILE ?= /tmp/krypton-operator.pid
 LOG_FILE ?= /tmp/krypton-operator.log
@@ -44,7 +44,7 @@ demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a 
 	$(target)/debug/demo $(DEMO_ARGS)
 
 # The examples are programs that tests run: to cargo's `--examples` they would be tests instead.
-test: rust ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=8)
+test: rust ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=12)
 	$(call beside_tools,,$(binaries) $(debug) --examples; cargo test $(CARGO_FLAGS) --workspace $(debug) --no-run)
 	hack/deps-cache.sh save
 	passed=0; $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
@@ -59,7 +59,7 @@ placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of t
 	KRYPTON_PLACED=all $(nextest) --profile long --workspace $(debug) --success-output immediate a_hub_that_is_started_again
 
 # The seeds are replayed by `make test` as well.
-fuzz: rust ## Run each fuzz target for a while (FUZZ_SECONDS=60; FUZZ_TARGET=index: that one alone)
+fuzz: rust ## Run each fuzz target for a while (FUZZ_SECONDS=60, 0: compile only; FUZZ_TARGET=index: that one alone)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) hack/deps-cache.sh in fuzz hack/fuzz.sh
 
 check: rust ## Formatting and lints; any warning fails

@@ -20,11 +20,13 @@ make_cache() {
 
 case "${1-} $#" in
   "restore 1")
+    mkdir -p "$(dirname "$target")"
+    exec 9>"$target.lock"
+    flock 9
     if [ -d "$target" ] || ! [ -d "$cache/debug" ]; then exit 0; fi
     echo "dependencies: using $cache" >&2
     touch "$cache"
     rm -rf "$target.new"
-    mkdir -p "$(dirname "$target")"
     cp -a "$cache/debug" "$target.new"
     mv "$target.new" "$target"
     ;;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes each target of fuzz/fuzz_targets, or FUZZ_TARGET alone, for FUZZ_SECONDS (60), from the seeds in fuzz/corpus.
+# Fuzzes each target of fuzz/fuzz_targets, or FUZZ_TARGET alone, for FUZZ_SECONDS (60; 0: only compiles them), from
+# the seeds in fuzz/corpus.
 # The build folder keeps the inputs that reach new code, for the next run. If an input breaks a promise, the script names
 # the file with the input, and the other targets still run. The cache of the tools keeps cargo-fuzz.
 #   fuzz.sh [LIBFUZZER_ARGS...]
@@ -12,6 +13,7 @@ command -v c++ >/dev/null || { echo "fuzz: no C++ compiler found (c++), which li
 
 # Without a sanitizer the stable compiler does: there is no unsafe code of ours to watch.
 "$cargo_fuzz" build --fuzz-dir fuzz --sanitizer none --codegen-units 16 --target-dir "$target" ${FUZZ_TARGET:-}
+if [ "${FUZZ_SECONDS:-60}" = 0 ]; then exit 0; fi
 programs=$target/$(rustc -vV | sed -n 's/^host: //p')/release
 
 # Prints a figure of libFuzzer's statistics.

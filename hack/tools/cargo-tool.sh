@@ -9,7 +9,8 @@ build=$root.build
 
 if ! [ -x "$root/bin/$name" ]; then
   echo "tools: installing $name $version into $root (once, some minutes)" >&2
-  cargo install "$name" --version "$version" --locked --quiet --root "$root" --target-dir "$build" || {
+  # Programs that start others need no optimizations.
+  CARGO_PROFILE_DEV_DEBUG=false cargo install --debug "$name" --version "$version" --locked --quiet --root "$root" --target-dir "$build" || {
     echo "tools: $name could not be installed; with a network, run 'cargo install $name --version $version --locked --root $root'" >&2
     exit 1
   }
