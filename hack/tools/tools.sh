@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader registry promtool)
 # Without crds/: their folders name their versions, and nothing has to be built anew for them.
-pins=$(cat ./*/go.mod ./*/go.sum charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
+pins=$(cat ./*/go.mod ./*/go.sum ./*/*.go charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools
 root=$cache/$pins
 bin=$root/bin
@@ -85,19 +85,16 @@ wanted() {
 
 # build MODULE TOOLS ARGS...: go build with a line a few seconds, as the first one takes minutes.
 build() {
-  local module=$1 made=$2 start seconds out binary
+  local module=$1 made=$2 start seconds out
   shift 2
   wanted $made || return 0
-  out=$cache/$module-$({ cat "$module/go.mod" "$module/go.sum"; echo "$@"; } | sha256sum | cut -c1-12)
+  out=$cache/$module-$({ cat "$module"/{go.mod,go.sum,*.go}; echo "$@"; } | sha256sum | cut -c1-12)
   if ! [ -d "$out" ]; then
     start=$(date +%s)
-    echo "tools: building $module (the first time takes minutes, mostly downloading and compiling Go)" >&2
+    echo "tools: building $made (the first time takes minutes, mostly downloading and compiling Go)" >&2
     rm -rf "$out.new"
     mkdir -p "$out.new"
-    # One binary is not always called as its package is.
-    binary=$out.new/
-    [[ "$made" == *" "* ]] || binary=$out.new/$made
-    (cd "$module" && exec nice go build -mod=readonly -o "$binary" "$@") >"$root/log/$module.log" 2>&1 &
+    (cd "$module" && exec nice go build -mod=readonly -gcflags=all=-dwarf=false -o "$out.new/" "$@") >"$root/log/$module.log" 2>&1 &
     local job=$!
     while kill -0 "$job" 2>/dev/null; do
       sleep 1
@@ -112,25 +109,31 @@ build() {
     mv "$out.new" "$out"
     echo "tools: $module built in $(($(date +%s) - start)) s" >&2
   fi
+  # Two programs are not called as their packages are.
   for tool in $made; do
-    [ -x "$bin/$tool" ] || ln -sf "$out/$tool" "$bin/$tool"
+    [ -x "$bin/$tool" ] && continue
+    case "$tool" in
+      etcd) ln -sf "$out/server" "$bin/$tool" ;;
+      kubeconfig-secretreader) ln -sf "$out/plugin" "$bin/$tool" ;;
+      *) ln -sf "$out/$tool" "$bin/$tool" ;;
+    esac
   done
 }
 
 stamp=k8s.io/component-base/version
-build etcd etcd -ldflags "-s -w" go.etcd.io/etcd/server/v3
+build kubernetes "etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubeconfig-secretreader kwok" \
+  -ldflags "-s -w -X $stamp.gitVersion=v$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=$(cut -d. -f2 <<<"$kubernetes") -X $stamp.gitTreeState=clean \
+    -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kubernetes sigs.k8s.io/kwok)" \
+  k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl} \
+  go.etcd.io/etcd/server/v3 sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin sigs.k8s.io/kwok/cmd/kwok
 build helm helm -ldflags "-s -w -X helm.sh/helm/v4/internal/version.version=v$helm" helm.sh/helm/v4/cmd/helm
-build kubernetes "kube-apiserver kube-controller-manager kube-scheduler kubectl" \
-  -ldflags "-s -w -X $stamp.gitVersion=v$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=$(cut -d. -f2 <<<"$kubernetes") -X $stamp.gitTreeState=clean" \
-  k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl}
-build kwok kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kwok sigs.k8s.io/kwok)" sigs.k8s.io/kwok/cmd/kwok
-build cluster-inventory-api kubeconfig-secretreader -ldflags "-s -w" sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin
-build registry registry -ldflags "-s -w" github.com/distribution/distribution/v3/cmd/registry
-build prometheus promtool -ldflags "-s -w" github.com/prometheus/prometheus/cmd/promtool
+build registry registry -ldflags "-s -w" .
+# Without service discovery, which needs the libraries of all clouds.
+build prometheus promtool -tags remove_all_sd -ldflags "-s -w" github.com/prometheus/prometheus/cmd/promtool
 
 # The stages that let a fake node run pods, out of kwok's own module.
 if [ ! -f "$root/kwok/ready" ]; then
-  module=$(cd kwok && go list -m -f '{{.Dir}}' sigs.k8s.io/kwok)
+  module=$(cd kubernetes && go list -m -f '{{.Dir}}' sigs.k8s.io/kwok)
   mkdir -p "$root/kwok"
   cat "$module"/kustomize/stage/node/fast/node-initialize.yaml \
     <(echo ---) "$module"/kustomize/stage/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml \
