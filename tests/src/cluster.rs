@@ -25,6 +25,7 @@ use kube::{
     Api, Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::{
@@ -421,6 +422,13 @@ impl Cluster {
     /// Process ids of all that runs.
     pub fn pids(&self) -> Vec<u32> {
         lock(&self.processes).values().map(Process::pid).collect()
+    }
+
+    /// Signals all that runs.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        let mut processes = lock(&self.processes);
+        let mut signalled = processes.values_mut().map(|one| one.signal(signal));
+        signalled.try_for_each(|done| done)
     }
 
     /// The folder of all its files: data, certificates, `<component>.log`.

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, stream::FuturesUnordered};
+use rustix::process::Signal;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     net::{
@@ -17,7 +18,6 @@ use tokio::{
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::Mutex,
-    time::{Duration, Instant},
 };
 
 use crate::cluster::{
@@ -26,8 +26,6 @@ use crate::cluster::{
     reset::Start,
 };
 
-/// An idle plane costs as much CPU in two minutes as its start did.
-const IDLE_LONGEST: Duration = Duration::from_secs(100);
 /// Half a GB each.
 const IDLE_MOST: usize = 12;
 /// An apiserver needs more memory with each lease.
@@ -38,7 +36,6 @@ struct Plane {
     cluster: Cluster,
     start: Start,
     leases: u32,
-    returned: Instant,
 }
 
 impl Plane {
@@ -49,7 +46,6 @@ impl Plane {
             cluster,
             start,
             leases: 0,
-            returned: Instant::now(),
         })
     }
 
@@ -137,7 +133,7 @@ impl Pool {
             plane.cluster.keep_files();
         } else if whole && plane.leases < LEASES_MOST {
             plane.restore().await?;
-            self.give_back(plane).await;
+            self.give_back(plane).await?;
         }
         Ok(())
     }
@@ -145,7 +141,10 @@ impl Pool {
     async fn take(&self) -> Result<Plane> {
         let idle = self.idle.lock().await.pop();
         match idle {
-            Some(plane) => Ok(plane),
+            Some(plane) => {
+                plane.cluster.signal(Signal::CONT)?;
+                Ok(plane)
+            }
             None => {
                 self.started.fetch_add(1, Ordering::Relaxed);
                 Plane::start().await
@@ -153,13 +152,14 @@ impl Pool {
         }
     }
 
-    async fn give_back(&self, mut plane: Plane) {
-        plane.returned = Instant::now();
+    /// An idle plane is stopped: running, it costs as much CPU in two minutes as its start did.
+    async fn give_back(&self, plane: Plane) -> Result<()> {
+        plane.cluster.signal(Signal::STOP)?;
         let mut idle = self.idle.lock().await;
-        idle.retain(|plane| plane.returned.elapsed() < IDLE_LONGEST);
         if idle.len() < IDLE_MOST {
             idle.push(plane);
         }
+        Ok(())
     }
 }
 
