@@ -25,8 +25,9 @@ krypton() {
     --remap-path-prefix "$built=/target"
   )
   # With --target these are for the programs only, not for build scripts and procedural macros, which
-  # cannot be static. Without the epoch, as build scripts of C libraries would run again for every commit.
-  env --unset=SOURCE_DATE_EPOCH \
+  # cannot be static. Without the epoch, as build scripts of C libraries would run again for every commit. With the
+  # jitter of the CPU as a source of randomness, which .cargo/config.toml leaves out of debug builds.
+  env --unset=SOURCE_DATE_EPOCH AWS_LC_SYS_NO_JITTER_ENTROPY=0 \
     CARGO_ENCODED_RUSTFLAGS="$(IFS=$'\x1f'; echo "${flags[*]}")" \
     "CFLAGS_${host//-/_}=-ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo -ffile-prefix-map=$built=/target" \
     cargo build --locked --release --target "$host" --target-dir "$built" --workspace --exclude krypton-tests --bins
