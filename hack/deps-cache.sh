@@ -49,12 +49,18 @@ case "${1-} $#" in
     mkdir -p "$folder"
     exec 9>"$folder/lock"
     flock 9
-    # Cargo compares only times, and would take the older files of another checkout for compiled.
-    if [ "$(cat "$folder/checkout" 2>/dev/null)" != "$PWD" ]; then
+    # Cargo compares only times: older files of another checkout would be taken for compiled, and in a fresh clone of what
+    # was compiled all would be compiled again.
+    files=$(git ls-files -z --cached --others --exclude-standard | xargs -0 sha256sum | sha256sum) || files=
+    if [ -n "$files" ] && [ "$(cat "$folder/files" 2>/dev/null)" = "$files" ]; then
+      find "$folder" \( -path '*/.fingerprint/krypton-*' -o -path '*/build/krypton-*/output' \) -exec touch {} +
+    elif [ "$(cat "$folder/checkout" 2>/dev/null)" != "$PWD" ]; then
       find "$folder" -path '*/.fingerprint/krypton-*' -prune -exec rm -rf {} +
-      echo "$PWD" >"$folder/checkout"
     fi
+    echo "$PWD" >"$folder/checkout"
+    rm -f "$folder/files"
     CARGO_TARGET_DIR=$folder "${@:3}"
+    echo "$files" >"$folder/files"
     ;;
   *) echo "usage: $0 restore | save | in NAME COMMAND..." >&2; exit 2 ;;
 esac
