@@ -51,9 +51,10 @@ case "${1-} $#" in
     flock 9
     # Cargo compares only times: older files of another checkout would be taken for compiled, and in a fresh clone of what
     # was compiled all would be compiled again.
+    touch "$folder/lock"
     files=$(git ls-files -z --cached --others --exclude-standard | xargs -0 sha256sum | sha256sum) || files=
     if [ -n "$files" ] && [ "$(cat "$folder/files" 2>/dev/null)" = "$files" ]; then
-      find "$folder" \( -path '*/.fingerprint/krypton-*' -o -path '*/build/krypton-*/output' \) -exec touch {} +
+      find "$folder" -type f -exec touch -r "$folder/lock" {} +
     elif [ "$(cat "$folder/checkout" 2>/dev/null)" != "$PWD" ]; then
       find "$folder" -path '*/.fingerprint/krypton-*' -prune -exec rm -rf {} +
     fi
