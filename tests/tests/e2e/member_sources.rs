@@ -692,7 +692,8 @@ async fn a_thousand_secrets_are_a_thousand_members() {
         .unwrap();
     let client = home.client();
     let port = Port::reserve().unwrap();
-    let kubeconfig = nowhere(&port);
+    let address = format!("https://{}", port.address());
+    let kubeconfig = home.kubeconfig_with("t").replace(&home.server(), &address);
     let mark = (names::DISCOVERY_LABEL, "true");
     let data = [(names::KUBECONFIG_KEY, kubeconfig.as_str())];
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
