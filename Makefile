@@ -14,8 +14,8 @@ SOAK_ARGS ?=
 ARGS ?=
 # More for cargo, as --locked.
 CARGO_FLAGS ?=
-# A test uses one to three control planes of half a GB each. Nine tests at a time keep two cores busy and fit 14 GB.
-TEST_THREADS ?= 9
+# A test uses one to three control planes of half a GB each. Eight tests at a time keep two cores busy and fit 13 GB.
+TEST_THREADS ?= 8
 FUZZ_SECONDS ?= 60
 PID_FILE ?= /tmp/krypton-operator.pid
 LOG_FILE ?= /tmp/krypton-operator.log
@@ -44,7 +44,7 @@ demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a 
 	$(target)/debug/demo $(DEMO_ARGS)
 
 # The examples are programs that tests run: to cargo's `--examples` they would be tests instead.
-test: rust ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=9)
+test: rust ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=8)
 	$(call beside_tools,,$(binaries) $(debug) --examples; cargo test $(CARGO_FLAGS) --workspace $(debug) --no-run)
 	hack/deps-cache.sh save
 	passed=0; $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
