@@ -49,8 +49,8 @@ case "${1-} $#" in
     mkdir -p "$folder"
     exec 9>"$folder/lock"
     flock 9
-    # Cargo compares only times: older files of another checkout would be taken for compiled, and in a fresh clone of what
-    # was compiled all would be compiled again.
+    # Cargo compares only times. It would take the older files of another checkout for compiled, and compile a fresh clone
+    # of the same files again.
     touch "$folder/lock"
     files=$(git ls-files -z --cached --others --exclude-standard | xargs -0 sha256sum | sha256sum) || files=
     if [ -n "$files" ] && [ "$(cat "$folder/files" 2>/dev/null)" = "$files" ]; then
