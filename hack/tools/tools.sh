@@ -85,7 +85,7 @@ wanted() {
 
 # build MODULE TOOLS ARGS...: go build with a line a few seconds, as the first one takes minutes.
 build() {
-  local module=$1 made=$2 start seconds out
+  local module=$1 made=$2 start seconds out binary
   shift 2
   wanted $made || return 0
   out=$cache/$module-$({ cat "$module"/{go.mod,go.sum,*.go}; echo "$@"; } | sha256sum | cut -c1-12)
@@ -94,7 +94,10 @@ build() {
     echo "tools: building $made (the first time takes minutes, mostly downloading and compiling Go)" >&2
     rm -rf "$out.new"
     mkdir -p "$out.new"
-    (cd "$module" && exec nice go build -mod=readonly -gcflags=all=-dwarf=false -o "$out.new/" "$@") >"$root/log/$module.log" 2>&1 &
+    # One binary is not always called as its package is.
+    binary=$out.new/
+    [[ "$made" == *" "* ]] || binary=$out.new/$made
+    (cd "$module" && exec nice go build -mod=readonly -gcflags=all=-dwarf=false -o "$binary" "$@") >"$root/log/$module.log" 2>&1 &
     local job=$!
     while kill -0 "$job" 2>/dev/null; do
       sleep 1
@@ -107,25 +110,20 @@ build() {
       exit 1
     fi
     mv "$out.new" "$out"
-    echo "tools: $module built in $(($(date +%s) - start)) s" >&2
+    echo "tools: $made built in $(($(date +%s) - start)) s" >&2
   fi
-  # Two programs are not called as their packages are.
   for tool in $made; do
-    [ -x "$bin/$tool" ] && continue
-    case "$tool" in
-      etcd) ln -sf "$out/server" "$bin/$tool" ;;
-      kubeconfig-secretreader) ln -sf "$out/plugin" "$bin/$tool" ;;
-      *) ln -sf "$out/$tool" "$bin/$tool" ;;
-    esac
+    [ -x "$bin/$tool" ] || ln -sf "$out/$tool" "$bin/$tool"
   done
 }
 
 stamp=k8s.io/component-base/version
-build kubernetes "etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubeconfig-secretreader kwok" \
-  -ldflags "-s -w -X $stamp.gitVersion=v$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=$(cut -d. -f2 <<<"$kubernetes") -X $stamp.gitTreeState=clean \
-    -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kubernetes sigs.k8s.io/kwok)" \
-  k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl} \
-  go.etcd.io/etcd/server/v3 sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin sigs.k8s.io/kwok/cmd/kwok
+build kubernetes etcd -ldflags "-s -w" go.etcd.io/etcd/server/v3
+build kubernetes "kube-apiserver kube-controller-manager kube-scheduler kubectl" \
+  -ldflags "-s -w -X $stamp.gitVersion=v$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=$(cut -d. -f2 <<<"$kubernetes") -X $stamp.gitTreeState=clean" \
+  k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl}
+build kubernetes kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kubernetes sigs.k8s.io/kwok)" sigs.k8s.io/kwok/cmd/kwok
+build kubernetes kubeconfig-secretreader -ldflags "-s -w" sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin
 build helm helm -ldflags "-s -w -X helm.sh/helm/v4/internal/version.version=v$helm" helm.sh/helm/v4/cmd/helm
 build registry registry -ldflags "-s -w" .
 # Without service discovery, which needs the libraries of all clouds.
