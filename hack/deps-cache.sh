@@ -49,19 +49,17 @@ case "${1-} $#" in
     mkdir -p "$folder"
     exec 9>"$folder/lock"
     flock 9
-    # Cargo compares only times. It would take the older files of another checkout for compiled, and compile a fresh clone
-    # of the same files again.
+    # Cargo compares only times. It would take older files for compiled, and compile a fresh clone of the same files again.
+    # So all of ours in the folder belongs to one set of files.
     touch "$folder/lock"
     files=$(git ls-files -z --cached --others --exclude-standard | xargs -0 sha256sum | sha256sum) || files=
     if [ -n "$files" ] && [ "$(cat "$folder/files" 2>/dev/null)" = "$files" ]; then
       find "$folder" -type f -exec touch -r "$folder/lock" {} +
-    elif [ "$(cat "$folder/checkout" 2>/dev/null)" != "$PWD" ]; then
+    else
       find "$folder" -path '*/.fingerprint/krypton-*' -prune -exec rm -rf {} +
+      echo "$files" >"$folder/files"
     fi
-    echo "$PWD" >"$folder/checkout"
-    rm -f "$folder/files"
     CARGO_TARGET_DIR=$folder "${@:3}"
-    echo "$files" >"$folder/files"
     ;;
   *) echo "usage: $0 restore | save | in NAME COMMAND..." >&2; exit 2 ;;
 esac
