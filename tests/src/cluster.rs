@@ -427,8 +427,9 @@ impl Cluster {
     /// Signals all that runs.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         let mut processes = lock(&self.processes);
-        let mut signalled = processes.values_mut().map(|one| one.signal(signal));
-        signalled.try_for_each(|done| done)
+        processes
+            .values_mut()
+            .try_for_each(|process| process.signal(signal))
     }
 
     /// The folder of all its files: data, certificates, `<component>.log`.
