@@ -207,7 +207,6 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
         let ends = stand == Stand::Leaving;
         if look && known.synced && now >= look_next && !ends {
             look = false;
-            look_next = Boot(now.0 + LOOK_EVERY);
             let marks = known.objects.values().filter_map(mark);
             fleet.lead.sees(marks);
             let bound = known.bound();
@@ -481,6 +480,11 @@ pub async fn run(mut fleet: Fleet, stop: CancellationToken) {
                 wrote.forget(&name);
                 agenda.forget(&name);
             }
+            // With many members a look is long, and the calls that wait for this loop get as much time as it took.
+            let ended = Boot::now();
+            look_next = Boot(ended.0 + LOOK_EVERY.max(ended.since(now)));
+            // Without this the loop would go on for as long as anything is ready, in one poll.
+            tokio::task::yield_now().await;
         }
         let book_due = book.work(&mut known, &fleet.lead, now);
         for name in fleet.shared.facts.take_changed() {

@@ -150,7 +150,7 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
     let (mut desk, mut led) = (Desk::default(), None);
     let mut writes: JoinSet<Written> = JoinSet::new();
     let mut readings: JoinSet<Reading> = JoinSet::new();
-    let (mut look, mut look_next) = (false, Boot::default());
+    let (mut look, mut look_next, mut rested) = (false, Boot::default(), Boot::default());
     loop {
         let now = Boot::now();
         let leading = lead.writes(now);
@@ -224,7 +224,11 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
                     }
                 }
             }
-            look_next = wake.map_or(look_next, |wake| wake.max(look_next));
+            // As in the fleet's loop: a long look leaves as much time for the rest, and other tasks run.
+            let ended = Boot::now();
+            rested = Boot(ended.0 + LOOK_EVERY.max(ended.since(now)));
+            look_next = wake.map_or(rested, |wake| wake.max(rested));
+            tokio::task::yield_now().await;
         }
         let due = look.then_some(look_next).into_iter().chain(desk.forgets);
         let due = due.min();
@@ -264,7 +268,8 @@ pub async fn run(keep: Keep, mut lead: Lead, stop: CancellationToken) {
             () = clock::sleep_until(due, now) => {}
         }
         if news {
-            (look, look_next) = (true, look_next.min(Boot(now.0 + LOOK_EVERY)));
+            let soon = rested.max(Boot(now.0 + LOOK_EVERY));
+            (look, look_next) = (true, look_next.min(soon));
         }
     }
 }
