@@ -3,7 +3,10 @@
 use krypton_common::fingerprint::sha256_hex;
 use rcgen::{PublicKeyData as _, SubjectPublicKeyInfo};
 use thiserror::Error;
-use x509_parser::prelude::{FromDer as _, X509CertificationRequest};
+use x509_parser::{
+    asn1_rs::{self, Any, DerParser, Sequence, SequenceIterator},
+    prelude::{FromDer as _, X509CertificationRequest},
+};
 
 /// One with a P-384 key and a few names has a tenth of it.
 pub const REQUEST_MAX_BYTES: usize = 8 * 1024;
@@ -22,13 +25,13 @@ pub enum RequestError {
 }
 
 /// The public key of a request that was made by who has the private one.
-pub(crate) fn public_key(request: &[u8]) -> Result<SubjectPublicKeyInfo, RequestError> {
-    if request.len() > REQUEST_MAX_BYTES {
+pub(crate) fn public_key(der: &[u8]) -> Result<SubjectPublicKeyInfo, RequestError> {
+    if der.len() > REQUEST_MAX_BYTES {
         return Err(RequestError::TooLarge);
     }
     let (rest, request) =
-        X509CertificationRequest::from_der(request).map_err(|_| RequestError::NotARequest)?;
-    if !rest.is_empty() {
+        X509CertificationRequest::from_der(der).map_err(|_| RequestError::NotARequest)?;
+    if !rest.is_empty() || !has_three_parts(der) {
         return Err(RequestError::NotARequest);
     }
     // From the key's own algorithm: what the signature's says is the sender's choice.
@@ -46,6 +49,17 @@ pub(crate) fn public_key(request: &[u8]) -> Result<SubjectPublicKeyInfo, Request
         .verify_signature()
         .map_err(|_| RequestError::Signature)?;
     Ok(key)
+}
+
+/// The parser ignores what follows info, algorithm and signature in the sequence. The signature does not cover it.
+fn has_three_parts(der: &[u8]) -> bool {
+    let Ok((_, sequence)) = Sequence::from_der(der) else {
+        return false;
+    };
+    let parts = SequenceIterator::<Any, DerParser>::new(&sequence.content);
+    parts
+        .collect::<Result<Vec<_>, asn1_rs::Error>>()
+        .is_ok_and(|parts| parts.len() == 3)
 }
 
 /// What a join token is used up by: the SHA-256 of the request's SubjectPublicKeyInfo in hex.
@@ -116,7 +130,9 @@ mod tests {
         let good = request(&KeyPair::generate().unwrap());
         let mut longer = good.clone();
         longer.push(0);
-        let cases: [(&[u8], RequestError); 5] = [
+        let fourth_part = include_bytes!("../../../fuzz/corpus/csr/refused-fourth-part");
+        let cases: [(&[u8], RequestError); 6] = [
+            (fourth_part, RequestError::NotARequest),
             (&[], RequestError::NotARequest),
             (
                 b"-----BEGIN CERTIFICATE REQUEST-----",
