@@ -11,7 +11,6 @@ use krypton_tests::{
     Mode, Pair, by_agent, eventually,
     fleet::{Desk, PATIENCE},
     held::Held,
-    in_both_modes,
 };
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, CustomResourceExt, ResourceExt};
@@ -19,8 +18,8 @@ use serde_json::json;
 
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 
-in_both_modes!(a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it);
 by_agent!(
+    a_release_goes_with_its_tenant_and_the_namespace_only_if_it_was_made_for_it,
     tenants_and_releases_outlive_the_deletion_of_their_crd,
     a_release_belongs_to_the_older_tenant_and_outlives_the_younger,
     tenants_that_were_to_go_before_their_crd_keep_nothing_away_and_go_if_that_is_certain,

@@ -14,14 +14,14 @@ use krypton_common::{
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Gate, Mode, Parts, by_agent, eventually,
     fleet::{Desk, PATIENCE, kill_helm},
-    gate, in_both_modes,
+    gate,
     no_tenants::{has_no_tenants, refuse_tenants},
 };
 use kube::{Api, ResourceExt};
 use rim::{Labels, Rim};
 
-in_both_modes!(a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_only);
 by_agent!(
+    a_deployment_comes_follows_its_chart_is_put_right_and_goes_by_an_order_only,
     a_helm_that_is_killed_in_an_installation_leaves_one_release_after_the_next_pass,
     a_release_belongs_to_one_deployment_and_the_originals_is_taken_on,
     where_there_can_be_no_tenants_there_can_be_deployments

@@ -16,9 +16,9 @@ use krypton_hub::join_info::{self, JoinInfo};
 use krypton_hub::kubectl::ExitCode;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart,
-    Pair, Parts, ServiceAccountAccess, bundle, eventually,
+    Pair, Parts, ServiceAccountAccess, bundle, by_agent, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, SYSTEM_NAMESPACE, condition},
-    in_both_modes, kubectl_krypton,
+    kubectl_krypton,
     membership::{krypton_ends, krypton_program, write_secret},
     port::Port,
     process::{Invocation, Process},
@@ -29,7 +29,7 @@ use serde_json::json;
 const ALL_READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
 const DEADLINE: Duration = Duration::from_secs(30);
 
-in_both_modes!(what_a_person_pauses_stands_still_and_what_leaves_is_uninstalled,);
+by_agent!(what_a_person_pauses_stands_still_and_what_leaves_is_uninstalled,);
 
 async fn what_a_person_pauses_stands_still_and_what_leaves_is_uninstalled(mode: Mode) {
     let (mut pair, _repository, values) = Pair::with_small_chart("verbs", mode).await.unwrap();

@@ -17,7 +17,7 @@ use krypton_tests::{
     Answer, AnsweringProxy, ChartRepository, ChartSource, Cluster, FaultProxy, Gate, Hub,
     HubOptions, Lie, Membership, Mode, Parts, Traffic,
     answering_proxy::{READS, Verb},
-    eventually,
+    by_agent, eventually,
     fleet::{Desk, HUB_NAMESPACE, PATIENCE, ValuesFile, chart_flags, condition, values_flag},
     gate, in_both_modes, kubectl_krypton,
     port::Port,
@@ -37,9 +37,9 @@ const EDGE: &str = "edge-1";
 in_both_modes!(
     killed_the_lead_is_followed_and_agents_and_status_are_back,
     a_lead_that_wakes_up_writes_nothing,
-    a_home_that_is_away_for_a_while_changes_no_lead,
     a_lead_that_stops_hands_over_while_helm_is_waited_for,
 );
+by_agent!(a_home_that_is_away_for_a_while_changes_no_lead);
 
 /// Hubs of one home, under the names that they have as pods, and the addresses of all for their agents.
 struct Stage {

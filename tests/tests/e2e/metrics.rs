@@ -14,9 +14,8 @@ use std::{
 use anyhow::{Result, bail};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Parts, Tools,
-    eventually,
+    by_agent, eventually,
     fleet::{Desk, PATIENCE, ValuesFile, chart_flags, values_flag},
-    in_both_modes,
     process::Invocation,
 };
 use serde_json::{Value, json};
@@ -490,7 +489,7 @@ fn each_alert_on_a_state_finds_it_in_what_is_served() {
     assert!(state("certificate_expiry_timestamp_seconds") - now < 86_400.0);
 }
 
-in_both_modes!(runs_of_helm_a_lost_member_and_one_that_is_behind_show_in_the_metrics);
+by_agent!(runs_of_helm_a_lost_member_and_one_that_is_behind_show_in_the_metrics);
 
 /// Waits until the series is as `fits` wants it.
 async fn shows(
