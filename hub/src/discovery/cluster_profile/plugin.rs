@@ -393,7 +393,9 @@ mod tests {
         }
 
         async fn run(&self, script: &str) -> Result<String, String> {
-            let ran = self.plugins.run(&shell(script)).await;
+            let ran = timeout(LONG, self.plugins.run(&shell(script)))
+                .await
+                .unwrap();
             assert_eq!(std::fs::read_dir(self.folder.path()).unwrap().count(), 0);
             ran.map(|said| String::from_utf8(said).unwrap())
                 .map_err(|error| chain(&error))
@@ -416,7 +418,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(LONG, waiting).await.unwrap();
+        timeout(LONG, waiting).await.unwrap();
     }
 
     async fn is_gone(pid: &str) {
