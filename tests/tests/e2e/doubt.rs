@@ -221,28 +221,30 @@ impl Scene {
     async fn kept_are_ready(&self, values: Option<u32>) {
         for name in KEPT {
             if let Some(number) = values {
-                let what = format!("the values v{number} to reach {name}");
-                let wanted = format!("v{number}");
-                eventually(&what, PATIENCE, async || {
-                    let release = Self::release(name);
-                    let namespace = format!("--namespace={name}");
-                    let args = ["get", "configmap", &release, &namespace];
-                    let args = args
-                        .into_iter()
-                        .chain(["--output=jsonpath={.data.message}"]);
-                    match self.edge.kubectl(args).await? {
-                        found if found == wanted => Ok(Some(())),
-                        found => bail!("it has {found:?}"),
-                    }
-                })
-                .await
-                .unwrap();
+                self.values_reach(name, name, number).await;
             }
             self.desk
                 .shows("default", name, &[ALL_READY])
                 .await
                 .unwrap();
         }
+    }
+
+    /// Helm may still be running.
+    async fn values_reach(&self, name: &str, namespace: &str, number: u32) {
+        let wanted = format!("v{number}");
+        let what = format!("the values {wanted} to reach {name}");
+        let (release, namespace) = (Self::release(name), format!("--namespace={namespace}"));
+        eventually(&what, PATIENCE, async || {
+            let message = "--output=jsonpath={.data.message}";
+            let args = ["get", "configmap", &release, &namespace, message];
+            match self.edge.kubectl(args).await? {
+                found if found == wanted => Ok(Some(())),
+                found => bail!("it has {found:?}"),
+            }
+        })
+        .await
+        .unwrap();
     }
 
     async fn told_often(&mut self, at_least: u64) {
@@ -374,13 +376,17 @@ async fn an_etcd_is_restored(scene: &mut Scene) {
     let desk = scene.desk.clone();
     let before = scene.standing().await.unwrap();
     let release = Scene::release("before");
-    let number = desk
-        .revisions(SHARED, &release)
-        .await
-        .unwrap()
-        .last()
-        .unwrap()
-        .0;
+    // A snapshot of a running upgrade would be repaired by another one.
+    scene.values_reach("before", SHARED, scene.written).await;
+    let number = eventually("no upgrade to run", PATIENCE, async || {
+        let revisions = desk.revisions(SHARED, &release).await?;
+        match revisions.last() {
+            Some((number, status)) if status == "deployed" => Ok(Some(*number)),
+            _ => bail!("{revisions:?}"),
+        }
+    })
+    .await
+    .unwrap();
     let snapshot = scene.edge.snapshot().await.unwrap();
     let shared = json!({"workspace": SHARED});
     desk.create("default", "late", shared.clone())
