@@ -13,8 +13,8 @@ use tracing::Instrument as _;
 use tracing::field::Empty;
 
 use crate::clock::Boot;
+use crate::helm_metrics::{ChartMetrics, Counted};
 use crate::newest::Newest as _;
-use crate::work_metrics::{ChartMetrics, Counted, WorkMetrics};
 use crate::{effect, effect_now};
 
 mod archive;
@@ -251,9 +251,9 @@ impl ChartCache {
 
     /// Counts with `metrics`.
     #[must_use]
-    pub fn with_metrics(self, metrics: &WorkMetrics) -> Self {
+    pub fn with_metrics(self, metrics: &ChartMetrics) -> Self {
         Self {
-            metrics: metrics.charts.clone(),
+            metrics: metrics.clone(),
             ..self
         }
     }

@@ -24,7 +24,7 @@ use crate::identity::{
 };
 use crate::join::token_name;
 use crate::newest::{Newest as _, NewestSeen as _};
-use crate::plan::backoff;
+use crate::patience::backoff;
 use crate::session::Link;
 use crate::trust::{self, Told, TrustError};
 

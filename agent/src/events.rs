@@ -1,25 +1,31 @@
-//! Kubernetes events on Tenants, told in passing: a full queue drops the newest, nothing waits for it.
+//! Kubernetes events, told in passing: a full queue drops the newest, nothing waits for it.
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Event, EventSource};
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
-use krypton_crds::tenant::Tenant;
+use kube::Client;
 use kube::api::{Api, PostParams};
-use kube::{Client, Resource, ResourceExt};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
 use crate::clock;
 use crate::effect;
-use crate::status::Told;
 
 /// Who tells (reference 1.3).
 const COMPONENT: &str = "multicluster-tenants";
 /// A burst of 250 Tenants with four events each; beyond it events are lost, and said so in the log.
 const QUEUE: usize = 1024;
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// An event that is worth telling.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub warning: bool,
+    pub reason: &'static str,
+    pub message: String,
+}
 
 /// The near end of the queue.
 #[derive(Clone, Debug)]
@@ -61,14 +67,14 @@ impl Events {
         Self { dropped, ..self }
     }
 
-    /// Puts an event on the Tenant into the queue.
-    pub fn tell(&self, tenant: &Tenant, told: Told) {
+    /// Puts an event on this object into the queue.
+    pub fn tell(&self, object: ObjectReference, told: Told) {
         let now = clock::wall();
-        let object = tenant.object_ref(&());
+        let name = object.name.clone().unwrap_or_default();
         let event = Event {
             metadata: ObjectMeta {
-                name: Some(format!("{}.{:x}", tenant.name_any(), now.as_nanosecond())),
-                namespace: tenant.namespace(),
+                name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+                namespace: object.namespace.clone(),
                 ..ObjectMeta::default()
             },
             involved_object: object,
@@ -90,7 +96,7 @@ impl Events {
         };
         if self.queue.try_send(event).is_err() {
             self.dropped.inc();
-            tracing::warn!(object = %tenant.name_any(), reason = told.reason, "event dropped: queue full");
+            tracing::warn!(object = %name, reason = told.reason, "event dropped: queue full");
         }
     }
 }

@@ -1,12 +1,9 @@
 //! Leases: whoever holds a member's `krypton-agent` is the one writer there (design §3, rules 4, 5).
 
-mod actor;
+pub(crate) mod actor;
 mod holder;
 #[cfg(test)]
 mod lead_model;
-#[cfg(test)]
-mod model;
-mod role;
 mod times;
 
 use std::time::Duration;
@@ -21,13 +18,11 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::{self, Boot};
 use crate::cluster;
 use crate::effect;
-use crate::helm::StopHandle;
 use crate::newest::{NewestSeen as _, PutNews as _};
 use actor::{Actor, Answer, Call};
 
 use holder::is_former_life;
 pub use holder::{OwnPod, agent_holder};
-pub use role::{Presence, Role, SILENCE, role};
 pub use times::Times;
 
 /// Where Krypton keeps its own objects on a member.
@@ -92,21 +87,10 @@ impl Hold {
     }
 
     /// Until when what runs may live, if it may at all.
-    fn runs_until(&self, now: Boot) -> Option<Boot> {
+    pub(crate) fn runs_until(&self, now: Boot) -> Option<Boot> {
         let until = Boot(self.renewed?.0 + KILL_AFTER);
         (now < until).then_some(until)
     }
-}
-
-/// Lets what runs live for as long as the Lease allows, else kills it. Says when to look again though
-/// nothing has happened.
-pub(crate) fn enforce(hold: &Hold, runs: &StopHandle, now: Boot) -> Option<Boot> {
-    let until = hold.runs_until(now);
-    match until {
-        Some(until) => runs.permit(until),
-        None => runs.kill(),
-    }
-    until
 }
 
 /// What is wanted of the Lease.

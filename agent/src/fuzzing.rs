@@ -24,8 +24,8 @@ use crate::drift::ignore::{self, keep};
 use crate::drift::pointer::{Step, escaped, steps};
 use crate::go_values::parse_duration;
 use crate::helm::complaint::{self, Complaint, SHORTEST_SECRET, WAY_OUT};
-use crate::index::ReleaseKey;
 use crate::ledger::{self, Advance};
+use crate::release::labels::ReleaseKey;
 use crate::release::{self, Status};
 use crate::release_record::{self, ReleaseRecord, Verdict};
 

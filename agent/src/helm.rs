@@ -17,10 +17,10 @@ use tracing::Instrument as _;
 use tracing::field::Empty;
 
 use crate::clock::Boot;
-use crate::index::{INSTALL_RUN, RUN_LABEL};
+use crate::helm_metrics::HelmMetrics;
 use crate::precedence::Urgency;
 use crate::release;
-use crate::work_metrics::{HelmMetrics, WorkMetrics};
+use crate::release::labels::{INSTALL_RUN, RUN_LABEL};
 
 mod command;
 pub(crate) mod complaint;
@@ -460,8 +460,8 @@ impl Helm {
 
     /// Counts with `metrics`. To be said before the first run.
     #[must_use]
-    pub fn with_metrics(mut self, metrics: &WorkMetrics) -> Self {
-        self.metrics = metrics.helm.clone();
+    pub fn with_metrics(mut self, metrics: &HelmMetrics) -> Self {
+        self.metrics = metrics.clone();
         let limit = i64::try_from(self.config.max_concurrent).unwrap_or(i64::MAX);
         self.metrics.limit.set(limit);
         self.slots = self.slots.counted(self.metrics.in_flight.clone());
@@ -745,6 +745,25 @@ impl Helm {
                     permanent,
                 })
             }
+        }
+    }
+}
+
+#[cfg(feature = "failpoints")]
+impl crate::failpoint::Injected for HelmError {
+    fn refused(point: String) -> Self {
+        Self::Start {
+            release: String::new(),
+            complaint: format!("failpoint {point}"),
+        }
+    }
+
+    fn lost(point: String) -> Self {
+        Self::Killed {
+            verb: "run",
+            release: String::new(),
+            signal: rustix::process::Signal::KILL.as_raw(),
+            complaint: format!("failpoint {point}"),
         }
     }
 }

@@ -3,7 +3,6 @@
 mod kept;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::Hash;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -15,37 +14,18 @@ use krypton_crds::tenant::Tenant;
 use kube::runtime::watcher::Event;
 
 use crate::bound::{self, Beyond};
+use crate::release::labels::{
+    FINGERPRINT_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, ROLLBACK_LABEL, RUN_LABEL,
+    ReleaseKey,
+};
 use crate::release::{self, Status, WorkloadKind};
 use crate::subject::{Subject, SubjectKey};
 use crate::workload::{WorkloadKey, WorkloadState};
 use crate::workspace_words::Words;
 use kept::{Heap, Kept};
 
-/// Label on a release Secret: the full fingerprint of what was installed.
-pub const FINGERPRINT_LABEL: &str = "mesh.openkcm.io/fingerprint";
-/// Label on a release Secret: the UID of the Tenant or KryptonDeployment that owns the release.
-pub const OWNER_UID_LABEL: &str = "mesh.openkcm.io/tenant-uid";
-/// Label on a release Secret: the namespace of its owner, of a KryptonDeployment at home.
-pub const OWNER_NAMESPACE_LABEL: &str = "mesh.openkcm.io/tenant-namespace";
-/// Label on a release Secret: the one helm run that wrote it. A revision that inherits it from the
-/// one before was written by somebody else.
-pub const RUN_LABEL: &str = "mesh.openkcm.io/run";
-/// Label on a release Secret: the number of the revision by which we are to roll back from it. Helm gives
-/// a rollback the labels of the revision that it goes back to, so the run itself cannot sign.
-pub const ROLLBACK_LABEL: &str = "mesh.openkcm.io/rolled-back-by";
-/// What the value of [`RUN_LABEL`] begins with, when the run began where nothing was deployed.
-pub const INSTALL_RUN: &str = "install-";
-/// And when something was.
-pub const UPGRADE_RUN: &str = "upgrade-";
 /// Label on a namespace that Krypton made: the UID of the Tenant or KryptonDeployment it was made for.
 pub const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
-
-/// Names a release on a member.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReleaseKey {
-    pub namespace: String,
-    pub name: String,
-}
 
 /// One revision of a release, as its Secret's metadata shows it.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,6 +10,7 @@
 
 pub mod access;
 pub mod admin;
+pub mod agent_presence;
 pub mod anchor;
 pub mod bound;
 pub mod chart;
@@ -31,10 +32,15 @@ pub mod flags;
 pub mod fuzzing;
 pub mod go_values;
 pub mod helm;
+pub mod helm_dump;
+pub mod helm_metrics;
 pub mod hub_chart;
 pub mod identity;
 pub mod index;
 pub mod join;
+mod lease_guard;
+#[cfg(test)]
+mod lease_model;
 pub mod ledger;
 pub mod metrics;
 pub mod newest;

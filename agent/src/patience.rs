@@ -8,7 +8,6 @@ use krypton_common::error_chain::chain;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Boot;
-use crate::plan::backoff;
 
 /// An apiserver that has just come up refuses for a moment what it will allow: it serves before it has
 /// read all roles.
@@ -68,6 +67,14 @@ pub async fn patiently<T, E: Error>(
     }
 }
 
+/// The pause after `attempts` failed attempts. It doubles from 5 s up to `cap`. `jitter` in 0..1 chooses a point in the
+/// upper half of it.
+pub fn backoff(attempts: u32, cap: Duration, jitter: f64) -> Duration {
+    let doubled = Duration::from_secs(5).saturating_mul(1 << attempts.saturating_sub(1).min(20));
+    let full = doubled.min(cap);
+    full / 2 + full.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -106,5 +113,14 @@ mod tests {
         };
         let done = patiently("test", &stop, |_| true, attempt).await;
         assert!(matches!(done, Ok(None)));
+    }
+
+    #[test]
+    fn backoff_doubles_up_to_its_cap() {
+        let cap = Duration::from_secs(900);
+        assert_eq!(backoff(1, cap, 1.0), Duration::from_secs(5));
+        assert_eq!(backoff(2, cap, 1.0), Duration::from_secs(10));
+        assert_eq!(backoff(60, cap, 1.0), cap);
+        assert_eq!(backoff(60, cap, 0.0), cap / 2);
     }
 }

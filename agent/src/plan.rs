@@ -21,9 +21,10 @@ use krypton_common::tenant::{Next, Step};
 
 use crate::clock::Boot;
 use crate::drift::Wanted;
-use crate::index::{ReleaseKey, Revision, Workspace};
+use crate::index::{Revision, Workspace};
 use crate::placement::placed_on;
 use crate::precedence::Urgency;
+use crate::release::labels::ReleaseKey;
 use crate::release::{Release, Status};
 use crate::subject::Subject;
 
@@ -791,12 +792,4 @@ fn state(truth: Truth, reason: &str, message: impl Into<String>) -> State {
         reason: reason.to_owned(),
         message: message.into(),
     }
-}
-
-/// The back-off before the attempt after `attempts` failed ones: doubling from 5 s up to `cap`, with
-/// the upper half of it left to chance (`jitter` in 0..1).
-pub fn backoff(attempts: u32, cap: Duration, jitter: f64) -> Duration {
-    let doubled = Duration::from_secs(5).saturating_mul(1 << attempts.saturating_sub(1).min(20));
-    let full = doubled.min(cap);
-    full / 2 + full.mul_f64(jitter.clamp(0.0, 1.0) / 2.0)
 }

@@ -99,7 +99,7 @@ async fn main_loop(
         max_per_member: flags.max_concurrent_helm.into(),
     })
     .await?
-    .with_metrics(&work);
+    .with_metrics(&work.helm);
     let helm = Arc::new(helm);
     let found = local(
         &flags.local(env),
@@ -227,7 +227,7 @@ async fn main_loop(
     };
     let mut renewal = tokio::spawn(watchdog.watch("the renewal of the certificate", renewal));
     let charts = ChartCache::new(scratch.path().join("charts"))?
-        .with_metrics(&work)
+        .with_metrics(&work.charts)
         .with_fallback(
             Arc::new(HubChart::new(link, desired.clone())),
             flags.chart_source,

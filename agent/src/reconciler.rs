@@ -28,9 +28,8 @@ use krypton_common::allowed::Allowed;
 use krypton_common::desired::{DesiredState, Version};
 use krypton_common::error_chain::chain;
 use krypton_crds::tenant::{Tenant, TenantSpec};
-use kube::Client;
-use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
+use kube::{Client, Resource as _, ResourceExt as _};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -40,16 +39,17 @@ use crate::access::Report;
 use crate::chart::ChartCache;
 use crate::clock::{self, Boot};
 use crate::drift::DriftMetrics;
-use crate::events::Events;
+use crate::events::{Events, Told};
 use crate::fence::{self, Hold, LeaseName, LeaseWish, NO_NEW_RUNS_AFTER, Times};
 use crate::helm::{Helm, StopHandle};
-use crate::index::{CrdState, Index, ReleaseKey};
+use crate::index::{CrdState, Index};
+use crate::lease_guard;
 use crate::ledger::Recording;
-use crate::newest::{Newest as _, NewestSeen as _};
+use crate::newest::Newest as _;
 use crate::plan::{Attempt, Memory, Policy};
+use crate::release::labels::ReleaseKey;
 use crate::release::{Release, WorkloadKind};
 use crate::report::ReportBoard;
-use crate::status::Told;
 use crate::subject::{Subject, SubjectKey};
 use crate::watchdog::Watchdog;
 use crate::work_metrics::{Depths, Part, WorkMetrics};
@@ -65,7 +65,7 @@ use version::ClusterVersion;
 use watches::{Seen, Watch};
 use workspaces::Workspaces;
 
-pub use told::Question;
+pub use told::{LeaseNow, Question, ReconcilerNow, StateNow, SubjectNow};
 
 /// Who writes the status of the member's Tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,7 +188,7 @@ async fn reconcile(
     let lease = tokio::spawn(holding);
     let (handle, signal) = StopHandle::new();
     let handle = Arc::new(handle);
-    let ending = end_runs(hold.clone(), Arc::clone(&handle)).in_current_span();
+    let ending = lease_guard::end_runs(hold.clone(), Arc::clone(&handle)).in_current_span();
     let ending = tools.watchdog.watch(watched("the end of runs"), ending);
     let ending = tokio::spawn(ending);
     let member = Arc::new(member);
@@ -256,18 +256,6 @@ async fn reconcile(
     ending.abort();
     if let Err(error) = lease.await {
         tracing::error!(%error, "the Lease's task ended badly");
-    }
-}
-
-/// Kills what runs when the Lease has not been renewed for `KILL_AFTER` (design §3, rule 5).
-async fn end_runs(mut hold: watch::Receiver<Hold>, handle: Arc<StopHandle>) {
-    loop {
-        let now = Boot::now();
-        let until = fence::enforce(&hold.see(), &handle, now);
-        tokio::select! {
-            changed = hold.changed() => if changed.is_err() { return },
-            () = clock::sleep_until(until, now) => {}
-        }
     }
 }
 
@@ -613,7 +601,7 @@ impl Reconciler {
                     reason: "TenantInvalid",
                     message,
                 };
-                self.performer.events.tell(&named, told);
+                self.performer.events.tell(named.object_ref(&()), told);
                 None
             }
         };

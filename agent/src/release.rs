@@ -1,5 +1,6 @@
 //! Helm's release Secrets: read natively, and marked failed when the helm that wrote one is gone.
 
+pub mod labels;
 pub(crate) mod manifest;
 
 use std::collections::BTreeMap;

@@ -18,8 +18,9 @@ use thiserror::Error;
 use crate::bound::{Beyond, Pages};
 use crate::effect;
 use crate::fence::SYSTEM_NAMESPACE;
-use crate::index::{RUN_LABEL, ReleaseKey, Revision};
+use crate::index::Revision;
 use crate::ledger::LEDGER_NAME;
+use crate::release::labels::{RUN_LABEL, ReleaseKey};
 use crate::release::{self, Status};
 
 pub(crate) const KEY: &str = "record.json";

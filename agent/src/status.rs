@@ -7,17 +7,10 @@ use krypton_common::tenant::{Next, Step};
 use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
 
 use crate::drift;
+use crate::events::Told;
 
 /// Reason of the event for another phase.
 pub const PHASE_SET: &str = "PhaseSet";
-
-/// An event that is worth telling (reference 1.5, event reasons).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
-    pub warning: bool,
-    pub reason: &'static str,
-    pub message: String,
-}
 
 /// The status of a Tenant that only this member looks after.
 pub fn status(

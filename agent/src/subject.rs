@@ -15,8 +15,8 @@ use serde_json::{Map, Value};
 use tracing::Span;
 use tracing::field::{Empty, display};
 
-use crate::index::ReleaseKey;
 use crate::placement::placed_on;
+use crate::release::labels::ReleaseKey;
 use crate::status;
 
 /// A Tenant and a deployment may have the same namespace and name.

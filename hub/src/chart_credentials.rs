@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::chart::{ChartCache, Credentials, CredentialsError, CredentialsNow};
 use krypton_agent::newest::Newest as _;
-use krypton_agent::plan::backoff;
+use krypton_agent::patience::backoff;
 use krypton_common::error_chain::chain;
 use kube::Client;
 use kube::api::Api;

@@ -11,7 +11,7 @@ use krypton_agent::chart::{ChartCache, ChartError, ChartRef, exact_version, is_r
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
 use krypton_agent::newest::Newest as _;
-use krypton_agent::plan::backoff;
+use krypton_agent::patience::backoff;
 use krypton_common::error_chain::chain;
 use krypton_common::fingerprint::sha256_hex;
 use kube::api::{Api, PostParams};

@@ -9,7 +9,7 @@ use krypton_agent::admin::ReadinessGuard;
 use krypton_agent::chart::ChartCache;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::newest::NewestSeen as _;
-use krypton_agent::plan::backoff;
+use krypton_agent::patience::backoff;
 use krypton_common::error_chain::chain;
 use kube::{Api, Client};
 use thiserror::Error;

@@ -188,7 +188,7 @@ const WRITE_RETRY_MAX: Duration = Duration::from_secs(30);
 /// The pause after a write on home has failed so often in a row: up to 1 s at first, doubling up to 30 s.
 pub fn write_backoff(failures: u32, jitter: f64) -> Duration {
     // The reconciler's back-off starts at five times as much.
-    krypton_agent::plan::backoff(failures, 5 * WRITE_RETRY_MAX, jitter) / 5
+    krypton_agent::patience::backoff(failures, 5 * WRITE_RETRY_MAX, jitter) / 5
 }
 
 /// [`client_named`] under the hub's name.

@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::chart::{ChartCache, ChartRef};
-use krypton_agent::clock;
 use krypton_agent::drift::DriftMetrics;
 use krypton_agent::fence::Times;
 use krypton_agent::helm::{Helm, HelmConfig, Keyring};
@@ -19,7 +18,7 @@ use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::Tools;
 use krypton_agent::watchdog::Watchdog;
 use krypton_agent::work_metrics::WorkMetrics;
-use krypton_agent::{admin, scratch, signals};
+use krypton_agent::{admin, clock, scratch, signals};
 use krypton_common::desired::ChartState;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
@@ -168,12 +167,12 @@ async fn main_loop(
             max_per_member: settings.helm.max_per_member,
         })
         .await?
-        .with_metrics(&work),
+        .with_metrics(&work.helm),
     );
     let (credentials_tx, credentials) =
         watch::channel(chart_credentials::NOT_READ.map_err(Into::into));
     let mut charts = ChartCache::new(scratch.path().join("charts"))?
-        .with_metrics(&work)
+        .with_metrics(&work.charts)
         .with_plain_http(settings.chart.plain_http);
     if settings.chart.credentials_secret.is_some() {
         charts = charts.with_credentials(credentials.clone());
@@ -759,7 +758,8 @@ async fn prepare_home(
             },
         }
         attempts += 1;
-        let pause = krypton_agent::plan::backoff(attempts, Duration::from_secs(15), rand::random());
+        let pause =
+            krypton_agent::patience::backoff(attempts, Duration::from_secs(15), rand::random());
         tokio::select! {
             () = stop.cancelled() => return false,
             () = tokio::time::sleep(pause) => {}

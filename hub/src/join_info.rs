@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock::Boot;
 use krypton_agent::effect;
 use krypton_agent::newest::NewestSeen as _;
-use krypton_agent::plan::backoff;
+use krypton_agent::patience::backoff;
 use krypton_common::error_chain::chain;
 use kube::api::{Api, PostParams};
 use kube::{Client, Error as KubeError};

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_agent::access::ServiceAccount;
+use krypton_agent::agent_presence::{Presence, Role, role};
 use krypton_agent::clock::{self, Boot};
-use krypton_agent::fence::{LeaseWish, Presence, Role, role};
+use krypton_agent::fence::LeaseWish;
 use krypton_agent::newest::{Newest as _, NewestSeen as _};
 use krypton_agent::plan::Policy;
 use krypton_agent::reconciler::{self, Member, StatusMode, Tools};

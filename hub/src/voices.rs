@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub use krypton_agent::agent_presence::{Presence, SILENCE};
 use krypton_agent::clock::{self, Boot};
-pub use krypton_agent::fence::{Presence, SILENCE};
 use krypton_agent::newest::Newest as _;
 use krypton_agent::report::Changes;
 use krypton_common::account::together;

@@ -21,8 +21,8 @@ use super::object::{self, ObjectId};
 use super::{Difference, DriftMetrics, Finding, HELM, Outcome, Seen, Wanted, ignore, owner};
 use crate::clock::Boot;
 use crate::effect;
-use crate::index::ReleaseKey;
 use crate::release::ORIGINALS_NAMESPACE;
+use crate::release::labels::ReleaseKey;
 
 /// Between two requests: ten in a second, of what an apiserver serves by the hundred.
 const PACE: Duration = Duration::from_millis(100);

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Map, Value};
 
-use crate::index::ReleaseKey;
+use crate::release::labels::ReleaseKey;
 
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "Helm");
 const RELEASE_NAME: &str = "meta.helm.sh/release-name";

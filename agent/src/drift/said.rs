@@ -1,7 +1,7 @@
 //! The words for what a look has shown: a part of the message of `ClusterReady`, and events.
 
 use super::{Difference, Finding, Outcome, Seen};
-use crate::status::Told;
+use crate::events::Told;
 
 /// Between what else is said and this.
 const MARK: &str = "; drift: ";

@@ -3,9 +3,11 @@
 use serde_json::{Value, json};
 
 use super::*;
+use krypton_common::conditions::{State, Truth};
 use krypton_common::desired::Version;
 
 use crate::chart::ChartRef;
+use crate::reconciler::{LeaseNow, StateNow, SubjectNow};
 
 const HIDDEN: &str = "hidden";
 

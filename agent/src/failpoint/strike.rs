@@ -10,7 +10,6 @@ use kube::core::Status;
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::MOMENTS;
-use crate::helm::HelmError;
 
 /// The variable with the plan: `lease.renew:before=error,*:after=kill`. The first rule that fits a point counts;
 /// a point that none fits passes.
@@ -157,24 +156,6 @@ impl Injected for tonic::Status {
 
     fn lost(point: String) -> Self {
         Self::unavailable(format!("failpoint {point}"))
-    }
-}
-
-impl Injected for HelmError {
-    fn refused(point: String) -> Self {
-        Self::Start {
-            release: String::new(),
-            complaint: format!("failpoint {point}"),
-        }
-    }
-
-    fn lost(point: String) -> Self {
-        Self::Killed {
-            verb: "run",
-            release: String::new(),
-            signal: Signal::KILL.as_raw(),
-            complaint: format!("failpoint {point}"),
-        }
     }
 }
 

@@ -18,7 +18,7 @@ const LONGEST: Duration = Duration::from_secs(120);
 
 /// What is asked of the apiserver.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Call {
+pub(crate) enum Call {
     Read,
     Create(LeaseSpec),
     /// On top of the version that it carries only.
@@ -27,7 +27,7 @@ pub(super) enum Call {
 
 /// What the apiserver says.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     Found(Option<Box<Lease>>),
     Written(Box<Lease>),
     /// What the write rested on is no more: 409, or 404.
@@ -129,7 +129,7 @@ fn dead_after(seen: &Sighting, times: &Times) -> Duration {
 
 /// One actor at one Lease.
 #[derive(Debug)]
-pub(super) struct Actor {
+pub(crate) struct Actor {
     me: String,
     times: Times,
     /// What a write rests on; none while one is under way.
@@ -144,7 +144,7 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) fn new(me: String, times: Times) -> Self {
+    pub(crate) fn new(me: String, times: Times) -> Self {
         Self {
             me,
             times,
@@ -157,12 +157,12 @@ impl Actor {
         }
     }
 
-    pub(super) fn hold(&self) -> &Hold {
+    pub(crate) fn hold(&self) -> &Hold {
         &self.hold
     }
 
     /// The first call of a round.
-    pub(super) fn begin(&mut self, wish: LeaseWish, now: Boot, wall: Timestamp) -> Call {
+    pub(crate) fn begin(&mut self, wish: LeaseWish, now: Boot, wall: Timestamp) -> Call {
         (self.overtaken, self.failed) = (false, false);
         // Holding it, the version we wrote last is the precondition, and no read is needed.
         let held = self
@@ -177,7 +177,7 @@ impl Actor {
 
     /// What an answer leads to: another call, or the end of the round. The call was made at `asked`, and
     /// answered by `now`.
-    pub(super) fn answered(
+    pub(crate) fn answered(
         &mut self,
         wish: LeaseWish,
         answer: Answer,
@@ -246,7 +246,7 @@ impl Actor {
     }
 
     /// The round has failed. That takes nothing away by itself: time does.
-    pub(super) fn failed(&mut self, problem: String, now: Boot) {
+    pub(crate) fn failed(&mut self, problem: String, now: Boot) {
         self.failed = true;
         self.hold.problem = Some(problem);
         let late = |renewed| now.since(renewed) >= self.times.keep;
@@ -256,7 +256,7 @@ impl Actor {
     }
 
     /// Until the next round.
-    pub(super) fn pause(&self, wish: LeaseWish, now: Boot) -> Duration {
+    pub(crate) fn pause(&self, wish: LeaseWish, now: Boot) -> Duration {
         let times = &self.times;
         if self.failed {
             return times.retry;
@@ -273,7 +273,7 @@ impl Actor {
     }
 
     /// What gives the Lease up, when it is ours.
-    pub(super) fn release(mut self, wall: Timestamp) -> Option<Lease> {
+    pub(crate) fn release(mut self, wall: Timestamp) -> Option<Lease> {
         self.hold.renewed?;
         let lease = self.current.take()?;
         let spec = self.spec_of(&lease, "", wall);

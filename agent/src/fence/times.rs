@@ -44,7 +44,7 @@ impl Times {
             retry: tenths(duration, 1),
             call: tenths(duration, 2),
             fresh: tenths(duration, 7),
-            keep: super::SILENCE,
+            keep: Duration::from_secs(30),
             gap: Some(tenths(duration, 4)),
         }
     }

@@ -1,7 +1,8 @@
 //! The table of repair: what a release is found as, and what is then done. `docs/repair.md` shows it.
 
-use crate::index::{INSTALL_RUN, Revision};
+use crate::index::Revision;
 use crate::release::Status;
+use crate::release::labels::INSTALL_RUN;
 
 /// What a release is found as: by its newest revision, as helm itself sees it. A revision that is missing
 /// further down changes nothing.

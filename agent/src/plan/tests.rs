@@ -1310,15 +1310,6 @@ fn a_deletion_without_a_permit_waits_and_says_so() {
     assert!(plan.state.ready.message.contains("Lease"));
 }
 
-#[test]
-fn back_off_doubles_and_stays_between_half_the_cap_and_the_cap() {
-    let cap = Duration::from_secs(900);
-    assert_eq!(backoff(1, cap, 1.0), Duration::from_secs(5));
-    assert_eq!(backoff(2, cap, 1.0), Duration::from_secs(10));
-    assert_eq!(backoff(60, cap, 1.0), cap);
-    assert_eq!(backoff(60, cap, 0.0), cap / 2);
-}
-
 fn statuses() -> impl Strategy<Value = Status> {
     prop::sample::select(vec![
         Status::Deployed,

@@ -17,7 +17,7 @@ use crate::fence::NO_NEW_RUNS_AFTER;
 use crate::index::CrdState;
 use crate::ledger::{self, Advance, Recording};
 use crate::newest::{Newest as _, NewestSeen as _};
-use crate::plan;
+use crate::patience::backoff;
 use crate::release_record;
 use crate::rescue::Deletions;
 use crate::subject::Subject;
@@ -301,7 +301,7 @@ fn is_same(recorded: &mut Arc<DesiredState>, wanted: &Arc<DesiredState>) -> bool
 fn retry_pause(failures: u32, longest: Duration) -> Duration {
     match failures {
         0 => Duration::ZERO,
-        _ => plan::backoff(failures, longest, rand::random()),
+        _ => backoff(failures, longest, rand::random()),
     }
 }
 

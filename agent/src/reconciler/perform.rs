@@ -27,9 +27,8 @@ use krypton_common::names;
 use krypton_common::tenant::Next;
 use krypton_crds::tenant::Tenant;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::ObjectList;
-use kube::core::PartialObjectMeta;
-use kube::{Client, CustomResourceExt, ResourceExt};
+use kube::core::{ObjectList, PartialObjectMeta};
+use kube::{Client, CustomResourceExt, Resource, ResourceExt};
 use serde_json::json;
 use tempfile::TempPath;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -43,18 +42,18 @@ use crate::access::{client_as, kubeconfig_as};
 use crate::chart_crds::{self, ChartCrdError};
 use crate::clock::{self, Boot};
 use crate::effect;
-use crate::events::Events;
+use crate::events::{Events, Told};
 use crate::fence::Hold;
 use crate::helm::{HelmError, StopSignal, Uninstall, Upgrade, is_suspended};
-use crate::index::{
-    CREATOR_LABEL, CrdState, FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL,
-    OWNER_UID_LABEL, RUN_LABEL, ReleaseKey, Revision, UPGRADE_RUN, number,
-};
+use crate::index::{CREATOR_LABEL, CrdState, Revision, number};
 use crate::newest::Newest as _;
 use crate::plan::{self, Action, Attempt, Plan, Run, repair};
+use crate::release::labels::{
+    FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, ReleaseKey,
+    UPGRADE_RUN,
+};
 use crate::release::{self, Release, Status};
 use crate::report::ReportBoard;
-use crate::status::Told;
 use crate::subject::{Subject, SubjectKey};
 use crate::workspace_words::Words;
 
@@ -300,7 +299,7 @@ impl Performer {
     /// An event on the Tenant. Of a deployment home tells, out of the reports.
     pub(super) fn tell(&self, subject: &Subject, told: Told) {
         match subject {
-            Subject::Tenant(tenant) => self.events.tell(tenant, told),
+            Subject::Tenant(tenant) => self.events.tell(tenant.object_ref(&()), told),
             Subject::Deployment(order) => {
                 let deed = Deed {
                     at: u64::try_from(clock::wall().as_nanosecond()).unwrap_or_default(),

@@ -26,8 +26,8 @@ use crate::effect;
 use crate::helm::is_suspended;
 use crate::index::CrdState;
 use crate::newest::Newest as _;
+use crate::patience::backoff;
 use crate::placement::{self, Placing, View};
-use crate::plan;
 use crate::subject::SubjectKey;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -311,7 +311,7 @@ impl Reconciler {
             }
             Err(Fault::Shown(state)) => {
                 slot.failures += 1;
-                let pause = plan::backoff(slot.failures, retry_max, rand::random());
+                let pause = backoff(slot.failures, retry_max, rand::random());
                 slot.not_before = Some(Boot(now.0 + pause));
                 tracing::warn!(member = %self.member.name, tenant = %done.key,
                     generation = done.order.generation, reason = state.reason,

@@ -8,14 +8,14 @@ use krypton_common::error_chain::chain;
 use krypton_common::tenant::TenantKey;
 use krypton_crds::tenant::Tenant;
 use kube::api::Api;
-use kube::{Client, CustomResourceExt};
+use kube::{Client, CustomResourceExt, Resource};
 
 use super::perform::Performer;
 use crate::clock::Boot;
-use crate::events::Events;
+use crate::events::{Events, Told};
+use crate::patience::backoff;
+use crate::rescue;
 use crate::rescue::{Deleted, Deletions, Record, Restored};
-use crate::status::Told;
-use crate::{plan, rescue};
 
 /// The longest pause between two attempts to restore a Tenant.
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -137,7 +137,7 @@ async fn put_back(
         tracing::warn!(tenant = %key, %problem, "Tenant not restored; retrying");
     }
     kept.failures += 1;
-    let pause = plan::backoff(kept.failures, RETRY_MAX, rand::random());
+    let pause = backoff(kept.failures, RETRY_MAX, rand::random());
     kept.not_before = Boot(Boot::now().0 + pause);
     Some(Waiting { problem, ..kept })
 }
@@ -168,7 +168,7 @@ fn tell(events: &Events, restored: &Restored) {
         reason,
         message,
     };
-    events.tell(tenant, told);
+    events.tell(tenant.object_ref(&()), told);
 }
 
 #[cfg(test)]

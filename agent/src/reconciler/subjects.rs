@@ -23,6 +23,7 @@ use crate::clock::{self, Boot};
 use crate::fence::Hold;
 use crate::index::{CrdState, Revision};
 use crate::newest::Newest as _;
+use crate::patience::backoff;
 use crate::plan::{self, Action, Applied, Attempt, Failure, Permit, Refusal, Remediation, View};
 use crate::precedence::Urgency;
 use crate::subject::{Subject, SubjectKey};
@@ -557,7 +558,7 @@ impl Reconciler {
                 let before = slot.memory.refusal.take();
                 let same = before.is_some_and(|before| before.attempt == attempt);
                 slot.stumbles = if same { slot.stumbles + 1 } else { 1 };
-                let pause = plan::backoff(slot.stumbles, self.member.retry_max, rand::random());
+                let pause = backoff(slot.stumbles, self.member.retry_max, rand::random());
                 let retry_at = Boot(now.0 + pause);
                 let shown = refused || slot.stumbles >= SHOWN_AFTER;
                 // The condition is written now, unless the API server refuses the status itself.
@@ -604,7 +605,7 @@ impl Reconciler {
                 let pause = if permanent {
                     cap
                 } else {
-                    plan::backoff(attempts, cap, rand::random())
+                    backoff(attempts, cap, rand::random())
                 };
                 tracing::warn!(member = %self.member.name, reason, problem = %message,
                     attempts, retry_in_seconds = pause.as_secs(), "failed");

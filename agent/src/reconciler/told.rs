@@ -1,11 +1,11 @@
 //! What the reconciler tells of itself to who asks how it stands. Nothing is kept for it.
 
-use krypton_common::conditions::{ClusterState, State};
+use krypton_common::conditions::{ClusterState, State, Truth};
+use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::{Reconciler, Slot};
 use crate::clock::Boot;
-use crate::dump::{LeaseNow, ReconcilerNow, StateNow, SubjectNow};
 use crate::index::CrdState;
 use crate::newest::Newest as _;
 use crate::subject::{Subject, SubjectKey};
@@ -15,6 +15,74 @@ pub type Question = oneshot::Sender<ReconcilerNow>;
 
 /// More are counted only: enough to see what is the matter.
 const SUBJECTS_MOST: usize = 2_000;
+
+/// The state of one reconciler.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReconcilerNow {
+    pub lease: LeaseNow,
+    pub apiserver_heard_before_seconds: u64,
+    /// missing, terminating or present; `None` before it was looked at.
+    pub tenant_crd: Option<&'static str>,
+    pub lists_complete: bool,
+    /// The version that is on record on the cluster, and so acted on.
+    pub on_record: Option<String>,
+    /// A later one that is there, because of which ours is not acted on.
+    pub later_on_record: Option<String>,
+    /// Actions that are under way.
+    pub running: usize,
+    pub subjects_in_all: usize,
+    /// What fails goes first; of very many, some.
+    pub subjects: Vec<SubjectNow>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaseNow {
+    pub writes: bool,
+    pub held_for_seconds: Option<u64>,
+    pub renewed_before_seconds: Option<u64>,
+    pub other_holder: Option<String>,
+}
+
+/// A Tenant or deployment.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SubjectNow {
+    pub kind: &'static str,
+    pub key: String,
+    pub generation: i64,
+    pub being_removed: bool,
+    pub release: String,
+    pub revision: Option<u32>,
+    pub locked: bool,
+    pub ready: Option<StateNow>,
+    pub progress: Option<StateNow>,
+    pub error: Option<StateNow>,
+    /// Something is done for it just now.
+    pub at_work: bool,
+    pub failed_with: Option<&'static str>,
+    pub attempts: u32,
+    pub retry_in_seconds: Option<u64>,
+    /// What comes next, as `status.next` has it.
+    pub next: Option<&'static str>,
+    pub next_look_in_seconds: Option<u64>,
+}
+
+impl SubjectNow {
+    pub fn is_in_error(&self) -> bool {
+        self.error
+            .as_ref()
+            .is_some_and(|error| error.status == "True")
+    }
+}
+
+/// A condition, without its message.
+#[derive(Debug, Serialize)]
+pub struct StateNow {
+    status: &'static str,
+    reason: String,
+}
 
 impl Reconciler {
     pub(super) fn told(&self, now: Boot) -> ReconcilerNow {
@@ -77,6 +145,19 @@ impl Reconciler {
             retry_in_seconds: failure.map(|failure| until(failure.retry_at)),
             next: slot.memory.said_next.map(|next| next.step.as_str()),
             next_look_in_seconds: next_look.map(until),
+        }
+    }
+}
+
+impl StateNow {
+    pub fn of(state: State) -> Self {
+        Self {
+            status: match state.truth {
+                Truth::True => "True",
+                Truth::False => "False",
+                Truth::Unknown => "Unknown",
+            },
+            reason: state.reason,
         }
     }
 }

@@ -20,7 +20,7 @@ use super::{AFTER_CONFLICT, Reconciler};
 use crate::clock::Boot;
 use crate::effect;
 use crate::index::Index;
-use crate::plan;
+use crate::patience::backoff;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Namespaces that are written at once.
@@ -190,7 +190,7 @@ impl Reconciler {
             Err(Fault::Failed(why)) => {
                 slot.failures += 1;
                 said = Some(why);
-                plan::backoff(slot.failures, retry_max, rand::random())
+                backoff(slot.failures, retry_max, rand::random())
             }
         };
         slot.not_before = Some(Boot(now.0 + pause));

@@ -7,10 +7,10 @@ use std::time::Duration;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
-use krypton_agent::events::Events;
+use krypton_agent::events::{Events, Told};
 use krypton_agent::index::tenant_key;
 use krypton_agent::placement::{is_held, place};
-use krypton_agent::status::{PHASE_SET, Told};
+use krypton_agent::status::PHASE_SET;
 use krypton_agent::watch_backoff::listed_anew;
 use krypton_common::conditions::Phase;
 use krypton_common::error_chain::chain;
@@ -20,7 +20,7 @@ use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{Config, Event, watcher};
-use kube::{Client, CustomResourceExt, ResourceExt};
+use kube::{Client, CustomResourceExt, Resource, ResourceExt};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -264,7 +264,7 @@ pub async fn run(
                         let orphaned = written.orphaned.as_deref().map(orphaned);
                         let phase = written.phase.as_deref().map(phase_set);
                         for news in orphaned.into_iter().chain(phase) {
-                            told.tell(tenant, news);
+                            told.tell(tenant.object_ref(&()), news);
                         }
                     }
                     desk.take_written(written, &reports, Boot::now());

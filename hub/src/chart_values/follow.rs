@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
 use krypton_agent::newest::NewestSeen as _;
-use krypton_agent::plan::backoff;
+use krypton_agent::patience::backoff;
 use krypton_agent::watch_backoff::WatchBackoff;
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::ValuesKind;

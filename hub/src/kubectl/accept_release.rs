@@ -2,7 +2,8 @@
 
 use clap::Args;
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::index::{ReleaseKey, Revision};
+use krypton_agent::index::Revision;
+use krypton_agent::release::labels::ReleaseKey;
 use krypton_agent::release::{self, Status};
 use krypton_agent::release_record::ReleaseRecord;
 use krypton_common::error_chain::chain;

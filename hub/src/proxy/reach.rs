@@ -239,7 +239,7 @@ pub(super) async fn identify(
             Err(problem) => failed(problem),
         }
         attempts += 1;
-        let pause = krypton_agent::plan::backoff(attempts, RETRY_MAX, rand::random());
+        let pause = krypton_agent::patience::backoff(attempts, RETRY_MAX, rand::random());
         tokio::time::sleep(pause).await;
     }
 }

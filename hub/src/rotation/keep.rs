@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::clock::{self, Boot};
 use krypton_agent::effect;
-use krypton_agent::plan::backoff;
+use krypton_agent::patience::backoff;
 use krypton_common::error_chain::chain;
 use krypton_crds::edge_cluster::EdgeCluster;
 use kube::api::{Api, ListParams, PostParams};

@@ -5,7 +5,8 @@ mod rim;
 
 use anyhow::bail;
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::index::{CREATOR_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
+use krypton_agent::index::CREATOR_LABEL;
+use krypton_agent::release::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_common::{
     conditions::reason,
     deployment::DesiredDeployment,

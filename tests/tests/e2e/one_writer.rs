@@ -11,7 +11,7 @@ use std::{
 use anyhow::bail;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_agent::{fence, index::RUN_LABEL};
+use krypton_agent::{fence, release::labels::RUN_LABEL};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, FaultProxy, Gate, HelmWatch, Hub, HubOptions,
     Mode, Parts, Traffic, bundle, eventually,

@@ -12,9 +12,9 @@ use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 use super::leftovers::bears_marks;
 use super::{DEADLINE, Fault, Job, Performer};
 use crate::effect;
-use crate::index::OWNER_UID_LABEL;
+use crate::events::Told;
 use crate::release;
-use crate::status::Told;
+use crate::release::labels::OWNER_UID_LABEL;
 
 const NAMES: [&str; 6] = [
     "certificaterequests.cert-manager.io",

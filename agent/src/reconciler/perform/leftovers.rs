@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 
 use super::{Done, Fault, Job, Performer, in_time};
 use crate::effect;
-use crate::index::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, ReleaseKey, Revision};
+use crate::events::Told;
+use crate::index::Revision;
 use crate::plan::repair;
+use crate::release::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, ReleaseKey};
 use crate::release::{self, Declared, Status};
-use crate::status::Told;
 
 /// Kinds with which goes what no chart can make again: that is for a person to decide.
 const HOLDS_DATA: [&str; 4] = [

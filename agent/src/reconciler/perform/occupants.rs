@@ -13,8 +13,9 @@ use kube::{Client, Resource as _, ResourceExt as _};
 
 use super::leftovers::bears_marks;
 use super::{Fault, Job, Performer, in_time};
-use crate::index::{CrdState, ReleaseKey};
-use crate::status::Told;
+use crate::events::Told;
+use crate::index::CrdState;
+use crate::release::labels::ReleaseKey;
 
 /// Objects in an answer.
 const PAGE: u32 = 50;

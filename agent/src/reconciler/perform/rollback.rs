@@ -11,12 +11,13 @@ use super::stored::Foreign;
 use super::trust::check_rollback;
 use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, suspended, unavailable};
 use crate::effect;
+use crate::events::Told;
 use crate::helm::{HelmError, Rollback};
-use crate::index::{ROLLBACK_LABEL, Revision};
+use crate::index::Revision;
 use crate::plan::repair;
 use crate::reconciler::helm_queue::Ready;
+use crate::release::labels::ROLLBACK_LABEL;
 use crate::release::{self, Status};
-use crate::status::Told;
 
 impl Performer {
     /// Puts on record that it is we who roll back, before it is done: what dies in it is then ours.

@@ -15,7 +15,8 @@ use kube::api::{ListParams, ObjectList};
 use super::trust::{Owned, tampered, verdict};
 use super::{Done, Fault, Job, Performer, in_time};
 use crate::bound::{self, Pages};
-use crate::index::{ReleaseKey, Revision};
+use crate::index::Revision;
+use crate::release::labels::ReleaseKey;
 use crate::release::{self, DATA_KEY, ReleaseError, SECRET_TYPE, Status};
 use crate::release_record::{ReleaseRecord, Verdict};
 

@@ -11,11 +11,12 @@ use serde_json::{Value, json};
 use super::{Done, Fault, Job, Performer, in_time};
 use crate::clock::{self, Boot};
 use crate::effect;
+use crate::events::Told;
 use crate::newest::Newest as _;
 use crate::progress::{PAUSE, QUIET, with_detail};
 use crate::reconciler::StatusMode;
 use crate::release;
-use crate::status::{self, Told};
+use crate::status;
 use crate::subject::Subject;
 
 impl Performer {

@@ -17,10 +17,11 @@ use kube::discovery::{Scope, pinned_kind};
 use super::leftovers::bears_marks;
 use super::stored::Stored;
 use super::{DEADLINE, Done, Fault, Job, Performer, in_time};
-use crate::index::{ReleaseKey, Revision};
+use crate::events::Told;
+use crate::index::Revision;
+use crate::release::labels::ReleaseKey;
 use crate::release::{self, Declared, Status, UNCLEAR};
 use crate::release_record::{ReleaseRecord, Verdict};
-use crate::status::Told;
 
 const RECORD_TRIES: u32 = 3;
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);

@@ -10,12 +10,13 @@ use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 
 use super::{Done, Fault, Job, Performer, ReleaseNews, in_time, unavailable};
 use crate::effect;
+use crate::events::Told;
 use crate::helm::{HelmError, Look};
-use crate::index::{ReleaseKey, Revision};
+use crate::index::Revision;
 use crate::plan::repair;
 use crate::reconciler::helm_queue::Ready;
+use crate::release::labels::ReleaseKey;
 use crate::release::{self, ReleaseError, Status};
-use crate::status::Told;
 
 /// The type of a Secret that has been set aside; helm looks for its own only.
 const SET_ASIDE_TYPE: &str = "mesh.openkcm.io/unreadable-release";

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_agent::clock::Boot;
-use krypton_agent::plan::backoff;
+use krypton_agent::patience::backoff;
 use krypton_common::kubeconfig::Sanitized;
 
 use super::super::Unresolved;

@@ -1,11 +1,11 @@
-//! What a hub's proxy does beside the member's agent (design §3, rule 4).
+//! Whether a member has an agent, and what the hub's proxy does then.
 
 use std::time::Duration;
 
-use super::NO_NEW_RUNS_AFTER;
 use crate::clock::Boot;
+use crate::fence::NO_NEW_RUNS_AFTER;
 
-/// A member whose agent has not been heard for this long is Unknown (design §4).
+/// A member whose agent has not been heard for this long is Unknown.
 pub const SILENCE: Duration = Duration::from_secs(30);
 
 /// Whether a member has an agent.

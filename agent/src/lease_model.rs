@@ -11,10 +11,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use proptest::prelude::*;
 
-use super::actor::{Actor, Answer, Call};
-use super::{Hold, LeaseWish, NO_NEW_RUNS_AFTER, Presence, Role, SILENCE, Times, enforce, role};
+use crate::agent_presence::{Presence, Role, SILENCE, role};
 use crate::clock::Boot;
+use crate::fence::actor::{Actor, Answer, Call};
+use crate::fence::{Hold, LeaseWish, NO_NEW_RUNS_AFTER, Times};
 use crate::helm::{Order, Orders, StopHandle, StopSignal};
+use crate::lease_guard::enforce;
 
 /// True time, in milliseconds.
 type Time = u64;

@@ -1,0 +1,33 @@
+//! Kills what runs under a Lease that is not renewed.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::clock::{self, Boot};
+use crate::fence::Hold;
+use crate::helm::StopHandle;
+use crate::newest::NewestSeen as _;
+
+/// Kills what runs when the Lease has not been renewed for `KILL_AFTER`.
+pub(crate) async fn end_runs(mut hold: watch::Receiver<Hold>, handle: Arc<StopHandle>) {
+    loop {
+        let now = Boot::now();
+        let until = enforce(&hold.see(), &handle, now);
+        tokio::select! {
+            changed = hold.changed() => if changed.is_err() { return },
+            () = clock::sleep_until(until, now) => {}
+        }
+    }
+}
+
+/// Lets what runs live for as long as the Lease allows, else kills it. Says when to look again though
+/// nothing has happened.
+pub(crate) fn enforce(hold: &Hold, runs: &StopHandle, now: Boot) -> Option<Boot> {
+    let until = hold.runs_until(now);
+    match until {
+        Some(until) => runs.permit(until),
+        None => runs.kill(),
+    }
+    until
+}
