@@ -301,16 +301,18 @@ impl Enrolment {
         let gone = || Refusal::Gone {
             cluster: cluster.clone(),
         };
+        if used || token.edge_cluster.is_some() {
+            let present = get(client(), cluster).await?;
+            let bound = |object: &EdgeCluster| object.metadata.uid == token.edge_cluster;
+            return Ok(present.filter(bound).ok_or_else(gone)?);
+        }
+        let tokens = join_token::of_member(client(), &self.namespace, cluster).await;
+        let tokens = tokens.map_err(EnrolmentError::Token)?;
         let present = get(client(), cluster).await?;
         let uid = present
             .as_ref()
             .and_then(|object| object.metadata.uid.as_deref());
-        if used || token.edge_cluster.is_some() {
-            let bound = uid.is_some() && uid == token.edge_cluster.as_deref();
-            return Ok(present.filter(|_| bound).ok_or_else(gone)?);
-        }
-        let revoked = join_token::is_revoked(client(), &self.namespace, token, uid).await;
-        if revoked.map_err(EnrolmentError::Token)? {
+        if join_token::is_revoked(token, &tokens, uid) {
             return Err(gone().into());
         }
         match present {

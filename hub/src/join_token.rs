@@ -385,26 +385,29 @@ pub async fn redeem(
     })
 }
 
-/// Whether a later deletion of the EdgeCluster voids this unused token. Another token shows that: it was used after
-/// this one was created, for an EdgeCluster that is gone.
+/// All tokens of a member.
 ///
 /// # Errors
 /// When the tokens cannot be listed.
-pub async fn is_revoked(
+pub async fn of_member(
     client: Client,
     namespace: &str,
-    token: &Record,
-    present_uid: Option<&str>,
-) -> Result<bool, TokenError> {
-    let labels = format!("{LABEL}=true,{MEMBER_LABEL}={}", token.cluster);
-    let others = list(client, namespace, &labels).await?;
-    let mut others = others.iter().filter_map(read);
-    Ok(others.any(|other| revokes(&other, token, present_uid)))
+    cluster: &str,
+) -> Result<Vec<Record>, TokenError> {
+    let labels = format!("{LABEL}=true,{MEMBER_LABEL}={cluster}");
+    let tokens = list(client, namespace, &labels).await?;
+    Ok(tokens.iter().filter_map(read).collect())
 }
 
-fn revokes(other: &Record, token: &Record, present_uid: Option<&str>) -> bool {
-    let used_since = other.used_at.is_some_and(|at| at >= token.created);
-    used_since && other.cluster == token.cluster && other.edge_cluster.as_deref() != present_uid
+/// Whether a later deletion of the EdgeCluster voids this unused token. Another token shows that: it was used after
+/// this one was created, for an EdgeCluster that is gone.
+///
+/// `others` must be older than `present_uid`. The EdgeCluster of a use in between would seem to be gone.
+pub fn is_revoked(token: &Record, others: &[Record], present_uid: Option<&str>) -> bool {
+    others.iter().any(|other| {
+        let used_since = other.used_at.is_some_and(|at| at >= token.created);
+        used_since && other.cluster == token.cluster && other.edge_cluster.as_deref() != present_uid
+    })
 }
 
 /// Deletes the tokens that expired more than a day ago, and says how many those were.
@@ -652,12 +655,13 @@ mod tests {
             (used_for("1"), made_at(501), None, false),
             (made_at(0), made_at(0), None, false),
         ] {
-            assert_eq!(revokes(&other, &token, present), revoked, "{other:?}");
+            let others = [other.clone()];
+            assert_eq!(is_revoked(&token, &others, present), revoked, "{other:?}");
             let of_another = Record {
                 cluster: "edge-2".to_owned(),
                 ..other
             };
-            assert!(!revokes(&of_another, &token, present));
+            assert!(!is_revoked(&token, &[of_another], present));
         }
     }
 
