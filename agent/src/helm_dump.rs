@@ -8,7 +8,6 @@ use serde::Serialize;
 use crate::chart::{ChartFault, ChartRef, Standing};
 use crate::clock::Boot;
 use crate::helm::Load;
-use crate::precedence::Urgency;
 
 /// Which chart, without the user, password and query of its repository's URL.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -78,10 +77,7 @@ impl HelmNow {
             waiting: waiting
                 .map(|(member, urgency, since)| WaitingNow {
                     member,
-                    urgency: match urgency {
-                        Urgency::High => "high",
-                        Urgency::Low => "low",
-                    },
+                    urgency: urgency.name(),
                     for_seconds: now.since(since).as_secs(),
                 })
                 .collect(),

@@ -14,10 +14,10 @@ use crate::helm::HelmError;
 use crate::precedence::Urgency;
 
 /// Labels with their values, of which there are few.
-type Labels<const N: usize> = [(&'static str, &'static str); N];
-type Counters<const N: usize> = Family<Labels<N>, Counter>;
-type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
-type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
+pub(crate) type Labels<const N: usize> = [(&'static str, &'static str); N];
+pub(crate) type Counters<const N: usize> = Family<Labels<N>, Counter>;
+pub(crate) type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
+pub(crate) type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
 /// What helm is run for.
 pub const HELM_VERBS: [&str; 6] = [
@@ -39,7 +39,6 @@ pub const HELM_OUTCOMES: [&str; 8] = [
     "suspended",
     "not_found",
 ];
-const URGENCIES: [&str; 2] = ["high", "low"];
 const CHART_SOURCES: [&str; 2] = ["repository", "hub"];
 const CHART_OUTCOMES: [&str; 4] = ["ok", "not_loaded", "version_not_found", "version_invalid"];
 
@@ -88,7 +87,7 @@ impl Default for HelmMetrics {
                 drop(this.runs.get_or_create(&labels));
             }
         }
-        for urgency in URGENCIES {
+        for urgency in [Urgency::High, Urgency::Low].map(Urgency::name) {
             drop(this.wait_duration.get_or_create(&[("urgency", urgency)]));
             drop(this.waiting.get_or_create(&[("urgency", urgency)]));
         }
@@ -152,8 +151,15 @@ impl HelmMetrics {
 
     /// Somebody waits for a slot for as long as what is returned lives.
     pub(crate) fn waits(&self, urgency: Urgency) -> Counted {
-        let waiting = self.waiting.get_or_create(&[("urgency", name(urgency))]);
+        let waiting = self.waiting.get_or_create(&[("urgency", urgency.name())]);
         Counted::by(&waiting)
+    }
+
+    pub(crate) fn waited(&self, urgency: Urgency, for_: Duration) {
+        let wait = self
+            .wait_duration
+            .get_or_create(&[("urgency", urgency.name())]);
+        wait.observe(for_.as_secs_f64());
     }
 
     /// Puts all of it into `registry`.
@@ -190,20 +196,6 @@ impl HelmMetrics {
             "Tenants and deployments that wait for the right to run helm",
             self.waiting.clone(),
         );
-    }
-
-    pub(crate) fn waited(&self, urgency: Urgency, for_: Duration) {
-        let wait = self
-            .wait_duration
-            .get_or_create(&[("urgency", name(urgency))]);
-        wait.observe(for_.as_secs_f64());
-    }
-}
-
-fn name(urgency: Urgency) -> &'static str {
-    match urgency {
-        Urgency::High => "high",
-        Urgency::Low => "low",
     }
 }
 

@@ -18,6 +18,16 @@ pub enum Urgency {
     Low,
 }
 
+impl Urgency {
+    /// The name in metrics and dumps.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Low => "low",
+        }
+    }
+}
+
 /// One of those who wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiter {

@@ -13,14 +13,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::helm_metrics::{ChartMetrics, HelmMetrics};
+use crate::helm_metrics::{ChartMetrics, Counters, Gauges, HelmMetrics, Histograms};
 use crate::plan::Action;
-
-/// Labels with their values, of which there are few.
-type Labels<const N: usize> = [(&'static str, &'static str); N];
-type Counters<const N: usize> = Family<Labels<N>, Counter>;
-type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
-type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
 const RECONCILE_OUTCOMES: [&str; 4] = ["ok", "stale", "passing", "failed"];
 /// What Tenants and deployments that are to be looked at wait for.
@@ -37,6 +31,7 @@ const WATCHES: [(&str, &str); 7] = [
 ];
 /// Of actions, in seconds: most are one call, some a run of helm.
 const ACTION_BUCKETS: [f64; 9] = [0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 300.0, 900.0];
+
 /// Clones count together.
 #[derive(Clone, Debug)]
 pub struct WorkMetrics {

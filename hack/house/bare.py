@@ -1,4 +1,4 @@
-"""After a move: paths that begin with a child module's bare name (`use child::Item`). bare.py MAP [--old-parents]"""
+"""After a move: paths that begin with a child module's bare name (`use child::Item`). bare.py MAP"""
 import re,sys,os
 table={}
 for l in open(sys.argv[1]):

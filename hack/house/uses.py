@@ -77,20 +77,14 @@ def tree(root, rests):
 
 def rewrite(text, change, roots):
     """change(path) -> new path or None when it stays. roots: regex of first segments of inline paths."""
-    spans = []
     def one(m):
         indent, vis, body = m.groups()
         items = list(flatten(body))
         new = [(change(p) or p, a) for p, a in items]
-        # An alias keeps the name that the file uses.
         if all(p == q for (p, _), (q, _) in zip(items, new)): return m.group(0)
-        fixed = []
-        for (p, a), (q, b) in zip(items, new):
-            old_leaf, new_leaf = p.rpartition('::')[2], q.rpartition('::')[2]
-            fixed.append((q, b))
         inner = re.search(r'\{(.*)\}', body, re.S)
         nested = bool(inner and '::' in inner.group(1)) and ('{' in body)
-        return emit(indent, vis, fixed, nested)
+        return emit(indent, vis, new, nested)
     text = USE.sub(one, text)
     # Inline paths, outside of use statements and of comments' code alike.
     pieces, last = [], 0
