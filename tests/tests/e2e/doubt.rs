@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fs};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use futures::future::try_join_all;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
 use krypton_common::names;
@@ -396,10 +396,15 @@ async fn an_etcd_is_restored(scene: &mut Scene) {
     desk.delete("default", "before").await.unwrap();
     desk.gone("default", "before").await.unwrap();
     scene.stands(&before, &["before"]).await.unwrap();
+    // A restored API server answers 429 until the storage of the CRD is ready again.
     let version = async || {
-        let one = desk.tenants("default").list(&ListParams::default()).await;
-        let version = one.unwrap().metadata.resource_version.unwrap();
-        version.parse::<u64>().unwrap()
+        eventually("no list of Tenants", PATIENCE, async || {
+            let listed = desk.tenants("default").list(&ListParams::default()).await?;
+            let version = listed.metadata.resource_version.context("no version")?;
+            Ok(Some(version.parse::<u64>()?))
+        })
+        .await
+        .unwrap()
     };
     let latest = version().await;
 
